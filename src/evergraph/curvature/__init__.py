@@ -1,0 +1,45 @@
+"""Fisher information as pure functions: products, diagonals, Kronecker factors, and the full matrix."""
+
+from evergraph.curvature.guard import require_deterministic
+from evergraph.curvature.kronecker import KroneckerFactor, kronecker_factors
+from evergraph.curvature.labels import LABELS, Labels, apply_output_fisher, label_factors, pick_labels, score
+from evergraph.curvature.nodes import (
+    fisher_diagonal,
+    nodes_at_once,
+    random_sign_diagonal,
+    squared_batch_gradients,
+    sum_of_powers,
+)
+from evergraph.curvature.products import (
+    dense_fisher,
+    double_reverse_product,
+    fisher_product,
+    forward_product,
+    jacobian,
+    pull_back,
+    quadratic_form,
+)
+
+__all__ = [
+    "LABELS",
+    "KroneckerFactor",
+    "Labels",
+    "apply_output_fisher",
+    "dense_fisher",
+    "double_reverse_product",
+    "fisher_diagonal",
+    "fisher_product",
+    "forward_product",
+    "jacobian",
+    "kronecker_factors",
+    "label_factors",
+    "nodes_at_once",
+    "pick_labels",
+    "pull_back",
+    "quadratic_form",
+    "random_sign_diagonal",
+    "require_deterministic",
+    "score",
+    "squared_batch_gradients",
+    "sum_of_powers",
+]

@@ -1,0 +1,112 @@
+"""Products with the full Fisher matrix, never written out, for any function from parameters to logits.
+
+`function(params)` returns logits `(num_nodes, num_classes)`; `params` and directions are dictionaries
+of tensors with the same names. All results are sums over nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from evergraph.curvature.labels import apply_output_fisher, label_factors
+
+Params = dict[str, Tensor]
+LogitFunction = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+def forward_product(function: LogitFunction, params: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Logits z and u = J d in one forward-mode pass; double reverse where an operator has no forward mode.
+
+    The dual level is left before anybody calls backward: inside it, backward would carry tangents too.
+    """
+    try:
+        with forward_ad.dual_level():
+            dual = {name: forward_ad.make_dual(value, direction[name]) for name, value in params.items()}
+            logits, tangent = forward_ad.unpack_dual(function(dual))
+            # a function that ignores its parameters has no tangent
+            return logits, torch.zeros_like(logits) if tangent is None else tangent.detach()
+    except (NotImplementedError, RuntimeError) as error:
+        if "forward AD" not in str(error) and "jvp" not in str(error):
+            raise
+        return double_reverse_product(function, params, direction)
+
+
+def double_reverse_product(function: LogitFunction, params: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """z and J d by reverse mode alone: Jᵀw is linear in w, and its own reverse product with d is J d."""
+    with torch.enable_grad():
+        leaves = {name: value if value.requires_grad else value.detach().requires_grad_() for name, value in params.items()}
+        logits = function(leaves)
+        w = torch.zeros_like(logits, requires_grad=True)
+        pulled = torch.autograd.grad(logits, list(leaves.values()), w, create_graph=True, allow_unused=True)
+        pairs = [(g, direction[name]) for g, name in zip(pulled, leaves) if g is not None and g.requires_grad]
+        (tangent,) = torch.autograd.grad([g for g, _ in pairs], w, [d for _, d in pairs], retain_graph=True)
+    return logits, tangent.detach()
+
+
+def pull_back(function: LogitFunction, params: Mapping[str, Tensor], cotangent: Tensor) -> Params:
+    """Jᵀc."""
+    with torch.enable_grad():
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        grads = torch.autograd.grad(function(leaves), list(leaves.values()), cotangent, allow_unused=True)
+    return {name: torch.zeros_like(v) if g is None else g for (name, v), g in zip(leaves.items(), grads)}
+
+
+def fisher_product(
+    function: LogitFunction,
+    params: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    labels: str = "exact",
+    targets: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Params:
+    """F d = Σ_v J_vᵀ H_v J_v d: forward mode for u = J d, then reverse mode with the cotangent H u."""
+    fixed = {name: value.detach() for name, value in params.items()}
+    logits, tangent = forward_product(function, fixed, direction)
+    return pull_back(function, fixed, apply_output_fisher(logits.detach(), tangent, labels, targets, generator))
+
+
+def quadratic_form(
+    function: LogitFunction,
+    params: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    labels: str = "exact",
+    targets: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """dᵀ F d = Σ_v u_vᵀ H_v u_v, from one forward-mode pass alone."""
+    fixed = {name: value.detach() for name, value in params.items()}
+    logits, tangent = forward_product(function, fixed, direction)
+    return (tangent * apply_output_fisher(logits, tangent, labels, targets, generator)).sum()
+
+
+def jacobian(function: LogitFunction, params: Mapping[str, Tensor]) -> Tensor:
+    """∂z/∂θ with all parameters side by side: `(num_nodes, num_classes, num_parameters)`. For small models."""
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    with torch.enable_grad():
+        logits = function(leaves)
+        units = torch.eye(logits.numel(), dtype=logits.dtype, device=logits.device).unflatten(1, logits.shape)
+        rows = torch.autograd.grad(logits, list(leaves.values()), units, is_grads_batched=True, allow_unused=True)
+    flat = [
+        torch.zeros(logits.numel(), v.numel(), dtype=v.dtype, device=v.device) if r is None else r.flatten(1)
+        for r, v in zip(rows, leaves.values())
+    ]
+    return torch.cat(flat, dim=1).unflatten(0, logits.shape)
+
+
+def dense_fisher(
+    function: LogitFunction,
+    params: Mapping[str, Tensor],
+    labels: str = "exact",
+    targets: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The full Fisher matrix Σ_v J_vᵀ H_v J_v, written out. For small models: its side is the number of parameters."""
+    with torch.no_grad():
+        logits = function({name: value.detach() for name, value in params.items()})
+    factors = label_factors(logits, labels, targets, generator)
+    rows = torch.einsum("vkc,vcp->vkp", factors, jacobian(function, params)).flatten(0, 1)
+    return rows.T @ rows

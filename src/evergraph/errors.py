@@ -1,0 +1,20 @@
+"""The one error that reaches people: a single line that names the value and the fix."""
+
+from collections.abc import Iterable
+
+
+class EvergraphError(ValueError):
+    """Bad input. The message is one line; the command line prints it and exits with status 2."""
+
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
+    """The error for a name that is not on the list: says what the list is."""
+    return EvergraphError(f"unknown {kind} {name!r}; choose one of: {', '.join(sorted(choices))}")
+
+
+def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
+    """`value` if it is one of `choices`, else the error above."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise unknown(kind, value, choices)
+    return value

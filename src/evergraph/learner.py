@@ -1,0 +1,375 @@
+"""The learner: a model, a method, and the classes they have met. It learns, predicts, and is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import evergraph
+from evergraph.checkpoint import load_tree, save_tree
+from evergraph.data.graph import ClassName, Graph, from_pyg
+from evergraph.data.stream import JointStream, Task, TaskStream
+from evergraph.errors import EvergraphError
+from evergraph.methods import METHODS, make_method
+from evergraph.methods.base import Compose, Context, Method, copy_params
+from evergraph.models import MODELS, make_model
+from evergraph.models.base import GraphModel, as_model, neighbourhoods
+from evergraph.results import Evaluation
+from evergraph.training import Progress, Training, train
+
+SEEDS_AT_ONCE = 4096  # nodes in an evaluation batch
+
+
+@dataclass
+class Prediction:
+    """The class of each node asked for, by the user's own names, and its probability."""
+
+    nodes: Tensor
+    classes: list[ClassName]
+    probabilities: Tensor
+
+
+class Learner:
+    """Learns one task after another and remembers.
+
+    Args:
+        model: `eg.GCN()`, another model of the package, or any PyG-style module.
+        method: how old tasks are protected; plain fine-tuning where not given.
+        training: how a task is trained; single settings can be given as keywords (`epochs=20`).
+        num_classes: outputs of the model; by default the first task's stream says.
+        device: `cpu`, `cuda`, or `auto`.
+        seed: of everything random.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method | None = None,
+        training: Training | None = None,
+        *,
+        num_classes: int | None = None,
+        device: str = "auto",
+        seed: int = 0,
+        **settings: Any,
+    ) -> None:
+        unknown_settings = sorted(set(settings) - set(Training.__dataclass_fields__))
+        if unknown_settings:
+            raise EvergraphError(
+                f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
+            )
+        self.model: GraphModel = as_model(model)
+        self.method = method if method is not None else Method()
+        self.training = replace(training or Training(), **settings)
+        self.device = pick_device(device)
+        self.seed, self.num_classes = seed, num_classes
+        self.classes: list[ClassName] = []  # classes[unit]: the class of each output unit in use
+        self.num_tasks = 0
+        self.first_accuracies: list[float | None] = []
+        self._progress: Progress | None = None
+        self._generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self._random_state = torch.get_rng_state()
+
+    # learning
+
+    def learn(self, task: Task, on_epoch: Callable[[Progress, int], None] | None = None) -> list[dict[str, float]]:
+        """Learn a task; returns the per-epoch log. A learner saved in mid-task goes on where it was."""
+        with self._own_random_numbers():
+            self._set_up(task)
+            old = [unit for unit, name in enumerate(self.classes) if name not in set(task.class_names)]
+            resumed = self._progress is not None
+            if not resumed:
+                self.classes += [name for name in task.class_names if name not in self.classes]
+            context = self._context(task, old)
+            if not resumed:
+                self._progress = Progress()
+                self.method.start_task(context)
+            assert self._progress is not None
+            progress = train(context, self.method, self.training, self._progress, self._between_epochs(on_epoch))
+            self.model.eval()
+            self.method.end_task(context)
+        self._progress = None
+        self.num_tasks += 1
+        units = self._units(task.graph)
+        candidates = list(range(len(self.classes)))
+        measured = task.test.numel() > 0
+        self.first_accuracies.append(self._accuracy(task.graph, task.test, units, candidates) if measured else None)
+        return progress.log
+
+    def fit(self, stream: TaskStream) -> Evaluation:
+        """Learn all tasks of a stream and evaluate on it."""
+        for task in self.tasks_of(stream):
+            self.learn(task)
+        return self.evaluate(stream)
+
+    def tasks_of(self, stream: TaskStream) -> TaskStream | JointStream:
+        """The stream as the method is entitled to see it: joint training sees all data so far."""
+        return stream.joint() if self.method.joint else stream
+
+    def grow(self, num_classes: int) -> None:
+        """Make room for more classes: the output layer gets more units, the method's state follows."""
+        if self.model.out_channels is None:
+            self.num_classes = num_classes
+            return
+        if num_classes <= self.model.out_channels:
+            raise EvergraphError(f"the output layer has {self.model.out_channels} units already; ask for more")
+        before = copy_params(self.model)
+        with self._own_random_numbers():
+            self.model.grow(num_classes)
+            self.model.to(self.device)
+        self.method.grow(before, copy_params(self.model))
+        self.num_classes = num_classes
+
+    def _set_up(self, task: Task) -> None:
+        """Build the model at the first task; check that later ones fit."""
+        if task.train.numel() == 0:
+            raise EvergraphError(f"task {task.index}: no training nodes")
+        if self.model.in_channels is None:
+            self.num_classes = self.num_classes or task.num_classes
+            self.model.setup(task.graph.num_features, self.num_classes)
+            self.model.to(self.device)
+        if task.graph.num_features != self.model.in_channels:
+            raise EvergraphError(
+                f"task {task.index} has {task.graph.num_features} features a node, but the learner was built for "
+                f"{self.model.in_channels}; all tasks must have the same features"
+            )
+        room = self.model.out_channels
+        needed = len(self.classes) + sum(name not in self.classes for name in task.class_names)
+        if room is not None and needed > room:
+            raise EvergraphError(
+                f"task {task.index} brings the classes to {needed}, but the output layer has {room} units; "
+                f"call learner.grow({needed}) first"
+            )
+
+    def _context(self, task: Task, old: list[int]) -> Context:
+        units = self._units(task.graph)
+        current = sorted(self.classes.index(name) for name in task.class_names)
+        assert self.model.out_channels is not None
+        scope = {
+            "current": current,
+            "seen": list(range(len(self.classes))),
+            "all": list(range(self.model.out_channels)),
+        }[self.training.label_scope]
+        labels = torch.where(task.graph.y >= 0, units[task.graph.y], -1)
+        return Context(
+            model=self.model,
+            task=task,
+            index=self.num_tasks,
+            classes=torch.tensor(scope, device=self.device),
+            old=torch.tensor(old, dtype=torch.long, device=self.device),
+            neighbourhoods=neighbourhoods(
+                self.model, task.graph, y=labels, fan_out=self.training.fan_out, device=self.device
+            ),
+            batch_size=self.training.batch_size or None,
+            generator=self._generator,
+            reduction=self.training.reduction,
+        )
+
+    def _between_epochs(
+        self, on_epoch: Callable[[Progress, int], None] | None
+    ) -> Callable[[Progress, int], None] | None:
+        """The caller's hook, called with the learner in a state that can be saved."""
+        if on_epoch is None:
+            return None
+
+        def hook(progress: Progress, epochs: int) -> None:
+            self._random_state = torch.get_rng_state()
+            on_epoch(progress, epochs)
+
+        return hook
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Run with the learner's random numbers, and leave everybody else's alone."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.set_rng_state(self._random_state)
+            if devices:
+                torch.cuda.manual_seed(int(torch.randint(2**31, (1,))))
+            yield
+            self._random_state = torch.get_rng_state()
+
+    # looking
+
+    def evaluate(self, stream: TaskStream, *, balanced: bool = False) -> Evaluation:
+        """Accuracy in percent on the test nodes of every task learned so far, as the stream's protocol says.
+
+        `balanced` gives the mean of the classes' accuracies instead of the share of nodes.
+        """
+        if not self.num_tasks:
+            raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
+        after = min(self.num_tasks, len(stream)) - 1
+        accuracies = []
+        for index in range(after + 1):
+            graph, nodes = stream.tests(after, index)
+            units = self._units(graph)
+            candidates = [int(units[position]) for position in stream.candidates(after, index)]
+            if min(candidates) < 0:
+                raise EvergraphError(f"task {index} of {stream.name} has classes the learner has not met")
+            accuracies.append(self._accuracy(graph, nodes, units, candidates, balanced))
+        names = [", ".join(map(str, stream[index].class_names)) for index in range(after + 1)]
+        first: list[float | None] = [None] * (after + 1)
+        if stream.test_graph == "task" and not stream.task_incremental and not self.method.joint:
+            first = self.first_accuracies[: after + 1]
+        return Evaluation(accuracies, first, names)
+
+    def predict(self, graph: Graph | Any, nodes: Tensor | None = None) -> Prediction:
+        """The most probable class of each node, among all classes met, and its probability."""
+        if not self.classes or self.model.in_channels is None:
+            raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
+        graph = graph if isinstance(graph, Graph) else from_pyg(graph)
+        if graph.num_features != self.model.in_channels:
+            raise EvergraphError(
+                f"{graph.name} has {graph.num_features} features a node, but the learner was built for "
+                f"{self.model.in_channels}"
+            )
+        nodes = torch.arange(graph.num_nodes) if nodes is None else nodes
+        probabilities = self.logits(graph, nodes)[:, : len(self.classes)].softmax(1)
+        best = probabilities.max(1)
+        return Prediction(nodes, [self.classes[unit] for unit in best.indices.tolist()], best.values)
+
+    @torch.no_grad()
+    def logits(self, graph: Graph, nodes: Tensor) -> Tensor:
+        """All output units at the given nodes, with exact neighbourhoods."""
+        self.model.eval()
+        cut = neighbourhoods(self.model, graph, device=self.device)
+        return torch.cat([self.model(batch).cpu() for batch in cut.batches(nodes.to(self.device), SEEDS_AT_ONCE)])
+
+    def _accuracy(
+        self, graph: Graph, nodes: Tensor, units: Tensor, candidates: list[int], balanced: bool = False
+    ) -> float:
+        columns = torch.tensor(candidates)
+        predicted = columns[self.logits(graph, nodes)[:, columns].argmax(1)]
+        truth = units[graph.y[nodes]]
+        right = (predicted == truth).double()
+        if balanced:
+            return 100 * float(torch.stack([right[truth == unit].mean() for unit in truth.unique()]).mean())
+        return 100 * float(right.mean())
+
+    def _units(self, graph: Graph) -> Tensor:
+        """The output unit of each of the graph's class positions; -1 for classes not met."""
+        position = {name: unit for unit, name in enumerate(self.classes)}
+        return torch.tensor([position.get(name, -1) for name in graph.class_names], dtype=torch.long)
+
+    def __repr__(self) -> str:
+        return f"Learner({type(self.model).__name__}, {self.method!r}, {self.num_tasks} tasks, {len(self.classes)} classes)"
+
+    # saving
+
+    def save(self, path: str | Path) -> None:
+        """Save everything that the future needs to a folder, atomically (see `evergraph.checkpoint`)."""
+        progress = asdict(self._progress) if self._progress is not None else None
+        save_tree(
+            path,
+            {
+                "evergraph": evergraph.__version__,
+                "model": {
+                    "name": _name_of(self.model, MODELS),
+                    "hyperparameters": self.model.hyperparameters(),
+                    "channels": [self.model.in_channels, self.model.out_channels],
+                    "state": dict(self.model.state_dict()),
+                },
+                "method": {**_describe_method(self.method), "state": self.method.state_dict()},
+                "training": {**asdict(self.training), "fan_out": self.training.protocol()["fan_out"]},
+                "classes": self.classes,
+                "num_classes": self.num_classes,
+                "num_tasks": self.num_tasks,
+                "first_accuracies": self.first_accuracies,
+                "seed": self.seed,
+                "random_state": self._random_state,
+                "method_random_state": self._generator.get_state(),
+                "progress": progress,
+            },
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        model: nn.Module | None = None,
+        method: Method | None = None,
+        device: str = "auto",
+    ) -> Learner:
+        """A saved learner. A model or method that is not evergraph's own has to be passed in."""
+        tree = load_tree(path)
+        try:
+            learner = cls._from_tree(tree, model, method, device)
+        except (KeyError, TypeError, RuntimeError, IndexError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise EvergraphError(f"{path}: the checkpoint does not fit ({reason[:160]})") from None
+        return learner
+
+    @classmethod
+    def _from_tree(cls, tree: dict[str, Any], model: nn.Module | None, method: Method | None, device: str) -> Learner:
+        saved = tree["model"]
+        if model is None:
+            if saved["name"] not in MODELS:
+                raise EvergraphError(
+                    f"the checkpoint's model {saved['name']} is not evergraph's own; pass it: Learner.load(path, model=…)"
+                )
+            model = make_model(saved["name"], **saved["hyperparameters"])
+        training = Training(**{**tree["training"], "fan_out": tree["training"]["fan_out"]})
+        learner = cls(model, method or _make_described(tree["method"]), training, device=device, seed=tree["seed"])
+        if saved["channels"][0] is not None:
+            learner.model.setup(*saved["channels"])
+            learner.model.load_state_dict(saved["state"])
+            learner.model.to(learner.device)
+        learner.method.load_state_dict(_to_device(tree["method"]["state"], learner.device))
+        learner.classes = list(tree["classes"])
+        learner.num_classes, learner.num_tasks = tree["num_classes"], tree["num_tasks"]
+        learner.first_accuracies = list(tree["first_accuracies"])
+        learner._random_state = tree["random_state"]
+        learner._generator.set_state(tree["method_random_state"])
+        if tree["progress"] is not None:
+            learner._progress = Progress(**_to_device(tree["progress"], learner.device))
+        return learner
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in {"cpu", "cuda"} and not name.startswith("cuda:"):
+        raise EvergraphError(f"unknown device {name!r}; choose one of: auto, cpu, cuda")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise EvergraphError("device cuda: this machine has no usable GPU; use --device cpu or auto")
+    return torch.device(name)
+
+
+def _name_of(thing: object, names: dict[str, type]) -> str:
+    return next((name for name, kind in names.items() if type(thing) is kind), type(thing).__name__)
+
+
+def _describe_method(method: Method) -> dict[str, Any]:
+    if isinstance(method, Compose):
+        return {"compose": [_describe_method(part) for part in method.methods]}
+    return {"name": method.name, "hyperparameters": method.hyperparameters()}
+
+
+def _make_described(saved: dict[str, Any]) -> Method:
+    if "compose" in saved:
+        return Compose(*(_make_described(part) for part in saved["compose"]))
+    if saved["name"] not in METHODS:
+        raise EvergraphError(
+            f"the checkpoint's method {saved['name']!r} is not known here; register it or pass Learner.load(path, method=…)"
+        )
+    return make_method(saved["name"], saved["hyperparameters"])
+
+
+def _to_device(tree: Any, device: torch.device) -> Any:
+    """A tree with its tensors on a device."""
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {key: _to_device(value, device) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_to_device(value, device) for value in tree]
+    return tree

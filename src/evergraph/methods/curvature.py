@@ -1,0 +1,215 @@
+"""The paper's method: regularization with an unbiased online approximation of the full Fisher matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from evergraph.curvature import apply_output_fisher, fisher_product, pick_labels, require_deterministic, score
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.base import Context, Method, Params, Step, copy_params
+from evergraph.methods.ema import EMA
+
+
+@dataclass(repr=False)
+class OnlineCurvature(Method):
+    """strength/2 Σ_{t<τ} (θ−θ_t)ᵀ F(θ) (θ−θ_t), F the full Fisher matrix of the current batch at the current θ.
+
+    With D = Σ_t (θ − θ_t) and u_v = J_v D, the gradient is Jᵀc with c_v = strength · H_v u_v: a cotangent
+    on the logits, so loss and regularizer share one backward pass. Only Σ_t θ_t is stored, whatever the
+    number of tasks. The curvature is held constant when differentiating, as the paper says.
+
+    Args:
+        strength: λ; 0.1 in the paper.
+        estimator: `exact` (expectation over labels in closed form; recommended), `sampled` (one label drawn
+            a node: the paper's equation «Ours»), `queue` (one gradient a step, M kept: Algorithm 1).
+        queue_size: M of the queue; 128 in the paper.
+        ema: β of the moving average after each task; 0 turns it off (the paper's ablation).
+        point: where between θ_t and θ the Fisher is evaluated: 1 is the paper's θ, 0 is EWC's θ_t. Below 1
+            every anchor is kept and each costs a product of its own.
+        over_tasks: `sum-of-squares` (equation «Ours») or `square-of-sum` (the batch loss and Algorithm 1);
+            their gradients differ by the factor τ−1: the gradient of the first is Σ_t F(θ−θ_t) = F D, of the
+            second (τ−1) F D.
+        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation
+            «Ours») and `mean` (the queue divides by |Q|) fix it. The queue always takes the mean unless
+            `sum` is asked for.
+        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes.
+        queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
+            before a push, so it can hold M+1.
+    """
+
+    name = "curvature"
+    family = "Fisher, full, online"
+    reference = "Yin, Sun and Wu: Unbiased Online Curvature Approximation for Regularized Graph Continual Learning"
+
+    strength: float = 0.1
+    estimator: str = "exact"
+    queue_size: int = 128
+    ema: float = 0.5
+    point: float = 1.0
+    over_tasks: str = "sum-of-squares"
+    over_nodes: str = "loss"
+    anchors: str = "stored"
+    queue_rule: str = "text"
+
+    def __post_init__(self) -> None:
+        one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
+        one_of("over_tasks", self.over_tasks, ("sum-of-squares", "square-of-sum"))
+        one_of("over_nodes", self.over_nodes, ("loss", "sum", "mean"))
+        one_of("anchors", self.anchors, ("stored", "previous"))
+        one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
+        if self.queue_size < 1:
+            raise EvergraphError(f"curvature: queue_size={self.queue_size} must be at least 1")
+        if not 0 <= self.point <= 1:
+            raise EvergraphError(f"curvature: point={self.point} must lie between 0 (θ_t) and 1 (θ)")
+        if self.point < 1 and self.estimator == "queue":
+            raise EvergraphError("curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1")
+        self._averaging = EMA(self.ema)
+        self.anchor_sum_: Params = {}
+        self.num_anchors_: int = 0
+        self.latest_: Params = {}
+        self.all_anchors_: list[Params] = []
+        self.queue_: list[Params] = []
+
+    def state_dict(self) -> dict[str, object]:
+        """The anchors, the queue, and the moving average's copy."""
+        return {**super().state_dict(), "averaging_": self._averaging.state_dict()}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Take up a saved state."""
+        state = dict(state)
+        averaging = state.pop("averaging_")
+        assert isinstance(averaging, dict)
+        self._averaging.load_state_dict(averaging)
+        super().load_state_dict(state)
+
+    def grow(self, before: Params, after: Params) -> None:
+        """The new units' anchors are their present values: they are free to move, at no cost yet."""
+        self._averaging.grow(before, after)
+        for name, total in self.anchor_sum_.items():
+            wide = after[name].detach() * self.num_anchors_
+            wide[tuple(slice(size) for size in total.shape)] = total
+            self.anchor_sum_[name] = wide
+        super().grow(before, after)
+
+    # one task
+
+    def start_task(self, context: Context) -> None:
+        """An empty queue; a model without randomness."""
+        self.queue_ = []
+        if self.anchors == "previous" and not self.num_anchors_ and not self.latest_:
+            self.latest_ = copy_params(context.model)  # θ_0
+        if self.num_anchors_:
+            require_deterministic(context.model, next(context.batches(1)))
+
+    def end_task(self, context: Context) -> None:
+        """Average the parameters over tasks, then add the result to the anchors."""
+        self._averaging.end_task(context)
+        now = copy_params(context.model)
+        anchor = now
+        if self.anchors == "previous":
+            anchor, self.latest_ = self.latest_, now
+        self.num_anchors_ += 1
+        self.anchor_sum_ = {n: v + self.anchor_sum_[n] if self.anchor_sum_ else v.clone() for n, v in anchor.items()}
+        if self.point < 1:
+            self.all_anchors_ = [*self.all_anchors_, anchor]
+        self.queue_ = []
+
+    # one step
+
+    def displacement(self, params: Params) -> Params:
+        """D = Σ_t (θ − θ_t), from the running sum of anchors alone."""
+        return {
+            name: torch.sub(self.num_anchors_ * value.detach(), self.anchor_sum_[name]) for name, value in params.items()
+        }
+
+    def _scale(self, step: Step) -> float:
+        """Factor on the sum over nodes of H u: strength, reduction and the reading of the sum over tasks."""
+        tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
+        mean = self.over_nodes == "mean" or (self.over_nodes == "loss" and step.context.reduction == "mean")
+        return self.strength * tasks / (step.batch.num_seeds if mean else 1)
+
+    def _active(self) -> bool:
+        return bool(self.num_anchors_) and self.strength != 0
+
+    def directions(self, context: Context) -> list[Params]:
+        """D, for the estimators that need J D."""
+        if not self._active() or self.estimator == "queue" or self.point < 1:
+            return []
+        return [self.displacement(dict(context.model.named_parameters()))]
+
+    def logit_cotangent(self, step: Step) -> Tensor | None:
+        """c_v = strength · H_v J_v D over the label scope."""
+        if not step.tangents:
+            return None
+        labels = "exact" if self.estimator == "exact" else "sample"
+        logits = step.scoped_logits.detach()
+        tangent = step.tangents[0][:, step.context.classes]
+        pulled = apply_output_fisher(logits, tangent, labels, generator=step.context.generator)
+        return step.widen(self._scale(step) * pulled)
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """The queue's new entry, while the graph is alive: the gradient of one random node's sampled log-likelihood."""
+        if not self._active() or self.estimator != "queue":
+            return None
+        generator = step.context.generator
+        node = int(torch.randint(step.batch.num_seeds, (1,), generator=generator))
+        logits = step.scoped_logits.detach()[node : node + 1]
+        cotangent = torch.zeros_like(step.logits)
+        cotangent[node, step.context.classes] = score(logits, pick_labels(logits, "sample", generator=generator))[0]
+        params = dict(step.model.named_parameters())
+        grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
+        held = len(self.queue_) - (1 if self.queue_rule == "algorithm" else 0)
+        if held >= self.queue_size:
+            self.queue_.pop(0)
+        entry = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
+        self.queue_.append(entry)
+        return None
+
+    def edit_grads(self, step: Step) -> None:
+        """For the queue and for points before θ: add the regularizer's gradient itself."""
+        if not self._active():
+            return
+        if self.estimator == "queue":
+            pull = self._queue_gradient(step)
+        elif self.point < 1:
+            pull = self._gradient_between(step)
+        else:
+            return
+        with torch.no_grad():
+            for name, value in step.model.named_parameters():
+                value.grad = pull[name] if value.grad is None else value.grad.add_(pull[name])
+
+    def _queue_gradient(self, step: Step) -> Params:
+        """strength / |Q| Σ_q (g_q · D) g_q."""
+        displacement = self.displacement(dict(step.model.named_parameters()))
+        tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
+        scale = self.strength * tasks / (1 if self.over_nodes == "sum" else len(self.queue_))
+        total = {name: torch.zeros_like(value) for name, value in displacement.items()}
+        for entry in self.queue_:
+            inner = scale * sum(torch.sum(entry[name] * displacement[name]) for name in entry)
+            for name, sum_ in total.items():
+                sum_.add_(entry[name] * inner)
+        return total
+
+    def _gradient_between(self, step: Step) -> Params:
+        """Σ_t F(θ̄_t)(θ − θ_t) with θ̄_t = θ_t + point (θ − θ_t)."""
+        params = {name: value.detach() for name, value in step.model.named_parameters()}
+        labels = "exact" if self.estimator == "exact" else "sample"
+        total = {name: torch.zeros_like(value) for name, value in params.items()}
+        scale = self._scale(step)
+
+        def scoped_logits(given: Params) -> Tensor:
+            logits: Tensor = functional_call(step.model, given, (step.batch,))
+            return logits[:, step.context.classes]
+
+        for anchor in self.all_anchors_:
+            gap = {name: value - anchor[name] for name, value in params.items()}
+            between = {name: anchor[name] + self.point * gap[name] for name in params}
+            product = fisher_product(scoped_logits, between, gap, labels, generator=step.context.generator)
+            for name, sum_ in total.items():
+                sum_.add_(product[name], alpha=scale)
+        return total

@@ -1,0 +1,42 @@
+"""Moving average of the parameters over tasks: θ_t ← β θ_{t−1} + (1−β) θ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import Context, Method, Params, copy_params
+
+
+@dataclass(repr=False)
+class EMA(Method):
+    """After each task but the first, average the parameters with those before it (the paper, Algorithm 1).
+
+    The result is the start of the next task and, for methods that stand after it in `Compose`, the anchor.
+
+    Args:
+        decay: β, the weight of the earlier parameters; 0 turns averaging off.
+    """
+
+    name = "ema"
+    family = "parameter averaging"
+    reference = "Yin, Sun and Wu: Unbiased Online Curvature Approximation, Algorithm 1"
+
+    decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise EvergraphError(f"ema: decay={self.decay} must be at least 0 and below 1")
+        self.previous_: Params = {}
+
+    def end_task(self, context: Context) -> None:
+        """Average with the stored parameters, then store the result."""
+        if not self.decay:
+            return
+        if self.previous_:
+            with torch.no_grad():
+                for name, value in context.params.items():
+                    value.lerp_(self.previous_[name], self.decay)
+        self.previous_ = copy_params(context.model)

@@ -1,0 +1,14 @@
+"""Fine-tuning: the lower end of every comparison."""
+
+from dataclasses import dataclass
+
+from evergraph.methods.base import Method
+
+
+@dataclass(repr=False)
+class Finetune(Method):
+    """Train on each task as it comes, and do nothing against forgetting."""
+
+    name = "finetune"
+    family = "baseline"
+    reference = "plain training on each task in turn"

@@ -1,0 +1,52 @@
+"""Memory aware synapses (Aljundi et al., ECCV 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from evergraph.curvature import nodes_at_once, require_deterministic, sum_of_powers
+from evergraph.data.batches import Batch
+from evergraph.methods.base import Context, Params
+from evergraph.methods.quadratic import Quadratic
+
+
+@dataclass(repr=False)
+class MAS(Quadratic):
+    """Importance Ω_i = mean over nodes of |∂‖z_v‖²/∂θ_i|: how much the output moves with a parameter.
+
+    As in its paper, importances add up over tasks and the anchor is the last task's parameters.
+
+    Args:
+        strength: λ; 1e4 in the paper.
+    """
+
+    name = "mas"
+    family = "importance"
+    reference = "Aljundi et al.: Memory Aware Synapses, ECCV 2018"
+
+    strength: float = 1e4
+
+    def measure(self, context: Context) -> Params:
+        """The mean of single-node gradients' absolute values, over the task's training nodes and label scope."""
+        model, was_training = context.model, context.model.training
+        model.eval()
+
+        def cotangents(batch: Batch, logits: Tensor) -> Tensor:
+            scoped = logits.new_zeros(logits.shape)
+            scoped[:, context.classes] = 2 * logits[:, context.classes]
+            return scoped.unsqueeze(1)
+
+        try:
+            require_deterministic(model, next(context.batches(1)))
+            total = sum_of_powers(model, context.batches(nodes_at_once(model)), cotangents, power=1)
+        finally:
+            model.train(was_training)
+        return {name: value / context.num_train for name, value in total.items()}
+
+    def merge(self, importance: Params, anchor: Params) -> None:
+        """Add the importance, move the anchor."""
+        for name, old in self.importance_.items():
+            importance[name] = old + importance[name]
+        self.importance_, self.anchor_ = importance, anchor

@@ -1,0 +1,35 @@
+"""Online EWC (Schwarz et al., ICML 2018): one decaying Fisher diagonal, one anchor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import Params
+from evergraph.methods.ewc import EWC
+
+
+@dataclass(repr=False)
+class OnlineEWC(EWC):
+    """strength/2 Σ_i F_i (θ_i − θ_{t−1,i})² with F ← γF + F_t after each task.
+
+    Args:
+        decay: γ; 1 keeps the sum of all Fishers, 0.95 is its authors' choice.
+    """
+
+    name = "online-ewc"
+    family = "Fisher, diagonal"
+    reference = "Schwarz et al.: Progress & Compress, ICML 2018"
+
+    decay: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.decay <= 1:
+            raise EvergraphError(f"online-ewc: decay={self.decay} must lie between 0 and 1")
+
+    def merge(self, importance: Params, anchor: Params) -> None:
+        """Decay the old Fisher, add the new one, and move the anchor to the present parameters."""
+        for name, old in self.importance_.items():
+            importance[name] = self.decay * old + importance[name]
+        self.importance_, self.anchor_ = importance, anchor

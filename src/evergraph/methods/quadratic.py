@@ -1,0 +1,66 @@
+"""What EWC, MAS, SI, TWP and their kin share: one merged quadratic around the past.
+
+Σ_t strength/2 Σ_i F_ti (θ_i − θ_ti)² is, whatever the number of tasks, one quadratic: with weights
+Σ_t F_t and centre Σ_t F_t θ_t / Σ_t F_t, plus a constant that no gradient sees.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from evergraph.methods.base import Context, Method, Params, Step, copy_params
+
+
+@dataclass(repr=False)
+class Quadratic(Method):
+    """A penalty strength/2 Σ_i importance_i (θ_i − anchor_i)², merged over all past tasks.
+
+    State: `importance_` and `anchor_`, two tensors a parameter; `constant_`, a number.
+    """
+
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.importance_: Params = {}
+        self.anchor_: Params = {}
+        self.constant_: float = 0.0
+
+    @abstractmethod
+    def measure(self, context: Context) -> Params:
+        """The importance of each parameter for the task just learned."""
+
+    def end_task(self, context: Context) -> None:
+        """Measure the importance and merge it with the past."""
+        self.merge(self.measure(context), copy_params(context.model))
+
+    def merge(self, importance: Params, anchor: Params) -> None:
+        """Add one quadratic to the merged one."""
+        if not self.importance_:
+            self.importance_, self.anchor_ = importance, anchor
+            return
+        for name, new in importance.items():
+            old, centre = self.importance_[name], self.anchor_[name]
+            total = old + new
+            share = torch.where(total > 0, new / total, torch.zeros_like(total))
+            gap = anchor[name] - centre
+            # F₁(θ−a)² + F₂(θ−b)² = (F₁+F₂)(θ−c)² + F₁F₂/(F₁+F₂) (a−b)²
+            self.constant_ += float((old * share * gap.square()).sum())
+            self.anchor_[name] = centre + share * gap
+            self.importance_[name] = total
+
+    def value(self, params: Params) -> float:
+        """The penalty itself, for logs: strength/2 (Σ_i importance_i (θ_i − anchor_i)² + constant)."""
+        parts = [(self.importance_[n] * (v - self.anchor_[n]).square()).sum() for n, v in params.items() if n in self.importance_]
+        return self.strength / 2 * (float(sum(parts)) + self.constant_)
+
+    def edit_grads(self, step: Step) -> None:
+        """Add strength · importance · (θ − anchor) to the gradient."""
+        if not self.importance_ or not self.strength:
+            return
+        with torch.no_grad():
+            for name, value in step.model.named_parameters():
+                pull = (value - self.anchor_[name]).mul_(self.importance_[name])
+                value.grad = pull.mul_(self.strength) if value.grad is None else value.grad.add_(pull, alpha=self.strength)

@@ -1,0 +1,155 @@
+"""The graph convolutional network of Kipf and Welling (ICLR 2017), written as in the paper's equations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evergraph.data.batches import Batch
+from evergraph.data.graph import Graph
+from evergraph.models.base import GraphModel, grown, linear, recording
+from evergraph.sparse import Features, SparseMatrix, pair_product, sparse_product, with_ones
+
+
+def gcn_operator(graph: Graph) -> SparseMatrix:
+    """Ã = D^(-1/2) (A + I) D^(-1/2) with D the in-degrees of A + I."""
+    adjacency = graph.adjacency
+    degree = torch.zeros(graph.num_nodes, dtype=torch.float64, device=adjacency.device)
+    degree.index_add_(0, adjacency.row_of_entry(), adjacency.values.double())
+    scale = (degree + 1).rsqrt()
+    # each row gets its self-loop in front
+    rows = torch.arange(graph.num_nodes, device=adjacency.device)
+    indptr = adjacency.indptr + torch.arange(graph.num_nodes + 1, device=adjacency.device)
+    first = torch.zeros(adjacency.nnz + graph.num_nodes, dtype=torch.bool, device=adjacency.device)
+    first[indptr[:-1]] = True
+    indices = torch.empty(first.numel(), dtype=torch.long, device=adjacency.device)
+    values = torch.ones(first.numel(), dtype=torch.float64, device=adjacency.device)
+    indices[first], indices[~first] = rows, adjacency.indices
+    values[~first] = adjacency.values.double()
+    matrix = SparseMatrix(indptr, indices, values, graph.num_nodes)
+    return matrix.with_values(values * scale[indices] * scale[matrix.row_of_entry()])
+
+
+class GCN(GraphModel):
+    """H^{l+1} = Ã X^l W̃^l, X^l = [σ(H^l) 1], X^0 = [X 1]: the bias is the last row of each weight matrix.
+
+    Args:
+        hidden: width of the hidden layers.
+        num_layers: number of layers.
+        dropout: share of hidden units dropped while training (the paper drops none).
+        propagate_inputs: compute Ã[X 1] once a graph instead of at every step. The results are equal;
+            it pays where features are dense (a two-layer batch then needs one hop) and costs where they
+            are very sparse. `None` decides by the number of stored entries.
+    """
+
+    def __init__(
+        self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0, propagate_inputs: bool | None = None
+    ) -> None:
+        super().__init__()
+        self.hidden, self.num_layers, self.dropout = hidden, num_layers, dropout
+        self.propagate_inputs = propagate_inputs
+        self.weights = nn.ParameterList()
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Constructor arguments that make an equal model."""
+        names = ("hidden", "num_layers", "dropout", "propagate_inputs")
+        return {name: getattr(self, name) for name in names}
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Glorot-uniform weights, zero biases."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        widths = [in_channels, *[self.hidden] * (self.num_layers - 1), out_channels]
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(before + 1, after)) for before, after in zip(widths, widths[1:])
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weights, zero biases."""
+        for weight in self.weights:
+            nn.init.xavier_uniform_(weight[:-1])
+            nn.init.zeros_(weight[-1])
+
+    def grow(self, out_channels: int) -> None:
+        """More output units; a new unit's bias starts at zero."""
+        self.weights[-1] = grown(self.weights[-1], out_channels)
+        with torch.no_grad():
+            self.weights[-1][-1, self.out_channels :] = 0
+        self.out_channels = out_channels
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """Ã."""
+        return gcn_operator(graph)
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """[X 1], or Ã[X 1] where that saves work at every step."""
+        x = with_ones(graph.x)
+        if propagate is None:
+            propagate = self.propagate_inputs
+        if propagate is None:
+            propagate = not isinstance(x, SparseMatrix)
+        return (sparse_product(operator, x), self.num_layers - 1) if propagate else (x, self.num_layers)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The layer equations, from the batch's outermost nodes inwards."""
+        hidden: Features = batch.x
+        skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
+        for number, weight in enumerate(self.weights):
+            if number:
+                assert isinstance(hidden, Tensor)
+                hidden = with_ones(F.dropout(F.relu(hidden), self.dropout, self.training))
+            hidden = linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
+        assert isinstance(hidden, Tensor)
+        return hidden
+
+    def attention(self, batch: Batch) -> list[Tensor]:
+        """e_vu = (z_u)ᵀ tanh(z_v) with z = XW of each layer, over the edges u → v (as TWP defines it for GCN)."""
+        hidden: Features = batch.x
+        scores = []
+        for number, weight in enumerate(self.weights):
+            if number:
+                assert isinstance(hidden, Tensor)
+                hidden = with_ones(F.relu(hidden))
+            operator = batch.layer(number)
+            z = hidden @ weight
+            scores.append((z[operator.indices] * z[operator.row_of_entry()].tanh()).sum(1, keepdim=True))
+            hidden = operator @ z
+        return scores
+
+    def jvp(self, batch: Batch, tangents: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits and their tangent along `tangents`: each sparse product serves both at once."""
+        hidden, moved = pair_product(batch.x, self.weights[0], tangents["weights.0"])
+        skipped = self.num_layers - batch.num_hops
+        if not skipped:
+            hidden, moved = pair_product(batch.layer(0), hidden, moved)
+        for number, weight in enumerate(self.weights[1:], start=1):
+            moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
+            hidden = with_ones(F.relu(hidden))
+            operator, tangent = batch.layer(number - skipped), tangents[f"weights.{number}"]
+            first = _propagate_first(operator, weight)
+            if first:
+                hidden, moved = pair_product(operator, hidden, moved)
+            moved = moved @ weight.detach() + hidden.detach() @ tangent
+            hidden = hidden @ weight
+            if not first:
+                hidden, moved = pair_product(operator, hidden, moved)
+        return hidden, moved
+
+
+def _propagate_first(operator: SparseMatrix, weight: Tensor) -> bool:
+    """Whether (ÃX)W costs fewer multiplications than Ã(XW)."""
+    before, after = weight.shape
+    saved = (operator.num_columns - operator.num_rows) * before * after
+    return saved > operator.nnz * (before - after)
+
+
+def convolve(operator: SparseMatrix, x: Features, weight: Tensor) -> Tensor:
+    """Ã X W in the cheaper order."""
+    if recording():
+        return linear(sparse_product(operator, x), weight)
+    if isinstance(x, SparseMatrix) or not _propagate_first(operator, weight):
+        return operator @ (x @ weight)
+    return (operator @ x) @ weight

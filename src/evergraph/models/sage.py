@@ -1,0 +1,76 @@
+"""GraphSAGE with mean aggregation (Hamilton, Ying and Leskovec, NeurIPS 2017)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from scipy import sparse as sp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evergraph.data.batches import Batch
+from evergraph.data.graph import Graph
+from evergraph.models.base import GraphModel, linear
+from evergraph.models.gcn import GCN
+from evergraph.sparse import Features, SparseMatrix, with_ones
+
+
+class GraphSAGE(GCN):
+    """H^{l+1}_v = [X^l_v, mean of X^l over v's neighbours, 1] W^l, X^l = σ(H^l).
+
+    The first layer's inputs [X, mean X, 1] are computed once a graph, so a batch needs one hop less.
+
+    Args:
+        hidden: width of the hidden layers.
+        num_layers: number of layers.
+        dropout: share of hidden units dropped while training.
+    """
+
+    def __init__(self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__(hidden, num_layers, dropout)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Constructor arguments that make an equal model."""
+        return {name: getattr(self, name) for name in ("hidden", "num_layers", "dropout")}
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Glorot-uniform weights, zero biases."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        widths = [in_channels, *[self.hidden] * (self.num_layers - 1), out_channels]
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(2 * before + 1, after)) for before, after in zip(widths, widths[1:])
+        )
+        self.reset_parameters()
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """D⁻¹A: the mean over in-neighbours."""
+        adjacency = graph.adjacency
+        total = torch.zeros(graph.num_nodes, dtype=torch.float64, device=adjacency.device)
+        row = adjacency.row_of_entry()
+        total.index_add_(0, row, adjacency.values.double())
+        return adjacency.with_values(adjacency.values.double() / total[row])
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """[X, mean X, 1]."""
+        if isinstance(graph.x, SparseMatrix):
+            own = graph.x.to_scipy()
+            both = SparseMatrix.from_scipy(sp.hstack([own, operator.to_scipy() @ own]), graph.x.dtype)
+            return with_ones(both), self.num_layers - 1
+        return with_ones(torch.cat([graph.x, operator @ graph.x], dim=1)), self.num_layers - 1
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The layer equation, from the batch's outermost nodes inwards."""
+        hidden = linear(batch.x, self.weights[0])
+        for number, weight in enumerate(self.weights[1:]):
+            active = F.dropout(F.relu(hidden), self.dropout, self.training)
+            operator = batch.layer(number)
+            read = torch.cat([active[: operator.num_rows], operator @ active], dim=1)
+            hidden = linear(with_ones(read), weight)
+        return hidden
+
+    def attention(self, batch: Batch) -> list[Tensor]:
+        """GraphSAGE has none."""
+        return GraphModel.attention(self, batch)
+
+    jvp = None  # type: ignore[assignment]  # forward-mode AD does it

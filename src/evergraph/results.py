@@ -1,0 +1,97 @@
+"""The accuracy matrix and what is read off it. Pure functions of the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Matrix = Sequence[Sequence[float | None]] | np.ndarray
+"""Entry [t, i]: accuracy in percent on task i's test nodes after task t; NaN or None where not measured."""
+
+
+def as_array(matrix: Matrix) -> np.ndarray:
+    """A float array with NaN where nothing was measured."""
+    array = np.array([[np.nan if entry is None else float(entry) for entry in row] for row in matrix], dtype=float)
+    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+        raise ValueError(f"an accuracy matrix is square, not {array.shape}")
+    return array
+
+
+def average_performance(matrix: Matrix, after: int = -1) -> float:
+    """AP_t = mean over i ≤ t of M[t, i]."""
+    array = as_array(matrix)
+    t = range(len(array))[after]
+    return float(np.mean(array[t, : t + 1]))
+
+
+def average_forgetting(matrix: Matrix, after: int = -1) -> float:
+    """AF_t = mean over i < t of M[t, i] − M[i, i]. Negative is forgetting; 0 for a single task."""
+    array = as_array(matrix)
+    t = range(len(array))[after]
+    return float(np.mean(array[t, :t] - np.diag(array)[:t])) if t else 0.0
+
+
+def average_anytime(matrix: Matrix) -> float:
+    """Mean over t of AP_t: how good the learner was all along."""
+    return float(np.mean([average_performance(matrix, t) for t in range(len(as_array(matrix)))]))
+
+
+def learning_accuracy(matrix: Matrix) -> float:
+    """Mean of the diagonal: accuracy on each task right after learning it (plasticity)."""
+    return float(np.mean(np.diag(as_array(matrix))))
+
+
+def forward_transfer(matrix: Matrix, chance: Sequence[float]) -> float:
+    """Mean over i > 0 of M[i−1, i] − chance_i; NaN where the tasks to come were not measured."""
+    array = as_array(matrix)
+    gains = [array[i - 1, i] - chance[i] for i in range(1, len(array))]
+    return float(np.mean(gains)) if gains else float("nan")
+
+
+def intransigence(matrix: Matrix, joint: Matrix) -> float:
+    """Mean over i of joint[i, i] − M[i, i]: what is lost in learning new tasks, against joint training."""
+    return float(np.mean(np.diag(as_array(joint)) - np.diag(as_array(matrix))))
+
+
+def mean_std(values: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation (of a sample; 0 for one value)."""
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": spread}
+
+
+@dataclass
+class Evaluation:
+    """Accuracy on each task learned so far, with what was measured right after learning it.
+
+    Args:
+        accuracies: percent, one a task.
+        first: percent right after learning each task; None where it was not measured.
+        task_names: the classes of each task.
+    """
+
+    accuracies: list[float]
+    first: list[float | None]
+    task_names: list[str]
+
+    @property
+    def ap(self) -> float:
+        """Average performance."""
+        return float(np.mean(self.accuracies))
+
+    @property
+    def af(self) -> float | None:
+        """Average forgetting, where the accuracies right after learning are known."""
+        pairs = list(zip(self.accuracies, self.first))[:-1]
+        if any(first is None for _, first in pairs):
+            return None
+        return float(np.mean([now - first for now, first in pairs if first is not None])) if pairs else 0.0
+
+    def __str__(self) -> str:
+        lines = [f"{'task':<6}{'now':>7}{'then':>7}  classes"]
+        for i, (now, first, names) in enumerate(zip(self.accuracies, self.first, self.task_names)):
+            then = "      –" if first is None else f"{first:7.1f}"
+            lines.append(f"{i:<6}{now:7.1f}{then}  {names}")
+        af = "–" if self.af is None else f"{self.af:.2f}"
+        return "\n".join([*lines, f"AP {self.ap:.2f}   AF {af}"])
