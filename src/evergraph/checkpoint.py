@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from evergraph.data.files import _first_line, file_hash
-from evergraph.errors import EvergraphError
+from evergraph.data.files import file_hash
+from evergraph.errors import EvergraphError, first_line
 
 FORMAT = 1
 INDEX = "learner.json"
@@ -35,7 +35,7 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(scratch, path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        raise EvergraphError(f"cannot write {path} ({_first_line(error)})") from None
+        raise EvergraphError(f"cannot write {path} ({first_line(error)})") from None
 
 
 def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
         finally:
             scratch.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
-        raise EvergraphError(f"cannot write a checkpoint to {folder} ({_first_line(error)})") from None
+        raise EvergraphError(f"cannot write a checkpoint to {folder} ({first_line(error)})") from None
     index = {"format": FORMAT, "tensors": final.name, "sha256": digest, "tree": skeleton}
     write_atomically(folder / INDEX, json.dumps(index))
     for old in folder.glob("tensors-*.safetensors"):
@@ -75,16 +75,18 @@ def load_tree(folder: str | Path) -> dict[str, Any]:
         found = int(index["format"])
         name, digest, skeleton = str(index["tensors"]), index["sha256"], index["tree"]
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise EvergraphError(f"{index_path} is damaged or not an evergraph checkpoint ({_first_line(error)})") from None
+        raise EvergraphError(f"{index_path} is damaged or not an evergraph checkpoint ({first_line(error)})") from None
     if found > FORMAT:
-        raise EvergraphError(f"{folder}: checkpoint format {found} is newer than this evergraph's ({FORMAT}); upgrade it")
+        raise EvergraphError(
+            f"{folder}: checkpoint format {found} is newer than this evergraph's ({FORMAT}); upgrade it"
+        )
     path = folder / Path(name).name
     if not path.is_file() or file_hash(path) != digest:
         raise EvergraphError(f"{path}: missing or damaged (its hash is not the one in {INDEX})")
     try:
         return _unflatten(skeleton, load_file(path))
     except (SafetensorError, KeyError, OSError) as error:
-        raise EvergraphError(f"{path}: damaged ({_first_line(error)})") from None
+        raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -101,7 +103,9 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"$float": repr(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise EvergraphError(f"cannot save a {type(value).__name__} at {path or 'the top'}; state is tensors and plain values")
+    raise EvergraphError(
+        f"cannot save a {type(value).__name__} at {path or 'the top'}; state is tensors and plain values"
+    )
 
 
 def _unflatten(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -18,3 +18,8 @@ def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
     if value not in choices:
         raise unknown(kind, value, choices)
     return value
+
+
+def first_line(error: Exception) -> str:
+    """The first line of another library's error, short enough to quote in one of ours."""
+    return (str(error) or type(error).__name__).splitlines()[0][:120]

@@ -17,9 +17,10 @@ from evergraph.data.graph import ClassName, Graph, from_pyg
 from evergraph.data.stream import JointStream, Task, TaskStream
 from evergraph.errors import EvergraphError
 from evergraph.methods import METHODS, make_method
-from evergraph.methods.base import Compose, Context, Method, copy_params
+from evergraph.methods.base import Compose, Context, Method
 from evergraph.models import MODELS, make_model
 from evergraph.models.base import GraphModel, as_model, neighbourhoods
+from evergraph.params import copy_params
 from evergraph.results import Evaluation
 from evergraph.training import Progress, Training, train
 
@@ -259,7 +260,8 @@ class Learner:
         return torch.tensor([position.get(name, -1) for name in graph.class_names], dtype=torch.long)
 
     def __repr__(self) -> str:
-        return f"Learner({type(self.model).__name__}, {self.method!r}, {self.num_tasks} tasks, {len(self.classes)} classes)"
+        counts = f"{self.num_tasks} tasks, {len(self.classes)} classes"
+        return f"Learner({type(self.model).__name__}, {self.method!r}, {counts})"
 
     # saving
 
@@ -313,7 +315,7 @@ class Learner:
         if model is None:
             if saved["name"] not in MODELS:
                 raise EvergraphError(
-                    f"the checkpoint's model {saved['name']} is not evergraph's own; pass it: Learner.load(path, model=…)"
+                    f"the checkpoint's model {saved['name']} is not evergraph's own; pass Learner.load(path, model=…)"
                 )
             model = make_model(saved["name"], **saved["hyperparameters"])
         training = Training(**{**tree["training"], "fan_out": tree["training"]["fan_out"]})
@@ -359,7 +361,7 @@ def _make_described(saved: dict[str, Any]) -> Method:
         return Compose(*(_make_described(part) for part in saved["compose"]))
     if saved["name"] not in METHODS:
         raise EvergraphError(
-            f"the checkpoint's method {saved['name']!r} is not known here; register it or pass Learner.load(path, method=…)"
+            f"the checkpoint's method {saved['name']!r} is unknown; register it or pass Learner.load(path, method=…)"
         )
     return make_method(saved["name"], saved["hyperparameters"])
 

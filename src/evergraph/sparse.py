@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -112,9 +112,7 @@ class SparseMatrix:
         if (num_rows, num_columns) == self.shape:
             return self
         end = int(self.indptr[num_rows])
-        return SparseMatrix(
-            self.indptr[: num_rows + 1], self.indices[:end], self.values[:end], num_columns
-        )
+        return SparseMatrix(self.indptr[: num_rows + 1], self.indices[:end], self.values[:end], num_columns)
 
     def entries_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`(indptr, positions)`: where the entries of `rows` stand, in the order of `rows`."""
@@ -140,15 +138,13 @@ class SparseMatrix:
         """The transpose, computed once."""
         if self._transpose is None and self.device.type == "cpu":
             flipped = self.to_scipy().tocsc()  # a counting sort: several times faster than argsort
-            parts = (flipped.indptr, flipped.indices, flipped.data)
-            self._transpose = SparseMatrix(*map(torch.from_numpy, parts), self.num_rows, self)
+            indptr, indices = torch.from_numpy(flipped.indptr), torch.from_numpy(flipped.indices)
+            self._transpose = SparseMatrix(indptr, indices, torch.from_numpy(flipped.data), self.num_rows, self)
         elif self._transpose is None:
             order = torch.argsort(self.indices, stable=True)
             indptr = torch.zeros(self.num_columns + 1, dtype=torch.long, device=self.device)
             torch.cumsum(torch.bincount(self.indices, minlength=self.num_columns), 0, out=indptr[1:])
-            self._transpose = SparseMatrix(
-                indptr, self.row_of_entry()[order], self.values[order], self.num_rows, self
-            )
+            self._transpose = SparseMatrix(indptr, self.row_of_entry()[order], self.values[order], self.num_rows, self)
         return self._transpose
 
     def multiply(self, dense: Tensor) -> Tensor:
@@ -184,7 +180,7 @@ class _SparseProduct(torch.autograd.Function):
         return ctx.matrix @ tangents[0]
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, None], dense: Tensor, matrix: SparseMatrix) -> Any:
+    def vmap(info: Any, in_dims: tuple[int, None], dense: Tensor, matrix: SparseMatrix) -> Any:
         # a batch of dense factors stands side by side in the columns of one
         stacked = dense.movedim(in_dims[0], 1)  # (columns of A, batch, columns of W)
         product = matrix @ stacked.flatten(1)
@@ -209,6 +205,9 @@ class _PairProduct(torch.autograd.Function):
 
 Features = Tensor | SparseMatrix
 """A feature matrix, one row a node: dense or sparse."""
+
+
+AnyFeatures = TypeVar("AnyFeatures", Tensor, SparseMatrix, Features)
 
 
 def take_rows(features: Features, rows: Tensor) -> Features:
@@ -237,7 +236,7 @@ def as_dense(features: Features) -> Tensor:
     return features.dense() if isinstance(features, SparseMatrix) else features
 
 
-def with_ones(features: Features) -> Features:
+def with_ones(features: AnyFeatures) -> AnyFeatures:
     """[X 1]: the features with a column of ones, so that a bias is a row of the weight matrix."""
     if not isinstance(features, SparseMatrix):
         return torch.cat([features, features.new_ones(features.size(0), 1)], dim=1)

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from evergraph.curvature.products import forward_product
 from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context, Method, Params, Step, copy_params
+from evergraph.methods.base import Context, Method, Step
 from evergraph.models.base import GraphModel
+from evergraph.params import Params, copy_params, named_params
 
 LABEL_SCOPES = ("seen", "current", "all")
 
@@ -121,7 +122,11 @@ def train(
 
 
 def train_step(
-    context: Context, method: Method, batch: Batch, optimizer: torch.optim.Optimizer, class_weights: Tensor | None = None
+    context: Context,
+    method: Method,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer,
+    class_weights: Tensor | None = None,
 ) -> float:
     """One step: forward with the method's tangents, one backward for loss and regularizer, one move."""
     model = context.model
@@ -155,7 +160,7 @@ def forward(model: GraphModel, batch: Batch, directions: list[Params]) -> tuple[
         if own is not None:
             logits, tangent = own(batch, direction)
         else:
-            params = dict(model.named_parameters())
+            params = named_params(model)
             logits, tangent = forward_product(lambda given: functional_call(model, given, (batch,)), params, direction)
         tangents.append(tangent)
     return logits, tangents

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from evergraph.curvature.labels import label_factors, pick_labels, score
 from evergraph.data.batches import Batch
+from evergraph.params import Params, named_params
 
-Params = dict[str, Tensor]
 MEMORY = 256 * 2**20  # bytes of per-node gradients held at once
 
 
@@ -31,7 +31,7 @@ def sum_of_powers(
         cotangents: `(num_nodes, num_vectors, num_outputs)` from a batch and its logits.
         power: 2 for Fisher diagonals, 1 for absolute values.
     """
-    params = dict(model.named_parameters())
+    params = named_params(model)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for batch in batches:
         with torch.enable_grad():
@@ -92,7 +92,7 @@ def squared_batch_gradients(
     stationary point it vanishes. Here to reproduce published rows. The factor |B| makes batches of one
     node give the Fisher diagonal.
     """
-    params = dict(model.named_parameters())
+    params = named_params(model)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for batch in batches:
         with torch.enable_grad():
@@ -109,7 +109,7 @@ def squared_batch_gradients(
 
 
 def random_sign_diagonal(
-    logits: Tensor, params: dict[str, Tensor], cotangent: Tensor, generator: torch.Generator | None = None
+    logits: Tensor, params: Params, cotangent: Tensor, generator: torch.Generator | None = None
 ) -> Params:
     """An unbiased estimate of Σ_v (J_vᵀ c_v)² from one backward pass.
 

@@ -6,19 +6,19 @@ of tensors with the same names. All results are sums over nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from evergraph.curvature.labels import apply_output_fisher, label_factors
+from evergraph.params import Params
 
-Params = dict[str, Tensor]
-LogitFunction = Callable[[Mapping[str, Tensor]], Tensor]
+LogitFunction = Callable[[Params], Tensor]
 
 
-def forward_product(function: LogitFunction, params: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def forward_product(function: LogitFunction, params: Params, direction: Params) -> tuple[Tensor, Tensor]:
     """Logits z and u = J d in one forward-mode pass; double reverse where an operator has no forward mode.
 
     The dual level is left before anybody calls backward: inside it, backward would carry tangents too.
@@ -35,10 +35,12 @@ def forward_product(function: LogitFunction, params: Mapping[str, Tensor], direc
         return double_reverse_product(function, params, direction)
 
 
-def double_reverse_product(function: LogitFunction, params: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def double_reverse_product(function: LogitFunction, params: Params, direction: Params) -> tuple[Tensor, Tensor]:
     """z and J d by reverse mode alone: Jᵀw is linear in w, and its own reverse product with d is J d."""
     with torch.enable_grad():
-        leaves = {name: value if value.requires_grad else value.detach().requires_grad_() for name, value in params.items()}
+        leaves = {
+            name: value if value.requires_grad else value.detach().requires_grad_() for name, value in params.items()
+        }
         logits = function(leaves)
         w = torch.zeros_like(logits, requires_grad=True)
         pulled = torch.autograd.grad(logits, list(leaves.values()), w, create_graph=True, allow_unused=True)
@@ -47,7 +49,7 @@ def double_reverse_product(function: LogitFunction, params: Mapping[str, Tensor]
     return logits, tangent.detach()
 
 
-def pull_back(function: LogitFunction, params: Mapping[str, Tensor], cotangent: Tensor) -> Params:
+def pull_back(function: LogitFunction, params: Params, cotangent: Tensor) -> Params:
     """Jᵀc."""
     with torch.enable_grad():
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -57,8 +59,8 @@ def pull_back(function: LogitFunction, params: Mapping[str, Tensor], cotangent: 
 
 def fisher_product(
     function: LogitFunction,
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Params,
+    direction: Params,
     labels: str = "exact",
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -71,8 +73,8 @@ def fisher_product(
 
 def quadratic_form(
     function: LogitFunction,
-    params: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    params: Params,
+    direction: Params,
     labels: str = "exact",
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -83,7 +85,7 @@ def quadratic_form(
     return (tangent * apply_output_fisher(logits, tangent, labels, targets, generator)).sum()
 
 
-def jacobian(function: LogitFunction, params: Mapping[str, Tensor]) -> Tensor:
+def jacobian(function: LogitFunction, params: Params) -> Tensor:
     """∂z/∂θ with all parameters side by side: `(num_nodes, num_classes, num_parameters)`. For small models."""
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
@@ -99,7 +101,7 @@ def jacobian(function: LogitFunction, params: Mapping[str, Tensor]) -> Tensor:
 
 def dense_fisher(
     function: LogitFunction,
-    params: Mapping[str, Tensor],
+    params: Params,
     labels: str = "exact",
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,

@@ -72,11 +72,16 @@ class Neighbourhoods:
     """
 
     def __init__(
-        self, x: Features, operator: SparseMatrix, y: Tensor, num_hops: int, fan_out: Sequence[int] | None = None
+        self,
+        x: Features,
+        operator: SparseMatrix,
+        y: Tensor,
+        num_hops: int,
+        fan_out: Sequence[int] | None = None,
     ) -> None:
         if fan_out is not None and len(fan_out) < num_hops:
             raise EvergraphError(
-                f"fan_out={list(fan_out)} names {len(fan_out)} hops but the model reads {num_hops}; give one number a hop"
+                f"fan_out={list(fan_out)} names {len(fan_out)} hops, the model reads {num_hops}; give one number a hop"
             )
         self.x, self.operator, self.y = x, operator, y
         self.num_hops, self.fan_out = num_hops, fan_out

@@ -13,7 +13,8 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.data.graph import Graph, from_pyg, make_graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, first_line
+from evergraph.sparse import SparseMatrix
 
 
 def read_graph_file(path: str | Path) -> Graph:
@@ -42,7 +43,7 @@ def read_npz(path: str | Path, *, name: str | None = None) -> Graph:
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
         if "allow_pickle" in str(error):
             raise EvergraphError(f"{path}: holds pickled objects, which are refused; save plain arrays") from None
-        raise EvergraphError(f"{path}: damaged or not an npz file ({_first_line(error)})") from None
+        raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
     missing = [key for key in ("adj_indptr", "adj_indices", "labels") if key not in parts]
     if "attr_matrix" not in parts:
         missing += [key for key in ("attr_data", "attr_indices", "attr_indptr", "attr_shape") if key not in parts]
@@ -61,14 +62,14 @@ def read_npz(path: str | Path, *, name: str | None = None) -> Graph:
         target = np.repeat(np.arange(num_nodes), np.diff(parts["adj_indptr"]))
         edges = np.stack([parts["adj_indices"].astype(np.int64), target])
     except (ValueError, IndexError) as error:
-        raise EvergraphError(f"{path}: inconsistent arrays ({_first_line(error)})") from None
+        raise EvergraphError(f"{path}: inconsistent arrays ({first_line(error)})") from None
     names = parts["class_names"].tolist() if "class_names" in parts else None
     return make_graph(x, edges, parts["labels"], class_names=names, undirected=True, name=label)
 
 
 def read_saved_data(path: str | Path) -> Graph:
     """A graph saved with `torch.save(data, path)`, read with torch's loader that executes nothing."""
-    import torch_geometric.data  # registers Data with torch's safe loader  # noqa: F401
+    import torch_geometric.data  # registers Data with torch's safe loader
 
     path = Path(path)
     try:
@@ -76,7 +77,7 @@ def read_saved_data(path: str | Path) -> Graph:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         raise EvergraphError(
             f"{path}: damaged, or holds objects that could execute code; save a plain PyG Data object "
-            f"({_first_line(error)})"
+            f"({first_line(error)})"
         ) from None
     if isinstance(data, tuple) and data:  # PyG's InMemoryDataset.save writes (data, slices, class)
         data = data[0]
@@ -94,11 +95,7 @@ def file_hash(path: str | Path) -> str:
 def fingerprint(graph: Graph) -> str:
     """SHA-256 of what a graph is, whatever file it came in: edges, pattern of the features, labels."""
     digest = hashlib.sha256()
-    features = [graph.x.indptr, graph.x.indices] if hasattr(graph.x, "indptr") else []
+    features = [graph.x.indptr, graph.x.indices] if isinstance(graph.x, SparseMatrix) else []
     for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, graph.y):
         digest.update(part.to(torch.int64).contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:120]

@@ -69,9 +69,7 @@ class Graph:
         """On another device."""
         if self.y.device == torch.device(device):
             return self
-        return Graph(
-            self.x.to(device), self.adjacency.to(device), self.y.to(device), self.class_names, self.name
-        )
+        return Graph(self.x.to(device), self.adjacency.to(device), self.y.to(device), self.class_names, self.name)
 
     def subgraph(self, nodes: Tensor, groups: Tensor | None = None) -> Graph:
         """The graph induced on `nodes`, renumbered in their order.
@@ -111,7 +109,9 @@ def make_graph(
     y = torch.as_tensor(np.asarray(y)).long().reshape(-1)
     if y.numel() != num_nodes:
         raise EvergraphError(f"{name}: {num_nodes} rows of features but {y.numel()} labels; give one label a node")
-    names = list(class_names) if class_names is not None else list(range(int(y.max()) + 1 if y.numel() else 0))
+    names: list[ClassName] = (
+        list(class_names) if class_names is not None else list(range(int(y.max()) + 1 if y.numel() else 0))
+    )
     if int(y.min()) < -1 or int(y.max()) >= len(names):
         raise EvergraphError(
             f"{name}: labels run from {int(y.min())} to {int(y.max())} but there are {len(names)} classes; "
@@ -130,16 +130,19 @@ def make_graph(
 
 def _features(x: Any, name: str) -> Features:
     if sp.issparse(x):
-        features: Features = SparseMatrix.from_scipy(x)
-        stored = features.values
-    else:
-        features = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x)
-        if features.dim() != 2 or features.size(1) == 0:
-            raise EvergraphError(f"{name}: features have shape {tuple(features.shape)}; they must be (nodes, features)")
-        features = stored = features.float() if features.dtype != torch.float64 else features
-    if not bool(torch.isfinite(stored).all()):
+        sparse = SparseMatrix.from_scipy(x)
+        _require_finite(sparse.values, name)
+        return sparse
+    dense = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+    if dense.dim() != 2 or dense.size(1) == 0:
+        raise EvergraphError(f"{name}: features have shape {tuple(dense.shape)}; they must be (nodes, features)")
+    _require_finite(dense, name)
+    return dense if dense.dtype == torch.float64 else dense.float()
+
+
+def _require_finite(values: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(values).all()):
         raise EvergraphError(f"{name}: features contain NaN or infinite values; clean or impute them first")
-    return features
 
 
 def _adjacency(edges: np.ndarray, num_nodes: int, undirected: bool) -> SparseMatrix:

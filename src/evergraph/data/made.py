@@ -48,7 +48,7 @@ def sbm(
     random = np.random.default_rng(seed)
     share = random.uniform(1.0, 2.0, classes)
     y = np.sort(random.choice(classes, nodes, p=share / share.sum()))
-    y[: classes] = np.arange(classes)  # every class exists
+    y[:classes] = np.arange(classes)  # every class exists
     y = np.sort(y)
     start = np.searchsorted(y, np.arange(classes + 1))
     size = np.diff(start)
@@ -66,5 +66,9 @@ def sbm(
     x += means[y]
     mixed = random.permutation(nodes)  # node numbers say nothing about the class
     return make_graph(
-        x[np.argsort(mixed)], np.stack([mixed[source], mixed[target]]), y[np.argsort(mixed)], undirected=True, name="sbm"
+        x[np.argsort(mixed)],
+        np.stack([mixed[source], mixed[target]]),
+        y[np.argsort(mixed)],
+        undirected=True,
+        name="sbm",
     )

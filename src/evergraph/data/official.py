@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from evergraph.data.files import _first_line, file_hash, fingerprint, read_npz
+from evergraph.data.files import file_hash, fingerprint, read_npz
 from evergraph.data.graph import Graph, make_graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, first_line
 
 GNN_BENCHMARK = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
 
@@ -45,7 +45,7 @@ OFFICIAL: dict[str, OfficialGraph] = {
         f"{GNN_BENCHMARK}/ms_academic_cs.npz",
         (18333, 6805, 15),
         "Coauthor-CS: authors, joined by papers written together; fields of study",
-        "CSFP",
+        "ba32ada7ee52517649fb67d71e22f54a05bfb118840d6ecca36e4ba141fb47db",
     ),
     "coauthor-physics": OfficialGraph(
         "Physics/raw/ms_academic_phy.npz",
@@ -58,7 +58,7 @@ OFFICIAL: dict[str, OfficialGraph] = {
         f"{GNN_BENCHMARK}/amazon_electronics_computers.npz",
         (13752, 767, 10),
         "Amazon-Computers: products often bought together; product categories",
-        "COMPFP",
+        "d884cad9ffc1e2e86757ca1c20db60eaa1877e514c0d3cd8685eb9c2308c2ba1",
     ),
     "amazon-photo": OfficialGraph(
         "Photo/raw/amazon_electronics_photo.npz",
@@ -133,7 +133,7 @@ def _read_csv_gz(path: Path, kind: type) -> np.ndarray:
         with gzip.open(path, "rt") as lines:
             return np.loadtxt(lines, delimiter=",", dtype=kind, ndmin=2)
     except (OSError, EOFError, ValueError) as error:
-        raise EvergraphError(f"{path}: damaged ({_first_line(error)})") from None
+        raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None
 
 
 def _check_listed_hash(base: Path, file: Path) -> None:
@@ -165,11 +165,11 @@ def _fetch(name: str, official: OfficialGraph, base: Path) -> None:
             loaded.rename(target)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
         raise EvergraphError(
-            f"{name}: no file {target} and the download from {official.url} failed ({_first_line(error)}); "
+            f"{name}: no file {target} and the download from {official.url} failed ({first_line(error)}); "
             "set --data-root or EVERGRAPH_DATA to a folder that has it"
         ) from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise EvergraphError(f"{name}: could not store the download under {base} ({_first_line(error)})") from None
+        raise EvergraphError(f"{name}: could not store the download under {base} ({first_line(error)})") from None
     files = sorted(target.iterdir()) if target.is_dir() else [target]
     with open(base / "SHA256SUMS", "a") as listing:
         listing.writelines(f"{file_hash(file)}  {file.relative_to(base).as_posix()}\n" for file in files)

@@ -251,9 +251,7 @@ class JointStream:
         return (self[index] for index in range(len(self)))
 
 
-def _order_classes(
-    graph: Graph, kept: list[int], order: Order, classes_per_task: int, seed: int
-) -> list[list[int]]:
+def _order_classes(graph: Graph, kept: list[int], order: Order, classes_per_task: int, seed: int) -> list[list[int]]:
     """The kept classes in groups, one a task, in the order of arrival."""
     if isinstance(order, str):
         rule, _, number = order.partition(":")

@@ -14,8 +14,7 @@ from evergraph.data.batches import Batch, Neighbourhoods
 from evergraph.data.stream import Task
 from evergraph.errors import EvergraphError
 from evergraph.models.base import GraphModel
-
-Params = dict[str, Tensor]
+from evergraph.params import Params, named_params
 
 
 @dataclass(eq=False)
@@ -46,9 +45,9 @@ class Context:
     _position: Tensor | None = None
 
     @property
-    def params(self) -> dict[str, torch.nn.Parameter]:
+    def params(self) -> Params:
         """The model's parameters by name."""
-        return dict(self.model.named_parameters())
+        return named_params(self.model)
 
     @property
     def num_train(self) -> int:
@@ -56,9 +55,12 @@ class Context:
         return self.task.train.numel()
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """The training nodes in order, with exact neighbourhoods, `batch_size` at a time (the training loop's by default)."""
+        """The training nodes in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
         exact = Neighbourhoods(
-            self.neighbourhoods.x, self.neighbourhoods.operator, self.neighbourhoods.y, self.neighbourhoods.num_hops
+            self.neighbourhoods.x,
+            self.neighbourhoods.operator,
+            self.neighbourhoods.y,
+            self.neighbourhoods.num_hops,
         )
         seeds = self.task.train.to(self.neighbourhoods.y.device)
         return exact.batches(seeds, batch_size or self.batch_size)
@@ -286,8 +288,3 @@ class Compose(Method):
 def _total(parts: list[Tensor | None]) -> Tensor | None:
     found = [part for part in parts if part is not None]
     return sum(found[1:], found[0]) if found else None
-
-
-def copy_params(model: torch.nn.Module) -> Params:
-    """The parameters' present values."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}

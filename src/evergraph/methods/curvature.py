@@ -10,8 +10,9 @@ from torch.func import functional_call
 
 from evergraph.curvature import apply_output_fisher, fisher_product, pick_labels, require_deterministic, score
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context, Method, Params, Step, copy_params
+from evergraph.methods.base import Context, Method, Step
 from evergraph.methods.ema import EMA
+from evergraph.params import Params, copy_params
 
 
 @dataclass(repr=False)
@@ -66,7 +67,9 @@ class OnlineCurvature(Method):
         if not 0 <= self.point <= 1:
             raise EvergraphError(f"curvature: point={self.point} must lie between 0 (θ_t) and 1 (θ)")
         if self.point < 1 and self.estimator == "queue":
-            raise EvergraphError("curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1")
+            raise EvergraphError(
+                "curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1"
+            )
         self._averaging = EMA(self.ema)
         self.anchor_sum_: Params = {}
         self.num_anchors_: int = 0
@@ -123,7 +126,8 @@ class OnlineCurvature(Method):
     def displacement(self, params: Params) -> Params:
         """D = Σ_t (θ − θ_t), from the running sum of anchors alone."""
         return {
-            name: torch.sub(self.num_anchors_ * value.detach(), self.anchor_sum_[name]) for name, value in params.items()
+            name: torch.sub(self.num_anchors_ * value.detach(), self.anchor_sum_[name])
+            for name, value in params.items()
         }
 
     def _scale(self, step: Step) -> float:
@@ -139,7 +143,7 @@ class OnlineCurvature(Method):
         """D, for the estimators that need J D."""
         if not self._active() or self.estimator == "queue" or self.point < 1:
             return []
-        return [self.displacement(dict(context.model.named_parameters()))]
+        return [self.displacement(context.params)]
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
         """c_v = strength · H_v J_v D over the label scope."""
@@ -160,7 +164,7 @@ class OnlineCurvature(Method):
         logits = step.scoped_logits.detach()[node : node + 1]
         cotangent = torch.zeros_like(step.logits)
         cotangent[node, step.context.classes] = score(logits, pick_labels(logits, "sample", generator=generator))[0]
-        params = dict(step.model.named_parameters())
+        params = step.context.params
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
         held = len(self.queue_) - (1 if self.queue_rule == "algorithm" else 0)
         if held >= self.queue_size:
@@ -185,7 +189,7 @@ class OnlineCurvature(Method):
 
     def _queue_gradient(self, step: Step) -> Params:
         """strength / |Q| Σ_q (g_q · D) g_q."""
-        displacement = self.displacement(dict(step.model.named_parameters()))
+        displacement = self.displacement(step.context.params)
         tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
         scale = self.strength * tasks / (1 if self.over_nodes == "sum" else len(self.queue_))
         total = {name: torch.zeros_like(value) for name, value in displacement.items()}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import Context, Method, Params, copy_params
+from evergraph.methods.base import Context, Method
+from evergraph.params import Params, copy_params
 
 
 @dataclass(repr=False)

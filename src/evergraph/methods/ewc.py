@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evergraph.curvature import LABELS, fisher_diagonal, nodes_at_once, require_deterministic, squared_batch_gradients
+from evergraph.curvature import (
+    LABELS,
+    fisher_diagonal,
+    nodes_at_once,
+    require_deterministic,
+    squared_batch_gradients,
+)
 from evergraph.errors import one_of
-from evergraph.methods.base import Context, Params
+from evergraph.methods.base import Context
 from evergraph.methods.quadratic import Quadratic
+from evergraph.params import Params
 
 
 @dataclass(repr=False)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from evergraph.curvature import pick_labels, random_sign_diagonal, score
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context, Params, Step
+from evergraph.methods.base import Context, Step
 from evergraph.methods.quadratic import Quadratic
+from evergraph.params import Params
 
 
 @dataclass(repr=False)
@@ -50,7 +51,7 @@ class EWCPlusPlus(Quadratic):
         logits = step.scoped_logits.detach()
         picked = pick_labels(logits, self.labels, step.targets, step.context.generator)
         cotangent = step.widen(score(logits, picked))
-        params: Params = dict(step.model.named_parameters())
+        params = step.context.params
         if self.fisher == "per-node":
             batch = random_sign_diagonal(step.logits, params, cotangent, step.context.generator)
             batch = {name: value / step.batch.num_seeds for name, value in batch.items()}

@@ -9,7 +9,8 @@ import torch
 from evergraph.curvature import KroneckerFactor, fisher_diagonal, kronecker_factors, require_deterministic
 from evergraph.curvature.labels import LABELS
 from evergraph.errors import one_of
-from evergraph.methods.base import Context, Method, Params, Step, copy_params
+from evergraph.methods.base import Context, Method, Step
+from evergraph.params import Params, copy_params
 
 NODES_AT_ONCE = 16
 

@@ -10,7 +10,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import Context, Method, Params, Step, copy_params
+from evergraph.methods.base import Context, Method, Step
+from evergraph.params import Params, copy_params
 
 
 @dataclass(repr=False)

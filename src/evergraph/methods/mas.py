@@ -8,8 +8,9 @@ from torch import Tensor
 
 from evergraph.curvature import nodes_at_once, require_deterministic, sum_of_powers
 from evergraph.data.batches import Batch
-from evergraph.methods.base import Context, Params
+from evergraph.methods.base import Context
 from evergraph.methods.quadratic import Quadratic
+from evergraph.params import Params
 
 
 @dataclass(repr=False)

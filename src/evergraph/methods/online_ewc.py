@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import Params
 from evergraph.methods.ewc import EWC
+from evergraph.params import Params
 
 
 @dataclass(repr=False)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.methods.base import Context, Method, Params, Step, copy_params
+from evergraph.methods.base import Context, Method, Step
+from evergraph.params import Params, copy_params
 
 
 @dataclass(repr=False)
@@ -53,7 +54,11 @@ class Quadratic(Method):
 
     def value(self, params: Params) -> float:
         """The penalty itself, for logs: strength/2 (Σ_i importance_i (θ_i − anchor_i)² + constant)."""
-        parts = [(self.importance_[n] * (v - self.anchor_[n]).square()).sum() for n, v in params.items() if n in self.importance_]
+        parts = [
+            (self.importance_[n] * (v - self.anchor_[n]).square()).sum()
+            for n, v in params.items()
+            if n in self.importance_
+        ]
         return self.strength / 2 * (float(sum(parts)) + self.constant_)
 
     def edit_grads(self, step: Step) -> None:
@@ -63,4 +68,6 @@ class Quadratic(Method):
         with torch.no_grad():
             for name, value in step.model.named_parameters():
                 pull = (value - self.anchor_[name]).mul_(self.importance_[name])
-                value.grad = pull.mul_(self.strength) if value.grad is None else value.grad.add_(pull, alpha=self.strength)
+                value.grad = (
+                    pull.mul_(self.strength) if value.grad is None else value.grad.add_(pull, alpha=self.strength)
+                )

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.methods.base import Context, Params, Step, copy_params
+from evergraph.methods.base import Context, Step
 from evergraph.methods.quadratic import Quadratic
+from evergraph.params import Params, copy_params
 
 
 @dataclass(repr=False)

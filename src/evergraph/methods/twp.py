@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.data.batches import Batch
-from evergraph.methods.base import Context, Params, Step
+from evergraph.methods.base import Context, Step
 from evergraph.methods.quadratic import Quadratic
 from evergraph.models.base import neighbourhoods
+from evergraph.params import Params
 
 
 @dataclass(repr=False)

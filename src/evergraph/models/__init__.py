@@ -16,4 +16,14 @@ def make_model(name: str, **hyperparameters: object) -> GraphModel:
     return MODELS[name](**hyperparameters)
 
 
-__all__ = ["GAT", "GCN", "MODELS", "GraphModel", "GraphSAGE", "ModuleModel", "as_model", "make_model", "neighbourhoods"]
+__all__ = [
+    "GAT",
+    "GCN",
+    "MODELS",
+    "GraphModel",
+    "GraphSAGE",
+    "ModuleModel",
+    "as_model",
+    "make_model",
+    "neighbourhoods",
+]

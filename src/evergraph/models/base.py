@@ -14,7 +14,6 @@ from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.sparse import Features, SparseMatrix, as_dense
 
-
 _recorder: list[tuple[Tensor, Features, Tensor]] | None = None
 
 

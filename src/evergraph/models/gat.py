@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class GAT(GraphModel):
         """Glorot-uniform weights, zero biases."""
         self.in_channels, self.out_channels = in_channels, out_channels
         widths = [in_channels, *[self.hidden] * (self.num_layers - 1), out_channels]
-        for number, (before, after) in enumerate(zip(widths, widths[1:])):
+        for number, (before, after) in enumerate(itertools.pairwise(widths)):
             heads = self.heads if number < self.num_layers - 1 else 1
             self.weights.append(nn.Parameter(torch.empty(before + 1, after)))
             self.sources.append(nn.Parameter(torch.empty(heads, after // heads)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -46,7 +47,11 @@ class GCN(GraphModel):
     """
 
     def __init__(
-        self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0, propagate_inputs: bool | None = None
+        self,
+        hidden: int = 256,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        propagate_inputs: bool | None = None,
     ) -> None:
         super().__init__()
         self.hidden, self.num_layers, self.dropout = hidden, num_layers, dropout
@@ -63,7 +68,7 @@ class GCN(GraphModel):
         self.in_channels, self.out_channels = in_channels, out_channels
         widths = [in_channels, *[self.hidden] * (self.num_layers - 1), out_channels]
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(before + 1, after)) for before, after in zip(widths, widths[1:])
+            nn.Parameter(torch.empty(before + 1, after)) for before, after in itertools.pairwise(widths)
         )
         self.reset_parameters()
 
@@ -86,7 +91,7 @@ class GCN(GraphModel):
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """[X 1], or Ã[X 1] where that saves work at every step."""
-        x = with_ones(graph.x)
+        x: Features = with_ones(graph.x)
         if propagate is None:
             propagate = self.propagate_inputs
         if propagate is None:
@@ -101,7 +106,9 @@ class GCN(GraphModel):
             if number:
                 assert isinstance(hidden, Tensor)
                 hidden = with_ones(F.dropout(F.relu(hidden), self.dropout, self.training))
-            hidden = linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
+            hidden = (
+                linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
+            )
         assert isinstance(hidden, Tensor)
         return hidden
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class GraphSAGE(GCN):
         self.in_channels, self.out_channels = in_channels, out_channels
         widths = [in_channels, *[self.hidden] * (self.num_layers - 1), out_channels]
         self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(2 * before + 1, after)) for before, after in zip(widths, widths[1:])
+            nn.Parameter(torch.empty(2 * before + 1, after)) for before, after in itertools.pairwise(widths)
         )
         self.reset_parameters()
 

@@ -1,0 +1,39 @@
+# make demo: a first result; make test: the default suite. Both make the environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint format clean
+
+demo: $(STAMP)
+	$(BIN)/evergraph compare digits --methods finetune,curvature,joint --seeds 3
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or paper"
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
+
+# torch first and pinned, so that nothing that follows pulls another build of it. curvlinops, the tests'
+# reference for Fisher products, comes without its dependencies: they include torchvision, which is not
+# used and would pull the CUDA packages; the ones it does need are in the test extra.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("evergraph needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt curvlinops-for-pytorch backpack-for-pytorch unfoldNd
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
