@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import evergraph
 from evergraph.checkpoint import load_tree, save_tree
 from evergraph.data.graph import ClassName, Graph, from_pyg
-from evergraph.data.stream import JointStream, Task, TaskStream
+from evergraph.data.stream import JointStream, Task, TaskStream, TestGraph
 from evergraph.errors import EvergraphError
 from evergraph.methods import METHODS, make_method
 from evergraph.methods.base import Compose, Context, Method
@@ -71,7 +71,8 @@ class Learner:
         self.seed, self.num_classes = seed, num_classes
         self.classes: list[ClassName] = []  # classes[unit]: the class of each output unit in use
         self.num_tasks = 0
-        self.first_accuracies: list[float | None] = []
+        self.first_accuracies: list[float | None] = []  # on each task's test nodes, right after learning it
+        self.validation_accuracies: list[float | None] = []  # likewise on its validation nodes
         self._progress: Progress | None = None
         self._generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         with torch.random.fork_rng():
@@ -100,8 +101,12 @@ class Learner:
         self.num_tasks += 1
         units = self._units(task.graph)
         candidates = list(range(len(self.classes)))
-        measured = task.test.numel() > 0
-        self.first_accuracies.append(self._accuracy(task.graph, task.test, units, candidates) if measured else None)
+        measured = [
+            self._accuracy(task.graph, nodes, units, candidates) if nodes.numel() else None
+            for nodes in (task.test, task.val)
+        ]
+        self.first_accuracies.append(measured[0])
+        self.validation_accuracies.append(measured[1])
         return progress.log
 
     def fit(self, stream: TaskStream) -> Evaluation:
@@ -199,17 +204,20 @@ class Learner:
 
     # looking
 
-    def evaluate(self, stream: TaskStream, *, balanced: bool = False) -> Evaluation:
+    def evaluate(
+        self, stream: TaskStream, *, balanced: bool = False, test_graph: TestGraph | None = None
+    ) -> Evaluation:
         """Accuracy in percent on the test nodes of every task learned so far, as the stream's protocol says.
 
-        `balanced` gives the mean of the classes' accuracies instead of the share of nodes.
+        `balanced` gives the mean of the classes' accuracies instead of the share of nodes; `test_graph`
+        asks for another test graph than the stream's own.
         """
         if not self.num_tasks:
             raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
         after = min(self.num_tasks, len(stream)) - 1
         accuracies = []
         for index in range(after + 1):
-            graph, nodes = stream.tests(after, index)
+            graph, nodes = stream.tests(after, index, test_graph)
             units = self._units(graph)
             candidates = [int(units[position]) for position in stream.candidates(after, index)]
             if min(candidates) < 0:
@@ -217,7 +225,7 @@ class Learner:
             accuracies.append(self._accuracy(graph, nodes, units, candidates, balanced))
         names = [", ".join(map(str, stream[index].class_names)) for index in range(after + 1)]
         first: list[float | None] = [None] * (after + 1)
-        if stream.test_graph == "task" and not stream.task_incremental and not self.method.joint:
+        if (test_graph or stream.test_graph) == "task" and not stream.task_incremental and not self.method.joint:
             first = self.first_accuracies[: after + 1]
         return Evaluation(accuracies, first, names)
 
@@ -284,6 +292,7 @@ class Learner:
                 "num_classes": self.num_classes,
                 "num_tasks": self.num_tasks,
                 "first_accuracies": self.first_accuracies,
+                "validation_accuracies": self.validation_accuracies,
                 "seed": self.seed,
                 "random_state": self._random_state,
                 "method_random_state": self._generator.get_state(),
@@ -328,6 +337,7 @@ class Learner:
         learner.classes = list(tree["classes"])
         learner.num_classes, learner.num_tasks = tree["num_classes"], tree["num_tasks"]
         learner.first_accuracies = list(tree["first_accuracies"])
+        learner.validation_accuracies = list(tree["validation_accuracies"])
         learner._random_state = tree["random_state"]
         learner._generator.set_state(tree["method_random_state"])
         if tree["progress"] is not None:

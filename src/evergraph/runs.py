@@ -17,7 +17,7 @@ import torch
 
 import evergraph
 from evergraph.checkpoint import write_atomically
-from evergraph.data.stream import TaskStream, stream
+from evergraph.data.stream import TaskStream, TestGraph, stream
 from evergraph.errors import EvergraphError, first_line
 from evergraph.learner import Learner, pick_device
 from evergraph.methods import make_method
@@ -44,6 +44,7 @@ class RunSpec:
         training: how a task is trained.
         seeds: one run each.
         device: `auto`, `cpu` or `cuda`.
+        also_test: further test graphs on which the same learner is measured.
     """
 
     source: str
@@ -55,6 +56,7 @@ class RunSpec:
     training: Training = field(default_factory=Training)
     seeds: list[int] = field(default_factory=lambda: [0])
     device: str = "auto"
+    also_test: list[TestGraph] = field(default_factory=list)
 
     def learner(self, seed: int) -> Learner:
         """A learner that has learned nothing yet."""
@@ -104,9 +106,9 @@ def run(
         "model": {"name": spec.model, **learner.model.hyperparameters()},
         "protocol": {**first.protocol(), **spec.training.protocol()},
         "seeds": spec.seeds,
-        "ap": mean_std([average_performance(matrix) for matrix in matrices]),
-        "af": mean_std([average_forgetting(matrix) for matrix in matrices]),
-        "matrices": matrices,
+        **_summary(matrices),
+        "also_tested": {name: _summary([result["also_tested"][name] for result in results]) for name in spec.also_test},
+        "validation": [result["validation"] for result in results],
         "task_classes": [list(map(str, task.class_names)) for task in first],
         "seconds": sum(result["seconds"] for result in results),
         "device": describe_device(device),
@@ -117,13 +119,22 @@ def run(
     return result
 
 
+def _summary(matrices: list[list[ROW]]) -> dict[str, Any]:
+    return {
+        "ap": mean_std([average_performance(matrix) for matrix in matrices]),
+        "af": mean_std([average_forgetting(matrix) for matrix in matrices]),
+        "matrices": matrices,
+    }
+
+
 def _run_seed(
     spec: RunSpec, folder: Path, tasks: TaskStream, seed: int, number: int, on_progress: OnProgress | None
 ) -> dict[str, Any]:
     """All tasks of one seed, from wherever an earlier attempt left off."""
     _make_folder(folder)
     matrix_file, checkpoint = folder / "matrix.json", folder / "checkpoint"
-    state: dict[str, Any] = {"matrix": [], "seconds": 0.0, "log": [], "finished": False}
+    empty: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in spec.also_test}, "log": []}
+    state: dict[str, Any] = {**empty, "validation": [], "seconds": 0.0, "finished": False}
     learner = spec.learner(seed)
     if matrix_file.exists():
         state = json.loads(matrix_file.read_text())
@@ -133,9 +144,10 @@ def _run_seed(
         learner = Learner.load(checkpoint, device=spec.device)
         # a kill between the row's file and the checkpoint leaves one row too many: it is measured again
         state["matrix"] = state["matrix"][: learner.num_tasks]
+        state["also_tested"] = {name: rows[: learner.num_tasks] for name, rows in state["also_tested"].items()}
         state["log"] = [row for row in state["log"] if row["task"] < learner.num_tasks]
     else:
-        state = {**state, "matrix": [], "log": []}
+        state = {**state, **empty}
     clock = time.perf_counter()
     saved = time.perf_counter()
     for index in range(learner.num_tasks, len(tasks)):
@@ -149,8 +161,10 @@ def _run_seed(
                 saved = time.perf_counter()
 
         log = learner.learn(learner.tasks_of(tasks)[index], on_epoch)
-        accuracies: ROW = [*learner.evaluate(tasks).accuracies]
-        state["matrix"].append(accuracies + [None] * (len(tasks) - len(accuracies)))
+        state["matrix"].append(_row(learner, tasks, tasks.test_graph))
+        for name in spec.also_test:
+            state["also_tested"][name].append(_row(learner, tasks, name))
+        state["validation"] = learner.validation_accuracies
         state["log"] += [{"task": index, **row} for row in log]
         state["seconds"] += time.perf_counter() - clock
         clock = time.perf_counter()
@@ -165,6 +179,12 @@ def _run_seed(
     if checkpoint.exists():
         checkpoint.rmdir()
     return state
+
+
+def _row(learner: Learner, tasks: TaskStream, test_graph: TestGraph) -> ROW:
+    """The newest row of an accuracy matrix."""
+    accuracies: ROW = [*learner.evaluate(tasks, test_graph=test_graph).accuracies]
+    return accuracies + [None] * (len(tasks) - len(accuracies))
 
 
 CHECKPOINT_SECONDS = 20.0  # within a task, at most so much work is lost

@@ -187,9 +187,12 @@ class TaskStream:
             self._seen = (index, self._cut(index, 0, joined=True, own=range(index + 1)))
         return self._seen[1]
 
-    def tests(self, after: int, index: int) -> tuple[Graph, Tensor]:
-        """The graph and the nodes on which task `index` is tested after learning task `after`."""
-        if self.test_graph == "task":
+    def tests(self, after: int, index: int, test_graph: TestGraph | None = None) -> tuple[Graph, Tensor]:
+        """The graph and the nodes on which task `index` is tested after learning task `after`.
+
+        `test_graph` asks for another test graph than the stream's own.
+        """
+        if (test_graph or self.test_graph) == "task":
             return self[index].graph, self[index].test
         seen = self.seen(after)
         own = torch.isin(seen.graph.y[seen.test], torch.tensor(self.tasks_classes[index]))

@@ -75,7 +75,8 @@ class OnlineCurvature(Method):
         self.num_anchors_: int = 0
         self.latest_: Params = {}
         self.all_anchors_: list[Params] = []
-        self.queue_: list[Params] = []
+        self.queue_: Params = {}  # a ring of gradients, one row each
+        self.pushed_: int = 0
 
     def state_dict(self) -> dict[str, object]:
         """The anchors, the queue, and the moving average's copy."""
@@ -102,7 +103,7 @@ class OnlineCurvature(Method):
 
     def start_task(self, context: Context) -> None:
         """An empty queue; a model without randomness."""
-        self.queue_ = []
+        self.queue_, self.pushed_ = {}, 0
         if self.anchors == "previous" and not self.num_anchors_ and not self.latest_:
             self.latest_ = copy_params(context.model)  # θ_0
         if self.num_anchors_:
@@ -119,7 +120,7 @@ class OnlineCurvature(Method):
         self.anchor_sum_ = {n: v + self.anchor_sum_[n] if self.anchor_sum_ else v.clone() for n, v in anchor.items()}
         if self.point < 1:
             self.all_anchors_ = [*self.all_anchors_, anchor]
-        self.queue_ = []
+        self.queue_, self.pushed_ = {}, 0
 
     # one step
 
@@ -166,11 +167,12 @@ class OnlineCurvature(Method):
         cotangent[node, step.context.classes] = score(logits, pick_labels(logits, "sample", generator=generator))[0]
         params = step.context.params
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
-        held = len(self.queue_) - (1 if self.queue_rule == "algorithm" else 0)
-        if held >= self.queue_size:
-            self.queue_.pop(0)
-        entry = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
-        self.queue_.append(entry)
+        capacity = self.queue_size + (1 if self.queue_rule == "algorithm" else 0)
+        for (name, value), grad in zip(params.items(), grads):
+            if name not in self.queue_:
+                self.queue_[name] = value.new_zeros(capacity, *value.shape)
+            self.queue_[name][self.pushed_ % capacity] = 0 if grad is None else grad
+        self.pushed_ += 1
         return None
 
     def edit_grads(self, step: Step) -> None:
@@ -191,13 +193,11 @@ class OnlineCurvature(Method):
         """strength / |Q| Σ_q (g_q · D) g_q."""
         displacement = self.displacement(step.context.params)
         tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
-        scale = self.strength * tasks / (1 if self.over_nodes == "sum" else len(self.queue_))
-        total = {name: torch.zeros_like(value) for name, value in displacement.items()}
-        for entry in self.queue_:
-            inner = scale * sum(torch.sum(entry[name] * displacement[name]) for name in entry)
-            for name, sum_ in total.items():
-                sum_.add_(entry[name] * inner)
-        return total
+        held = min(self.pushed_, next(iter(self.queue_.values())).size(0))
+        scale = self.strength * tasks / (1 if self.over_nodes == "sum" else held)
+        rows = {name: gradients[:held].flatten(1) for name, gradients in self.queue_.items()}
+        inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
+        return {name: (scale * inner @ rows[name]).view_as(displacement[name]) for name in rows}
 
     def _gradient_between(self, step: Step) -> Params:
         """Σ_t F(θ̄_t)(θ − θ_t) with θ̄_t = θ_t + point (θ − θ_t)."""
