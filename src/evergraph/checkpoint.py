@@ -1,18 +1,22 @@
 """Saving and loading state that cannot execute code: a JSON tree beside one safetensors file.
 
-A checkpoint is a folder with `learner.json` (the tree, a format version, the name and the hash of the
-tensor file) and that tensor file. A save writes a new tensor file first and replaces `learner.json` last,
-in one atomic step; so at any moment, whatever happens, the folder holds one whole checkpoint.
+A checkpoint is a folder with `learner.json` (the tree, a format version, the name of the tensor file, the
+hashes of both) and that tensor file. A save writes a new tensor file first and replaces `learner.json`
+last, in one atomic step; so at any moment, whatever happens, the folder holds one whole checkpoint.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,30 +26,45 @@ from evergraph.errors import EvergraphError, first_line
 
 FORMAT = 1
 INDEX = "learner.json"
+KIND = "evergraph checkpoint"
+TENSORS = "tensors-*.safetensors"
+SCRATCH = ".*.part"  # what a killed writer leaves behind
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that it is either the old one or the new one, never half of it."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that it is either the old one or the new one, never half of it."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(scratch, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        try:
+            with open(scratch, "wb") as file:
+                file.write(content.encode("utf-8") if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except BaseException:
+            _remove(scratch)
+            raise
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise EvergraphError(f"cannot write {path} ({first_line(error)})") from None
+    _sync_folder(path.parent)
+
+
+def make_folder(folder: Path, advice: str = "name another folder") -> None:
+    """Make a folder, or say that it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); {advice}") from None
 
 
 def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
-    """Save a tree of dictionaries, lists, plain values and tensors."""
+    """Save a tree of dictionaries, lists, plain values and tensors. The earlier one stays until this one is whole."""
     folder = Path(folder)
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(tree, "", tensors)
+    make_folder(folder)
+    scratch = folder / f".tensors.{os.getpid()}.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = folder / f".tensors.{os.getpid()}.part"
         try:
             save_file(tensors, scratch)
             with open(scratch, "rb+") as file:
@@ -53,45 +72,139 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
             digest = file_hash(scratch)
             final = folder / f"tensors-{digest[:16]}.safetensors"
             os.replace(scratch, final)
-        finally:
-            scratch.unlink(missing_ok=True)
+        except BaseException:
+            _remove(scratch)
+            raise
     except (OSError, SafetensorError) as error:
         raise EvergraphError(f"cannot write a checkpoint to {folder} ({first_line(error)})") from None
-    index = {"format": FORMAT, "tensors": final.name, "sha256": digest, "tree": skeleton}
-    write_atomically(folder / INDEX, json.dumps(index))
-    for old in folder.glob("tensors-*.safetensors"):
-        if old != final:
-            old.unlink(missing_ok=True)
+    index = {
+        "kind": KIND,
+        "format": FORMAT,
+        "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "tensors": {"file": final.name, "sha256": digest},
+        "tree": skeleton,
+    }
+    try:
+        write_atomically(folder / INDEX, json.dumps({**index, "sha256": _hash(index)}))
+    finally:
+        _sweep(folder)
 
 
 def load_tree(folder: str | Path) -> dict[str, Any]:
-    """The tree saved in a folder, checked against its hash."""
+    """The tree saved in a folder, checked against its hashes."""
     folder = Path(folder)
-    index_path = folder / INDEX
-    if not index_path.is_file():
-        raise EvergraphError(f"{folder} holds no checkpoint (no {INDEX} in it)")
+    index = read_index(folder)
+    for _ in range(3):  # another process's save may remove the tensor file just after the index was read
+        path = folder / Path(str(index["tensors"]["file"])).name
+        if path.is_file():
+            break
+        index = read_index(folder)
     try:
-        index = json.loads(index_path.read_text(encoding="utf-8"))
-        found = int(index["format"])
-        name, digest, skeleton = str(index["tensors"]), index["sha256"], index["tree"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise EvergraphError(f"{index_path} is damaged or not an evergraph checkpoint ({first_line(error)})") from None
-    if found > FORMAT:
-        raise EvergraphError(
-            f"{folder}: checkpoint format {found} is newer than this evergraph's ({FORMAT}); upgrade it"
-        )
-    path = folder / Path(name).name
-    if not path.is_file() or file_hash(path) != digest:
-        raise EvergraphError(f"{path}: missing or damaged (its hash is not the one in {INDEX})")
-    try:
-        return _unflatten(skeleton, load_file(path))
-    except (SafetensorError, KeyError, OSError) as error:
+        if file_hash(path) != index["tensors"]["sha256"]:
+            raise EvergraphError(f"{path}: damaged (its hash is not the one in {INDEX}); restore it from a copy")
+        tree: dict[str, Any] = _unflatten(index["tree"], load_file(path))
+    except FileNotFoundError:
+        raise EvergraphError(f"{path}: missing, so the checkpoint is damaged; restore it from a copy") from None
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        if isinstance(error, EvergraphError):
+            raise
         raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None
+    return tree
+
+
+def read_index(folder: str | Path) -> dict[str, Any]:
+    """A checkpoint's index, its tree still flat: cheap to read, and enough to describe it."""
+    folder = Path(folder)
+    path = folder / INDEX
+    if not path.is_file():
+        raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise EvergraphError(f"{path} is damaged ({first_line(error)}); restore it from a copy") from None
+    if not isinstance(index, dict) or index.get("kind") != KIND or not isinstance(index.get("format"), int):
+        raise EvergraphError(f"{path} is not an evergraph checkpoint; name a folder that Learner.save wrote")
+    if index["format"] > FORMAT:
+        raise EvergraphError(
+            f"{folder}: checkpoint format {index['format']} is newer than this evergraph's ({FORMAT}); "
+            "upgrade evergraph to read it"
+        )
+    if index.pop("sha256", None) != _hash(index):
+        raise EvergraphError(f"{path} is damaged (its hash does not fit its content); restore it from a copy")
+    return index
+
+
+def remove_tree(folder: str | Path) -> None:
+    """Remove a checkpoint; its index goes first, so that no half of one is ever found."""
+    folder = Path(folder)
+    _remove(folder / INDEX)
+    _sweep(folder)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a folder. The system releases it when this process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: two writers are then the user's to avoid
+        yield
+        return
+    path = folder / ".lock"
+    try:
+        file = open(path, "w")  # noqa: SIM115  # held open as long as the lock
+    except OSError as error:
+        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another folder") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            current = os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
+        except OSError:
+            current = False
+        if not current:
+            raise EvergraphError(f"another process is working in {folder}; wait for it, or name another folder")
+        try:
+            yield
+        finally:
+            _remove(path)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what the present index does not name: older tensor files, and what killed writers left."""
+    used = None
+    with suppress(EvergraphError):
+        used = read_index(folder)["tensors"]["file"]
+    elsewhere = (folder / INDEX).exists() and used is None  # an index that cannot be read: touch nothing
+    for old in [] if elsewhere else [*folder.glob(TENSORS), *folder.glob(SCRATCH)]:
+        if old.name != used:
+            _remove(old)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the file system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _hash(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index).encode()).hexdigest()
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """The tree with tensors replaced by their names; non-string keys keep their type."""
     if isinstance(value, Tensor):
+        while path in tensors:  # {"a/b": …} beside {"a": {"b": …}}
+            path += "'"
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"$tensor": path}
     if isinstance(value, dict):
@@ -99,7 +212,7 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"$items": items}
     if isinstance(value, (list, tuple)):
         return [_flatten(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
-    if isinstance(value, float) and not torch.isfinite(torch.tensor(value)):
+    if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import evergraph
 from evergraph.checkpoint import load_tree, save_tree
 from evergraph.data.graph import ClassName, Graph, from_pyg
 from evergraph.data.stream import JointStream, Task, TaskStream, TestGraph
-from evergraph.errors import EvergraphError
-from evergraph.methods import METHODS, make_method
-from evergraph.methods.base import Compose, Context, Method
-from evergraph.models import MODELS, make_model
+from evergraph.errors import EvergraphError, unknown
+from evergraph.methods.base import Context, Method
 from evergraph.models.base import GraphModel, as_model, neighbourhoods
 from evergraph.params import copy_params
 from evergraph.results import Evaluation
+from evergraph.saving import learner_state, restore, task_mark
 from evergraph.training import Progress, Training, train
 
 SEEDS_AT_ONCE = 4096  # nodes in an evaluation batch
@@ -73,7 +71,10 @@ class Learner:
         self.num_tasks = 0
         self.first_accuracies: list[float | None] = []  # on each task's test nodes, right after learning it
         self.validation_accuracies: list[float | None] = []  # likewise on its validation nodes
+        self.history: list[dict[str, Any]] = []  # what each task was, for people
+        self.notes: dict[str, Any] = {}
         self._progress: Progress | None = None
+        self._task_mark: str | None = None
         self._generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -82,22 +83,22 @@ class Learner:
     # learning
 
     def learn(self, task: Task, on_epoch: Callable[[Progress, int], None] | None = None) -> list[dict[str, float]]:
-        """Learn a task; returns the per-epoch log. A learner saved in mid-task goes on where it was."""
+        """Learn a task; returns the per-epoch log. A learner saved or stopped in mid-task goes on where it was.
+
+        An error before the end of the first epoch leaves the learner as it was before.
+        """
         with self._own_random_numbers():
             self._set_up(task)
-            old = [unit for unit, name in enumerate(self.classes) if name not in set(task.class_names)]
-            resumed = self._progress is not None
-            if not resumed:
-                self.classes += [name for name in task.class_names if name not in self.classes]
-            context = self._context(task, old)
-            if not resumed:
-                self._progress = Progress()
-                self.method.start_task(context)
-            assert self._progress is not None
-            progress = train(context, self.method, self.training, self._progress, self._between_epochs(on_epoch))
-            self.model.eval()
-            self.method.end_task(context)
-        self._progress = None
+            with self._begun(task) as resumed:
+                names = set(task.class_names)
+                context = self._context(task, [unit for unit, name in enumerate(self.classes) if name not in names])
+                if not resumed:
+                    self.method.start_task(context)
+                assert self._progress is not None
+                progress = train(context, self.method, self.training, self._progress, self._between_epochs(on_epoch))
+                self.model.eval()
+                self.method.end_task(context)
+        self._progress, self._task_mark = None, None
         self.num_tasks += 1
         units = self._units(task.graph)
         candidates = list(range(len(self.classes)))
@@ -107,7 +108,41 @@ class Learner:
         ]
         self.first_accuracies.append(measured[0])
         self.validation_accuracies.append(measured[1])
+        trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
+        self.history.append({**trained, "label_scope": self.training.label_scope, "lr": self.training.lr})
         return progress.log
+
+    @property
+    def in_mid_task(self) -> bool:
+        """Whether a task was begun and not finished: `learn` with the same task goes on with it."""
+        return self._progress is not None
+
+    @contextmanager
+    def _begun(self, task: Task) -> Iterator[bool]:
+        """Enter a task, or go on with the one that was left; says which. Undone if nothing comes of it."""
+        mark = task_mark(task)
+        if self._progress is not None:
+            if mark != self._task_mark:
+                raise EvergraphError(
+                    f"the learner is in the middle of another task (epoch {self._progress.epoch}); "
+                    "learn that one to its end, or load an earlier checkpoint"
+                )
+            yield True
+            return
+        before = (list(self.classes), copy_params(self.model), self._generator.get_state())
+        self.classes += new_names(self.classes, task)
+        self._progress, self._task_mark = Progress(), mark
+        try:
+            yield False
+        except BaseException:
+            if self._progress.epoch == 0:
+                self.classes, params, state = before
+                self._generator.set_state(state)
+                self._progress, self._task_mark = None, None
+                with torch.no_grad():
+                    for name, value in self.model.named_parameters():
+                        value.copy_(params[name])
+            raise
 
     def fit(self, stream: TaskStream) -> Evaluation:
         """Learn all tasks of a stream and evaluate on it."""
@@ -121,6 +156,8 @@ class Learner:
 
     def grow(self, num_classes: int) -> None:
         """Make room for more classes: the output layer gets more units, the method's state follows."""
+        if self.in_mid_task:
+            raise EvergraphError("the learner is in the middle of a task; finish it before the output layer grows")
         if self.model.out_channels is None:
             self.num_classes = num_classes
             return
@@ -147,7 +184,7 @@ class Learner:
                 f"{self.model.in_channels}; all tasks must have the same features"
             )
         room = self.model.out_channels
-        needed = len(self.classes) + sum(name not in self.classes for name in task.class_names)
+        needed = len(self.classes) + len(new_names(self.classes, task))
         if room is not None and needed > room:
             raise EvergraphError(
                 f"task {task.index} brings the classes to {needed}, but the output layer has {room} units; "
@@ -178,16 +215,13 @@ class Learner:
             reduction=self.training.reduction,
         )
 
-    def _between_epochs(
-        self, on_epoch: Callable[[Progress, int], None] | None
-    ) -> Callable[[Progress, int], None] | None:
+    def _between_epochs(self, on_epoch: Callable[[Progress, int], None] | None) -> Callable[[Progress, int], None]:
         """The caller's hook, called with the learner in a state that can be saved."""
-        if on_epoch is None:
-            return None
 
         def hook(progress: Progress, epochs: int) -> None:
             self._random_state = torch.get_rng_state()
-            on_epoch(progress, epochs)
+            if on_epoch is not None:
+                on_epoch(progress, epochs)
 
         return hook
 
@@ -229,20 +263,39 @@ class Learner:
             first = self.first_accuracies[: after + 1]
         return Evaluation(accuracies, first, names)
 
-    def predict(self, graph: Graph | Any, nodes: Tensor | None = None) -> Prediction:
-        """The most probable class of each node, among all classes met, and its probability."""
-        if not self.classes or self.model.in_channels is None:
+    def predict(
+        self,
+        graph: Graph | Any,
+        nodes: Tensor | Sequence[int] | None = None,
+        *,
+        classes: Sequence[ClassName] | None = None,
+    ) -> Prediction:
+        """The most probable class of each node and its probability.
+
+        Args:
+            graph: a `Graph` or a PyG `Data` object; labels are not needed and not looked at.
+            nodes: the nodes asked for; all by default.
+            classes: choose among these alone; among all classes met by default.
+        """
+        if not self.num_tasks or self.model.in_channels is None:
             raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
         graph = graph if isinstance(graph, Graph) else from_pyg(graph)
         if graph.num_features != self.model.in_channels:
             raise EvergraphError(
                 f"{graph.name} has {graph.num_features} features a node, but the learner was built for "
-                f"{self.model.in_channels}"
+                f"{self.model.in_channels}; give it a graph with the features it was trained on"
             )
-        nodes = torch.arange(graph.num_nodes) if nodes is None else nodes
-        probabilities = self.logits(graph, nodes)[:, : len(self.classes)].softmax(1)
-        best = probabilities.max(1)
-        return Prediction(nodes, [self.classes[unit] for unit in best.indices.tolist()], best.values)
+        units = list(range(len(self.classes)))
+        if classes is not None:
+            for name in classes:
+                if name not in self.classes:
+                    raise unknown("class", name, map(str, self.classes))
+            units = [self.classes.index(name) for name in classes]
+        asked = torch.arange(graph.num_nodes) if nodes is None else torch.as_tensor(nodes, dtype=torch.long)
+        if asked.numel() and not 0 <= int(asked.min()) <= int(asked.max()) < graph.num_nodes:
+            raise EvergraphError(f"{graph.name}: nodes run from 0 to {graph.num_nodes - 1}; one asked for is outside")
+        best = self.logits(graph, asked)[:, units].softmax(1).max(1)
+        return Prediction(asked, [self.classes[units[i]] for i in best.indices.tolist()], best.values)
 
     @torch.no_grad()
     def logits(self, graph: Graph, nodes: Tensor) -> Tensor:
@@ -273,32 +326,15 @@ class Learner:
 
     # saving
 
-    def save(self, path: str | Path) -> None:
-        """Save everything that the future needs to a folder, atomically (see `evergraph.checkpoint`)."""
-        progress = asdict(self._progress) if self._progress is not None else None
-        save_tree(
-            path,
-            {
-                "evergraph": evergraph.__version__,
-                "model": {
-                    "name": _name_of(self.model, MODELS),
-                    "hyperparameters": self.model.hyperparameters(),
-                    "channels": [self.model.in_channels, self.model.out_channels],
-                    "state": dict(self.model.state_dict()),
-                },
-                "method": {**_describe_method(self.method), "state": self.method.state_dict()},
-                "training": {**asdict(self.training), "fan_out": self.training.protocol()["fan_out"]},
-                "classes": self.classes,
-                "num_classes": self.num_classes,
-                "num_tasks": self.num_tasks,
-                "first_accuracies": self.first_accuracies,
-                "validation_accuracies": self.validation_accuracies,
-                "seed": self.seed,
-                "random_state": self._random_state,
-                "method_random_state": self._generator.get_state(),
-                "progress": progress,
-            },
-        )
+    def save(self, path: str | Path, *, notes: dict[str, Any] | None = None) -> None:
+        """Save everything that the future needs to a folder, atomically (see `evergraph.checkpoint`).
+
+        `notes` are plain values of your own that travel in the same atomic write; `load` puts them
+        back in `learner.notes`.
+        """
+        if notes is not None:
+            self.notes = notes
+        save_tree(path, learner_state(self))
 
     @classmethod
     def load(
@@ -310,39 +346,20 @@ class Learner:
         device: str = "auto",
     ) -> Learner:
         """A saved learner. A model or method that is not evergraph's own has to be passed in."""
-        tree = load_tree(path)
-        try:
-            learner = cls._from_tree(tree, model, method, device)
-        except (KeyError, TypeError, RuntimeError, IndexError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise EvergraphError(f"{path}: the checkpoint does not fit ({reason[:160]})") from None
-        return learner
+        return restore(cls, path, load_tree(path), model, method, device)
 
-    @classmethod
-    def _from_tree(cls, tree: dict[str, Any], model: nn.Module | None, method: Method | None, device: str) -> Learner:
-        saved = tree["model"]
-        if model is None:
-            if saved["name"] not in MODELS:
-                raise EvergraphError(
-                    f"the checkpoint's model {saved['name']} is not evergraph's own; pass Learner.load(path, model=…)"
-                )
-            model = make_model(saved["name"], **saved["hyperparameters"])
-        training = Training(**{**tree["training"], "fan_out": tree["training"]["fan_out"]})
-        learner = cls(model, method or _make_described(tree["method"]), training, device=device, seed=tree["seed"])
-        if saved["channels"][0] is not None:
-            learner.model.setup(*saved["channels"])
-            learner.model.load_state_dict(saved["state"])
-            learner.model.to(learner.device)
-        learner.method.load_state_dict(_to_device(tree["method"]["state"], learner.device))
-        learner.classes = list(tree["classes"])
-        learner.num_classes, learner.num_tasks = tree["num_classes"], tree["num_tasks"]
-        learner.first_accuracies = list(tree["first_accuracies"])
-        learner.validation_accuracies = list(tree["validation_accuracies"])
-        learner._random_state = tree["random_state"]
-        learner._generator.set_state(tree["method_random_state"])
-        if tree["progress"] is not None:
-            learner._progress = Progress(**_to_device(tree["progress"], learner.device))
-        return learner
+
+def new_names(known: list[ClassName], task: Task) -> list[ClassName]:
+    """The task's classes that were not met before. One name in two types is a slip, not two classes."""
+    fresh = [name for name in task.class_names if name not in known]
+    types = {str(name): type(name).__name__ for name in known}
+    for name in fresh:
+        if str(name) in types:
+            raise EvergraphError(
+                f"{task.graph.name} calls a class {name!r} ({type(name).__name__}), the learner knows it as "
+                f"{types[str(name)]}; name classes alike in all graphs"
+            )
+    return fresh
 
 
 def pick_device(name: str) -> torch.device:
@@ -354,34 +371,3 @@ def pick_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise EvergraphError("device cuda: this machine has no usable GPU; use --device cpu or auto")
     return torch.device(name)
-
-
-def _name_of(thing: object, names: dict[str, type]) -> str:
-    return next((name for name, kind in names.items() if type(thing) is kind), type(thing).__name__)
-
-
-def _describe_method(method: Method) -> dict[str, Any]:
-    if isinstance(method, Compose):
-        return {"compose": [_describe_method(part) for part in method.methods]}
-    return {"name": method.name, "hyperparameters": method.hyperparameters()}
-
-
-def _make_described(saved: dict[str, Any]) -> Method:
-    if "compose" in saved:
-        return Compose(*(_make_described(part) for part in saved["compose"]))
-    if saved["name"] not in METHODS:
-        raise EvergraphError(
-            f"the checkpoint's method {saved['name']!r} is unknown; register it or pass Learner.load(path, method=…)"
-        )
-    return make_method(saved["name"], saved["hyperparameters"])
-
-
-def _to_device(tree: Any, device: torch.device) -> Any:
-    """A tree with its tensors on a device."""
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {key: _to_device(value, device) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_to_device(value, device) for value in tree]
-    return tree
