@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from evergraph.errors import EvergraphError
 from evergraph.sparse import Features, SparseMatrix, take_rows
 
 ClassName = str | int
+MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
 
 
 @dataclass(eq=False)
@@ -23,7 +25,7 @@ class Graph:
 
     Args:
         x: features, `(num_nodes, num_features)`, dense or sparse.
-        adjacency: row v holds v's in-neighbours; entries are edge weights (1 where there are none).
+        adjacency: row v holds v's in-neighbours; every entry is 1.
         y: labels as positions in `class_names`; -1 where a node has none.
         class_names: the user's own names of the classes.
         name: what to call the graph in messages.
@@ -92,57 +94,120 @@ class Graph:
 def make_graph(
     x: Any,
     edge_index: Any,
-    y: Any,
+    y: Any = None,
     *,
     class_names: Sequence[ClassName] | None = None,
     undirected: bool = False,
     name: str = "graph",
 ) -> Graph:
-    """A checked `Graph` from arrays: features (dense or scipy sparse), a (2, E) edge list, labels.
+    """A checked `Graph` from arrays.
 
-    Duplicate edges and self-loops are dropped (models add their own). Labels are class positions,
-    -1 for «no label»; without `class_names` the names are the integers themselves.
+    Duplicate edges and self-loops are dropped (models add their own).
+
+    Args:
+        x: features, a row a node: a tensor or an array, dense or sparse.
+        edge_index: `(2, num_edges)`, sources above targets.
+        y: labels as positions in `class_names`, -1 for «no label»; None where no node has one.
+        class_names: the user's own names; without them the classes are called 0, 1, 2, …
+        undirected: add the reverse of every edge.
+        name: what to call the graph in messages.
     """
-    num_nodes = int(x.shape[0])
-    if num_nodes == 0:
-        raise EvergraphError(f"{name}: the graph has no nodes")
-    y = torch.as_tensor(np.asarray(y)).long().reshape(-1)
-    if y.numel() != num_nodes:
-        raise EvergraphError(f"{name}: {num_nodes} rows of features but {y.numel()} labels; give one label a node")
-    names: list[ClassName] = (
-        list(class_names) if class_names is not None else list(range(int(y.max()) + 1 if y.numel() else 0))
-    )
-    if int(y.min()) < -1 or int(y.max()) >= len(names):
-        raise EvergraphError(
-            f"{name}: labels run from {int(y.min())} to {int(y.max())} but there are {len(names)} classes; "
-            "labels must be 0 … classes-1, or -1 for none"
-        )
-    edges = np.asarray(edge_index)
-    if edges.ndim != 2 or edges.shape[0] != 2:
-        raise EvergraphError(f"{name}: edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
-    if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
-        raise EvergraphError(
-            f"{name}: an edge names node {int(edges.max() if edges.max() >= num_nodes else edges.min())}, "
-            f"but nodes run from 0 to {num_nodes - 1}"
-        )
-    return Graph(_features(x, name), _adjacency(edges, num_nodes, undirected), y, names, name)
+    features = _features(x, name)
+    num_nodes = features.size(0)
+    labels = _labels(y, num_nodes, name)
+    names = _class_names(class_names, labels, name)
+    edges = _edges(edge_index, num_nodes, name)
+    return Graph(features, _adjacency(edges, num_nodes, undirected), labels, names, name)
+
+
+def from_pyg(data: Any, *, name: str = "graph") -> Graph:
+    """A `Graph` from a PyG `Data` object.
+
+    Its edges are taken as they are, in their direction; edge weights and attributes are not read. A
+    `class_names` attribute names the classes; otherwise the labels name themselves. Without `y` no node
+    has a label: enough to predict, not to learn.
+    """
+    missing = [key for key in ("x", "edge_index") if getattr(data, key, None) is None]
+    if missing:
+        raise EvergraphError(f"{name}: the PyG object has no {' and no '.join(missing)}; evergraph needs both")
+    names = getattr(data, "class_names", None)
+    return make_graph(data.x, data.edge_index, getattr(data, "y", None), class_names=names, name=name)
+
+
+def _array(values: Any) -> np.ndarray:
+    """As a numpy array, from wherever it is."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _features(x: Any, name: str) -> Features:
-    if sp.issparse(x):
-        sparse = SparseMatrix.from_scipy(x)
-        _require_finite(sparse.values, name)
-        return sparse
-    dense = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
-    if dense.dim() != 2 or dense.size(1) == 0:
-        raise EvergraphError(f"{name}: features have shape {tuple(dense.shape)}; they must be (nodes, features)")
-    _require_finite(dense, name)
-    return dense if dense.dtype == torch.float64 else dense.float()
-
-
-def _require_finite(values: Tensor, name: str) -> None:
+    """Finite numbers, a row a node; float64 stays, all else becomes float32; sparse stays sparse."""
+    if isinstance(x, Tensor) and x.dtype != torch.float64 and x.is_floating_point():
+        x = x.float()  # numpy does not know all of torch's short floats
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        coo = x.detach().cpu().to_sparse_coo().coalesce()
+        x = sp.coo_matrix((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
+    sparse = sp.issparse(x)
+    if not sparse:
+        x = _array(x)
+    if x.ndim != 2 or 0 in x.shape:
+        raise EvergraphError(f"{name}: features have shape {tuple(x.shape)}; they must be (nodes, features), not empty")
+    if x.dtype.kind not in "fiub":
+        raise EvergraphError(f"{name}: features are of type {x.dtype}; they must be real numbers")
+    dtype = torch.float64 if x.dtype == np.float64 else torch.float32
+    features: Features = SparseMatrix.from_scipy(x, dtype) if sparse else torch.as_tensor(x).to(dtype)
+    values = features.values if isinstance(features, SparseMatrix) else features
     if not bool(torch.isfinite(values).all()):
         raise EvergraphError(f"{name}: features contain NaN or infinite values; clean or impute them first")
+    return features
+
+
+def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
+    """One integer a node, -1 or more."""
+    if y is None:
+        return torch.full((num_nodes,), -1)
+    given = _array(y).reshape(-1)
+    if given.size != num_nodes:
+        raise EvergraphError(f"{name}: {num_nodes} rows of features but {given.size} labels; give one label a node")
+    if given.dtype.kind not in "fiub" or (given.dtype.kind == "f" and not (given == np.floor(given)).all()):
+        raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
+    labels = torch.as_tensor(given.astype(np.int64))
+    if int(labels.min()) < -1:
+        raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
+    return labels
+
+
+def _class_names(given: Sequence[ClassName] | None, labels: Tensor, name: str) -> list[ClassName]:
+    """One name a class, no two alike; the labels' own numbers where no names are given."""
+    largest = int(labels.max())
+    if given is None:
+        if largest >= MOST_CLASSES:
+            raise EvergraphError(
+                f"{name}: label {largest} is out of range; number the classes 0, 1, 2, … without large gaps"
+            )
+        return list(range(largest + 1))
+    names: list[ClassName] = [entry.item() if isinstance(entry, np.generic) else entry for entry in given]
+    if largest >= len(names):
+        raise EvergraphError(
+            f"{name}: label {largest} is out of range: there are {len(names)} class names; "
+            f"labels must be 0 to {len(names) - 1}, or -1 for none"
+        )
+    twice = [text for text, count in Counter(map(str, names)).items() if count > 1]
+    if twice:
+        raise EvergraphError(f"{name}: two classes are called {twice[0]!r}; give every class a name of its own")
+    return names
+
+
+def _edges(edge_index: Any, num_nodes: int, name: str) -> np.ndarray:
+    """Pairs of node numbers within range."""
+    edges = _array(edge_index)
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        raise EvergraphError(f"{name}: edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
+    if edges.size and edges.dtype.kind not in "iu":
+        raise EvergraphError(f"{name}: edge_index is of type {edges.dtype}; node numbers are integers")
+    if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
+        wrong = edges.max() if edges.max() >= num_nodes else edges.min()
+        raise EvergraphError(f"{name}: an edge names node {int(wrong)}, but nodes run from 0 to {num_nodes - 1}")
+    return edges
 
 
 def _adjacency(edges: np.ndarray, num_nodes: int, undirected: bool) -> SparseMatrix:
@@ -156,24 +221,3 @@ def _adjacency(edges: np.ndarray, num_nodes: int, undirected: bool) -> SparseMat
     matrix.sum_duplicates()
     matrix.data[:] = 1.0
     return SparseMatrix.from_scipy(matrix)
-
-
-def from_pyg(data: Any, *, name: str = "graph") -> Graph:
-    """A `Graph` from a PyG `Data` object; its edges are taken as they are, in their direction.
-
-    A `class_names` attribute on the object names the classes; otherwise labels name themselves.
-    """
-    missing = [key for key in ("x", "edge_index", "y") if getattr(data, key, None) is None]
-    if missing:
-        raise EvergraphError(f"{name}: the PyG object has no {', '.join(missing)}; evergraph needs x, edge_index and y")
-    x = data.x
-    if x.layout != torch.strided:
-        coo = x.to_sparse_coo().coalesce().cpu()
-        x = sp.coo_matrix((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
-    else:
-        x = x.cpu()
-    names = getattr(data, "class_names", None)
-    y = data.y.reshape(-1).cpu()
-    if names is None and y.numel() and int(y.max()) >= 0:
-        names = list(range(int(y.max()) + 1))
-    return make_graph(x, data.edge_index.cpu(), y, class_names=names, name=name)

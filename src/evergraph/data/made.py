@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from scipy import sparse as sp
 
@@ -34,41 +36,43 @@ def sbm(
     Args:
         nodes: number of nodes.
         classes: number of classes; sizes vary by a factor of about two.
-        degree: mean number of neighbours of a node.
+        degree: mean number of neighbours of a node (a little less: edges drawn twice and loops are dropped).
         homophily: share of edges whose ends have one class (the rest join two classes).
         features: number of features; each is the class mean plus unit Gaussian noise.
         signal: norm of the class means.
         seed: the same seed gives the same graph, bit for bit.
     """
-    if nodes < classes or classes < 1 or degree < 0 or features < 1 or not 0 <= homophily <= 1:
+    possible = nodes >= classes >= 1 and 0 <= degree < nodes and 0 <= homophily <= 1 and features >= 1
+    if not possible or not math.isfinite(signal) or seed < 0:
         raise EvergraphError(
-            f"sbm: nodes={nodes}, classes={classes}, degree={degree}, homophily={homophily}, features={features} "
-            "is impossible; nodes ≥ classes ≥ 1, degree ≥ 0, features ≥ 1 and homophily between 0 and 1"
+            f"sbm: nodes={nodes}, classes={classes}, degree={degree:g}, homophily={homophily:g}, "
+            f"features={features}, signal={signal:g}, seed={seed} is impossible; it takes nodes ≥ classes ≥ 1, "
+            "0 ≤ degree < nodes, 0 ≤ homophily ≤ 1, features ≥ 1, a finite signal and seed ≥ 0"
         )
     random = np.random.default_rng(seed)
     share = random.uniform(1.0, 2.0, classes)
-    y = np.sort(random.choice(classes, nodes, p=share / share.sum()))
+    y = random.choice(classes, nodes, p=share / share.sum())
     y[:classes] = np.arange(classes)  # every class exists
-    y = np.sort(y)
-    start = np.searchsorted(y, np.arange(classes + 1))
-    size = np.diff(start)
+    y.sort()  # for now, so that a class is a range of nodes
+    start = np.searchsorted(y, np.arange(classes))
+    size = np.bincount(y, minlength=classes)
     num_edges = int(nodes * degree / 2)
     source = random.integers(0, nodes, num_edges)
     own = y[source]
-    inside = start[own] + (random.random(num_edges) * size[own]).astype(np.int64)
-    # uniform over the nodes outside the own class: skip the own block
-    outside = (random.random(num_edges) * np.maximum(nodes - size[own], 1)).astype(np.int64)
-    outside = (np.where(outside >= start[own], outside + size[own], outside)) % nodes
-    target = np.where(random.random(num_edges) < homophily, inside, outside)
+    inside = start[own] + _below(size[own], random)
+    outside = _below(nodes - size[own], random)
+    outside += np.where(outside >= start[own], size[own], 0)  # step over the own class
+    within = random.random(num_edges) < (homophily if classes > 1 else 1.0)
+    target = np.where(within, inside, outside)
     means = random.standard_normal((classes, features), dtype=np.float32)
     means *= signal / np.linalg.norm(means, axis=1, keepdims=True)
     x = random.standard_normal((nodes, features), dtype=np.float32)
     x += means[y]
-    mixed = random.permutation(nodes)  # node numbers say nothing about the class
-    return make_graph(
-        x[np.argsort(mixed)],
-        np.stack([mixed[source], mixed[target]]),
-        y[np.argsort(mixed)],
-        undirected=True,
-        name="sbm",
-    )
+    new = random.permutation(nodes)  # node numbers say nothing about the class
+    old = np.argsort(new)
+    return make_graph(x[old], np.stack([new[source], new[target]]), y[old], undirected=True, name="sbm")
+
+
+def _below(limits: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Random integers, each at least 0 and below its own limit."""
+    return (random.random(limits.size) * limits).astype(np.int64)

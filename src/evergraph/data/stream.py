@@ -10,15 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evergraph.data.files import read_graph_file
+from evergraph.data.arrange import Order, group_classes, split_nodes
+from evergraph.data.files import GRAPH_FILES, read_graph_file
 from evergraph.data.graph import ClassName, Graph, from_pyg
 from evergraph.data.made import digits, sbm
 from evergraph.data.official import OFFICIAL, read_official
 from evergraph.errors import EvergraphError, one_of, unknown
 
 TestGraph = Literal["task", "seen"]
-Order = str | Sequence[Any]
-SPLIT = (0.6, 0.2)  # shares of the training and the validation nodes of each class; the rest are tests
+Part = Literal["test", "val"]
 
 
 @dataclass(eq=False)
@@ -61,38 +61,13 @@ class Task:
         return cls(index, present, graph, train, val, test, graph.num_classes)
 
 
-def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """60/20/20 of the nodes of each class, by seed; sorted node numbers.
-
-    Every class has its own random numbers, so the split does not depend on which classes are asked for.
-    """
-    parts: tuple[list[Tensor], ...] = ([], [], [])
-    for position in classes:
-        nodes = torch.nonzero(graph.y == position).reshape(-1)
-        size = nodes.numel()
-        cuts = [int(SPLIT[0] * size), int(SPLIT[1] * size)]
-        if min(cuts) < 1:
-            raise EvergraphError(
-                f"{graph.name}: class {graph.class_names[position]!r} has {size} nodes, too few to split 60/20/20; "
-                "drop small classes with min_class_size (at least 5)"
-            )
-        name = graph.class_names[position]
-        salt = name if isinstance(name, int) else sum(map(ord, str(name)))
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(1_000_003 * seed + salt))
-        pieces = torch.tensor_split(nodes[order], [cuts[0], cuts[0] + cuts[1]])
-        for part, piece in zip(parts, pieces):
-            part.append(piece)
-    train, val, test = (torch.cat(part).sort().values for part in parts)
-    return train, val, test
-
-
 class TaskStream:
     """A sequence of tasks over one graph, each with classes of its own.
 
     Args:
         graph: the whole graph.
         classes_per_task: classes that arrive together; the last task takes what remains.
-        min_class_size: classes with fewer nodes are left out, with their nodes.
+        min_class_size: classes with fewer nodes are left out, with their nodes, as unlabelled nodes are.
         order: `labelled`, `random` (by `seed`; `random:7` by another), `size` (large first), or the classes'
             names in the order wanted; a list of lists gives the tasks themselves.
         seed: of the 60/20/20 split and of the random order.
@@ -116,38 +91,29 @@ class TaskStream:
         task_incremental: bool = False,
     ) -> None:
         one_of("test graph", test_graph, ("task", "seen"))
-        sizes = graph.class_sizes()
-        kept = [position for position in range(graph.num_classes) if sizes[position] >= max(min_class_size, 1)]
-        if not kept:
-            raise EvergraphError(
-                f"{graph.name}: no class has {min_class_size} nodes or more (the largest has "
-                f"{int(sizes.max()) if sizes.numel() else 0}); lower min_class_size"
-            )
         self.name = graph.name
         self.seed, self.order = seed, order
         self.classes_per_task, self.min_class_size = classes_per_task, min_class_size
         self.edges_between_tasks, self.test_graph = edges_between_tasks, test_graph
         self.task_incremental = task_incremental
-        groups = _order_classes(graph, kept, order, classes_per_task, seed)
+        groups = group_classes(graph, order, classes_per_task, min_class_size, seed)
+        sizes = torch.tensor([len(group) for group in groups])
         arranged = [position for group in groups for position in group]
-        train, val, test = split_nodes(graph, sorted(arranged), seed)
-        # one graph of the kept classes, whose labels are positions in the order of arrival
+        # one graph of these classes alone, whose labels are positions in the order of arrival
         rank = torch.full((graph.num_classes + 1,), -1)
         rank[arranged] = torch.arange(len(arranged))
         y = rank[graph.y]  # an unlabelled node's -1 meets the last entry, also -1
         nodes = torch.nonzero(y >= 0).reshape(-1)
-        part = torch.full((graph.num_nodes,), -1)
-        for number, chosen in enumerate((train, val, test)):
-            part[chosen] = number
         whole = graph.subgraph(nodes) if nodes.numel() < graph.num_nodes else graph
         names = [graph.class_names[position] for position in arranged]
         self.graph = Graph(whole.x, whole.adjacency, y[nodes], names, graph.name)
+        # 0, 1, 2 for training, validation and test nodes
+        part = torch.full((graph.num_nodes,), -1)
+        for number, chosen in enumerate(split_nodes(graph, arranged, seed)):
+            part[chosen] = number
         self._part = part[nodes]
-        bounds = torch.tensor([len(group) for group in groups]).cumsum(0).tolist()
-        self.tasks_classes = [list(range(end - len(g), end)) for g, end in zip(groups, bounds)]
-        task_of_class = torch.repeat_interleave(
-            torch.arange(len(groups)), torch.tensor([len(group) for group in groups])
-        )
+        self.tasks_classes = [piece.tolist() for piece in torch.arange(len(arranged)).split(sizes.tolist())]
+        task_of_class = torch.repeat_interleave(torch.arange(len(groups)), sizes)
         self._task_of_node = task_of_class[self.graph.y]
         self._tasks: dict[int, Task] = {}
         self._seen: tuple[int, Task] | None = None
@@ -187,16 +153,18 @@ class TaskStream:
             self._seen = (index, self._cut(index, 0, joined=True, own=range(index + 1)))
         return self._seen[1]
 
-    def tests(self, after: int, index: int, test_graph: TestGraph | None = None) -> tuple[Graph, Tensor]:
+    def tests(
+        self, after: int, index: int, test_graph: TestGraph | None = None, part: Part = "test"
+    ) -> tuple[Graph, Tensor]:
         """The graph and the nodes on which task `index` is tested after learning task `after`.
 
-        `test_graph` asks for another test graph than the stream's own.
+        `test_graph` asks for another test graph than the stream's own, `part="val"` for validation nodes.
         """
         if (test_graph or self.test_graph) == "task":
-            return self[index].graph, self[index].test
+            return self[index].graph, getattr(self[index], part)
         seen = self.seen(after)
-        own = torch.isin(seen.graph.y[seen.test], torch.tensor(self.tasks_classes[index]))
-        return seen.graph, seen.test[own]
+        nodes = getattr(seen, part)
+        return seen.graph, nodes[torch.isin(seen.graph.y[nodes], torch.tensor(self.tasks_classes[index]))]
 
     def candidates(self, after: int, index: int) -> list[int]:
         """The classes that prediction on task `index` chooses from after learning task `after`."""
@@ -204,11 +172,13 @@ class TaskStream:
 
     def protocol(self) -> dict[str, Any]:
         """Everything about the stream that a number depends on."""
-        order = self.order if isinstance(self.order, str) else [str(name) for name in self.order]
+        sizes = [len(classes) for classes in self.tasks_classes]
+        equal = all(size == self.classes_per_task for size in sizes[:-1]) and sizes[-1] <= self.classes_per_task
+        order = self.order if isinstance(self.order, str) else [str(name) for name in self.graph.class_names]
         return {
             "stream": self.name,
             "tasks": len(self),
-            "classes_per_task": self.classes_per_task,
+            "classes_per_task": self.classes_per_task if equal else sizes,
             "min_class_size": self.min_class_size,
             "order": order,
             "edges_between_tasks": self.edges_between_tasks,
@@ -252,40 +222,6 @@ class JointStream:
 
     def __iter__(self) -> Iterator[Task]:
         return (self[index] for index in range(len(self)))
-
-
-def _order_classes(graph: Graph, kept: list[int], order: Order, classes_per_task: int, seed: int) -> list[list[int]]:
-    """The kept classes in groups, one a task, in the order of arrival."""
-    if isinstance(order, str):
-        rule, _, number = order.partition(":")
-        if rule == "labelled":
-            arranged = kept
-        elif rule == "size":
-            sizes = graph.class_sizes()
-            arranged = sorted(kept, key=lambda position: (-int(sizes[position]), position))
-        elif rule == "random" and (not number or number.isdigit()):
-            generator = torch.Generator().manual_seed(int(number or seed))
-            arranged = [kept[i] for i in torch.randperm(len(kept), generator=generator).tolist()]
-        else:
-            raise unknown("class order", order, ("labelled", "random", "random:SEED", "size", "a list of classes"))
-    else:
-        nested = bool(order) and all(isinstance(group, (list, tuple)) for group in order)
-        named = [name for group in order for name in group] if nested else list(order)
-        position_of = {str(graph.class_names[position]): position for position in kept}
-        for name in named:
-            if str(name) not in position_of:
-                raise unknown("class in the order", name, position_of)
-        if twice := sorted({str(name) for name in named if [str(n) for n in named].count(str(name)) > 1}):
-            raise EvergraphError(f"class {twice[0]!r} is in two tasks (or twice in one); give each class once")
-        if nested:
-            return [[position_of[str(name)] for name in group] for group in order if group]
-        arranged = [position_of[str(name)] for name in named]
-    if not 1 <= classes_per_task <= len(arranged):
-        raise EvergraphError(
-            f"classes_per_task={classes_per_task} is impossible with {len(arranged)} classes; "
-            f"choose 1 to {len(arranged)}"
-        )
-    return [arranged[i : i + classes_per_task] for i in range(0, len(arranged), classes_per_task)]
 
 
 @dataclass(frozen=True)
@@ -332,18 +268,20 @@ def stream(
         options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`,
             `task_incremental`.
     """
-    preset = Preset("", 2)
+    preset = Preset("", classes_per_task=2)
     if isinstance(source, Graph):
         graph = source
     elif not isinstance(source, (str, Path)):
         graph = from_pyg(source)
     else:
-        name, _, rest = str(source).partition(":")
+        name, colon, settings = str(source).partition(":")
         if name in PRESETS:
+            if colon and name != "sbm":
+                raise EvergraphError(f"{name} takes no settings, found {settings!r}; only sbm does: sbm:nodes=5000")
             preset = PRESETS[name]
-            graph = _named_graph(preset.source, rest, data_root)
+            graph = _named_graph(preset.source, settings, data_root)
             graph.name = name
-        elif Path(source).suffix in {".npz", ".pt", ".pth"} or Path(source).exists():
+        elif Path(source).suffix in GRAPH_FILES or Path(source).exists():
             graph = read_graph_file(source)
         else:
             raise unknown("stream", str(source), [*PRESETS, "a path to an .npz or .pt file"])
@@ -355,12 +293,10 @@ def stream(
     )
 
 
-def _named_graph(source: str, rest: str, data_root: str | Path | None) -> Graph:
+def _named_graph(source: str, settings: str, data_root: str | Path | None) -> Graph:
     if source in OFFICIAL:
         return read_official(source, data_root)
-    if source == "digits":
-        return digits()
-    return sbm(**_parse_sbm(rest))
+    return digits() if source == "digits" else sbm(**_parse_sbm(settings))
 
 
 def _parse_sbm(text: str) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""Fetching official files: whole and with the right hash, or not at all."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evergraph.data.files import file_hash
+from evergraph.errors import EvergraphError, first_line
+
+LISTING = "SHA256SUMS"
+TIMEOUT = 60.0  # seconds without an answer
+
+
+def check_listed(root: Path, path: Path) -> None:
+    """Compare a file, or the files of a folder, with the data root's SHA256SUMS, where it lists them."""
+    listed = _read_listing(root)
+    for file in _files(path):
+        expected = listed.get(file.relative_to(root).as_posix())
+        if expected is not None and file_hash(file) != expected:
+            raise EvergraphError(
+                f"{file}: its SHA-256 is not the one in {root / LISTING}; the file is damaged or was changed, "
+                "fetch it again"
+            )
+
+
+@contextmanager
+def downloaded(url: str, sha256: str, root: Path) -> Iterator[Path]:
+    """A checked download in a scratch folder under `root`: a file, or the `raw` folder of an OGB archive.
+
+    The scratch folder is gone afterwards, whatever happens; `keep` moves its content into place.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=".download-", dir=root)
+    except OSError as error:
+        raise EvergraphError(
+            f"cannot store {url} in {root} ({first_line(error)}); "
+            "name a folder that has the file, or that can be written, with --data-root or EVERGRAPH_DATA"
+        ) from None
+    with scratch as folder:
+        target = Path(folder) / "download"
+        try:
+            _copy(url, target)
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            raise EvergraphError(
+                f"the download of {url} failed ({first_line(error)}); "
+                "set --data-root or EVERGRAPH_DATA to a folder that has the file"
+            ) from None
+        except OSError as error:
+            raise EvergraphError(f"cannot store {url} in {root} ({first_line(error)})") from None
+        found = file_hash(target)
+        if found != sha256:
+            raise EvergraphError(
+                f"{url}: what arrived has SHA-256 {found[:16]}…, not {sha256[:16]}…; nothing was kept, try again"
+            )
+        yield _unzip_raw(target, Path(folder) / "raw") if url.endswith(".zip") else target
+
+
+def keep(loaded: Path, root: Path, path: Path) -> None:
+    """Move a download to its place under the data root, and its hashes to SHA256SUMS."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        loaded.rename(path)
+        listed = _read_listing(root)
+        listed |= {file.relative_to(root).as_posix(): file_hash(file) for file in _files(path)}
+        scratch = root / f".{LISTING}.{os.getpid()}.part"
+        scratch.write_text("".join(f"{digest}  {name}\n" for name, digest in listed.items()))
+        scratch.replace(root / LISTING)
+    except OSError as error:
+        raise EvergraphError(f"cannot store the download as {path} ({first_line(error)})") from None
+
+
+def _copy(url: str, target: Path) -> None:
+    """Stream the address to a file; a connection that ends early is an error."""
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as source, open(target, "wb") as sink:
+        while block := source.read(1 << 20):
+            sink.write(block)
+        expected = source.headers.get("Content-Length")
+        if expected is not None and sink.tell() != int(expected):
+            raise ConnectionError(f"only {sink.tell()} of {expected} bytes arrived")
+
+
+def _unzip_raw(archive: Path, raw: Path) -> Path:
+    """The `raw` folder of an OGB archive, unpacked; of the archive's own paths only the last part is trusted."""
+    raw.mkdir()
+    with zipfile.ZipFile(archive) as files:
+        for member in files.namelist():
+            if "/raw/" in member and not member.endswith("/"):
+                (raw / Path(member).name).write_bytes(files.read(member))
+    return raw
+
+
+def _files(path: Path) -> list[Path]:
+    """The file itself, or the files in the folder."""
+    return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+
+
+def _read_listing(root: Path) -> dict[str, str]:
+    """File → hash, as `sha256sum` writes them; nothing where there is no listing."""
+    try:
+        lines = (root / LISTING).read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvergraphError(f"cannot read {root / LISTING} ({first_line(error)})") from None
+    pairs = [line.split(maxsplit=1) for line in lines]
+    return {pair[1].strip().lstrip("*"): pair[0].lower() for pair in pairs if len(pair) == 2}
