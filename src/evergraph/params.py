@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+import torch
 from torch import Tensor, nn
 
 Params = dict[str, Tensor]
+Direction = Mapping[str, Tensor]
+"""A direction in parameter space: read by name, never written."""
 
 
 def copy_params(model: nn.Module) -> Params:
@@ -15,3 +20,27 @@ def copy_params(model: nn.Module) -> Params:
 def named_params(model: nn.Module) -> Params:
     """The parameters themselves."""
     return dict(model.named_parameters())
+
+
+class Displacement(Mapping[str, Tensor]):
+    """D = count · θ − total, computed parameter by parameter when asked for.
+
+    With `count` anchors whose sum is `total` it is Σ_t (θ − θ_t). A model that knows it can do better
+    than multiply with D: a layer's product with θ is at hand, and the one with `total` stands still
+    as long as the anchors do.
+    """
+
+    def __init__(self, params: Params, count: int, total: Params) -> None:
+        self.params, self.count, self.total = params, count, total
+        self._known: Params = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._known:
+            self._known[name] = torch.sub(self.total[name], self.params[name].detach(), alpha=self.count).neg_()
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.params)
+
+    def __len__(self) -> int:
+        return len(self.params)

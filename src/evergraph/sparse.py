@@ -15,6 +15,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from evergraph.fast import fast
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
@@ -151,9 +154,19 @@ class SparseMatrix:
         """The plain product with a dense matrix; no gradient is recorded."""
         if self.nnz == 0:
             return dense.new_zeros(self.num_rows, dense.size(1))
+        if fast("bags") and self.device.type == "cpu" and self.dtype == dense.dtype == torch.float32:
+            if not torch._C._functorch.is_legacy_batchedtensor(dense):  # is_grads_batched: torch loops over rows there
+                return self._bags(dense.detach())
         if self._native is None:
             self._native = torch.sparse_csr_tensor(self.indptr, self.indices, self.values, self.shape)
         return self._native @ dense
+
+    def _bags(self, dense: Tensor) -> Tensor:
+        """The product as weighted sums of rows: FBGEMM's kernel for it beats MKL's by a factor of two or so."""
+        return F.embedding_bag(
+            self.indices, dense.contiguous(), self.indptr, mode="sum", per_sample_weights=self.values,
+            include_last_offset=True,
+        )  # fmt: skip
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         product: Tensor = _SparseProduct.apply(dense, self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import Context, Method, Step
 from evergraph.models.base import GraphModel
-from evergraph.params import Params, copy_params, named_params
+from evergraph.params import Direction, Params, copy_params, named_params
 
 LABEL_SCOPES = ("seen", "current", "all")
 
@@ -98,7 +98,7 @@ def train(
     if optimizer is not None and progress.optimizer is not None:
         optimizer.load_state_dict(progress.optimizer)
     class_weights = _class_weights(context) if settings.class_balanced else None
-    while progress.epoch < epochs:
+    while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
         assert optimizer is not None
         model.train()
         total = torch.zeros((), dtype=torch.float64)
@@ -150,7 +150,7 @@ def train_step(
     return float(per_node.detach().sum())
 
 
-def forward(model: GraphModel, batch: Batch, directions: list[Params]) -> tuple[Tensor, list[Tensor]]:
+def forward(model: GraphModel, batch: Batch, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
     """Logits, and J d for every direction d: by the model's own joint pass, else by forward-mode AD."""
     if not directions:
         return model(batch), []

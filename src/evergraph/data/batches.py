@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from evergraph.errors import EvergraphError
-from evergraph.sparse import Features, SparseMatrix, as_dense, take_rows
+from evergraph.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
+
+FIXED_BYTES = 2**29  # the most that a product with fixed weights may take to be kept for a whole task
 
 
 @dataclass(eq=False)
@@ -26,6 +28,7 @@ class Batch:
         sizes: `sizes[k]` nodes lie within k hops of the seeds; `sizes[0]` is the number of seeds.
         nodes: the batch's nodes in the graph, seeds first.
         y: the seeds' labels, as output units.
+        source: where the batch was cut from; None for a batch that was put together in another way.
     """
 
     x: Features
@@ -33,6 +36,7 @@ class Batch:
     sizes: tuple[int, ...]
     nodes: Tensor
     y: Tensor
+    source: Neighbourhoods | None = None
 
     @property
     def num_seeds(self) -> int:
@@ -85,6 +89,8 @@ class Neighbourhoods:
             )
         self.x, self.operator, self.y = x, operator, y
         self.num_hops, self.fan_out = num_hops, fan_out
+        self._propagated: Features | None = None
+        self._fixed: tuple[Tensor, int, bool, Tensor] | tuple[()] = ()
         self._position = torch.full((y.numel(),), -1, dtype=torch.long, device=y.device)
 
     def batch(self, seeds: Tensor, generator: torch.Generator | None = None) -> Batch:
@@ -100,7 +106,7 @@ class Neighbourhoods:
                 indptr, kept, scale = _sample(
                     indptr, self.operator.indices[entries], frontier, self.fan_out[hop], generator
                 )
-                entries, values = entries[kept], values[kept] * scale
+                entries, values = entries[kept], values[kept] * scale.to(values.dtype)
             neighbours = self.operator.indices[entries]
             frontier = torch.unique(neighbours[position[neighbours] < 0])
             position[frontier] = torch.arange(sizes[-1], sizes[-1] + frontier.numel(), device=seeds.device)
@@ -117,7 +123,25 @@ class Neighbourhoods:
             empty = seeds.new_zeros(0)
             operator = SparseMatrix(seeds.new_zeros(sizes[0] + 1), empty, self.operator.values[:0], sizes[0])
         position[all_nodes] = -1
-        return Batch(take_rows(self.x, all_nodes), operator, tuple(sizes), all_nodes, self.y[seeds])
+        return Batch(take_rows(self.x, all_nodes), operator, tuple(sizes), all_nodes, self.y[seeds], self)
+
+    def propagated(self) -> Features:
+        """Ã X at all nodes, computed once."""
+        if self._propagated is None:
+            self._propagated = sparse_product(self.operator, self.x)
+        return self._propagated
+
+    def fixed_product(self, weight: Tensor, propagate: bool) -> Tensor | None:
+        """X W (or Ã X W) at all nodes for a W that stays as it is: computed once, None where it is too large to keep.
+
+        The weight is known by its storage and its version, so a changed one is noticed.
+        """
+        if not self._fixed or self._fixed[0] is not weight or self._fixed[1:3] != (weight._version, propagate):
+            if weight.element_size() * self.y.numel() * weight.size(1) > FIXED_BYTES:
+                return None
+            product = self.x @ weight.detach()
+            self._fixed = (weight, weight._version, propagate, self.operator @ product if propagate else product)
+        return self._fixed[3]
 
     def batches(
         self, seeds: Tensor, batch_size: int | None, generator: torch.Generator | None = None
@@ -147,8 +171,8 @@ def _sample(
     kept = order[kept_mask]
     kept_row = row[kept_mask]
     others = (counts - loops).double()
-    factor = torch.where(others > fan_out, others / fan_out, torch.ones_like(others)).float()
-    scale = torch.where(loop[kept], torch.ones_like(factor[kept_row]), factor[kept_row])
+    factor = (others / fan_out).clamp(min=1)
+    scale = torch.where(loop[kept], 1.0, factor[kept_row])
     new_counts = torch.minimum(counts, fan_out + loops)
     new_indptr = torch.zeros_like(indptr)
     torch.cumsum(new_counts, 0, out=new_indptr[1:])

@@ -14,7 +14,7 @@ from evergraph.data.batches import Batch, Neighbourhoods
 from evergraph.data.stream import Task
 from evergraph.errors import EvergraphError
 from evergraph.models.base import GraphModel
-from evergraph.params import Params, named_params
+from evergraph.params import Direction, Params, named_params
 
 
 @dataclass(eq=False)
@@ -135,7 +135,7 @@ class Method:
         """How many epochs the loop shall train this task; `planned` is what the configuration says."""
         return planned
 
-    def directions(self, context: Context) -> list[Params]:
+    def directions(self, context: Context) -> list[Direction]:
         """Directions d in parameter space along which the step shall also carry J d."""
         return []
 
@@ -229,7 +229,7 @@ class Compose(Method):
             planned = method.epochs(context, planned)
         return planned
 
-    def directions(self, context: Context) -> list[Params]:
+    def directions(self, context: Context) -> list[Direction]:
         """All directions, one method after another."""
         asked = [method.directions(context) for method in self.methods]
         self._shares = [len(directions) for directions in asked]

@@ -12,7 +12,7 @@ from evergraph.curvature import apply_output_fisher, fisher_product, pick_labels
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import Context, Method, Step
 from evergraph.methods.ema import EMA
-from evergraph.params import Params, copy_params
+from evergraph.params import Direction, Displacement, Params, copy_params
 
 
 @dataclass(repr=False)
@@ -140,11 +140,11 @@ class OnlineCurvature(Method):
     def _active(self) -> bool:
         return bool(self.num_anchors_) and self.strength != 0
 
-    def directions(self, context: Context) -> list[Params]:
+    def directions(self, context: Context) -> list[Direction]:
         """D, for the estimators that need J D."""
         if not self._active() or self.estimator == "queue" or self.point < 1:
             return []
-        return [self.displacement(context.params)]
+        return [Displacement(context.params, self.num_anchors_, self.anchor_sum_)]
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
         """c_v = strength · H_v J_v D over the label scope."""

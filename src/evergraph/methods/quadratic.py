@@ -67,7 +67,8 @@ class Quadratic(Method):
             return
         with torch.no_grad():
             for name, value in step.model.named_parameters():
-                pull = (value - self.anchor_[name]).mul_(self.importance_[name])
-                value.grad = (
-                    pull.mul_(self.strength) if value.grad is None else value.grad.add_(pull, alpha=self.strength)
-                )
+                pull = value - self.anchor_[name]
+                if value.grad is None:
+                    value.grad = pull.mul_(self.importance_[name]).mul_(self.strength)
+                else:
+                    value.grad.addcmul_(pull, self.importance_[name], value=self.strength)

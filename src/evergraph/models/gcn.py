@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ from torch.nn import functional as F
 
 from evergraph.data.batches import Batch
 from evergraph.data.graph import Graph
+from evergraph.fast import fast
 from evergraph.models.base import GraphModel, grown, linear, recording
+from evergraph.models.powers import two_layer_powers
+from evergraph.params import Direction, Displacement, Params
 from evergraph.sparse import Features, SparseMatrix, pair_product, sparse_product, with_ones
 
 
@@ -126,12 +130,10 @@ class GCN(GraphModel):
             hidden = operator @ z
         return scores
 
-    def jvp(self, batch: Batch, tangents: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def jvp(self, batch: Batch, tangents: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `tangents`: each sparse product serves both at once."""
-        hidden, moved = pair_product(batch.x, self.weights[0], tangents["weights.0"])
+        hidden, moved = self._first_layer(batch, tangents)
         skipped = self.num_layers - batch.num_hops
-        if not skipped:
-            hidden, moved = pair_product(batch.layer(0), hidden, moved)
         for number, weight in enumerate(self.weights[1:], start=1):
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
             hidden = with_ones(F.relu(hidden))
@@ -144,6 +146,32 @@ class GCN(GraphModel):
             if not first:
                 hidden, moved = pair_product(operator, hidden, moved)
         return hidden, moved
+
+    def node_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
+        """Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power by the layer equations, where they are simple."""
+        exact = batch.source is not None and batch.source.fan_out is None
+        at_hand = isinstance(batch.x, Tensor) or batch.x.device.type == "cpu"
+        if not (fast("structure") and exact and at_hand and type(self) is GCN and self.num_layers == 2):
+            return None
+        return two_layer_powers(self, batch, cotangents, power)
+
+    def _first_layer(self, batch: Batch, tangents: Direction) -> tuple[Tensor, Tensor]:
+        """The first layer and its tangent.
+
+        Along D = count·θ − total the tangent is count·H − Ã X total: H is at hand, and the product with the
+        anchors' sum, the same at every step, is computed once a task. So the tangent costs no product at all.
+        """
+        weight, propagated = self.weights[0], self.num_layers > batch.num_hops
+        exact = batch.source is not None and (propagated or batch.source.fan_out is None)
+        if exact and isinstance(tangents, Displacement) and fast("anchors"):
+            assert batch.source is not None
+            fixed = batch.source.fixed_product(tangents.total["weights.0"], not propagated)
+            if fixed is not None:
+                hidden = batch.x @ weight if propagated else batch.layer(0) @ (batch.x @ weight)
+                at_anchors = fixed[batch.nodes[: hidden.size(0)]]
+                return hidden, torch.sub(at_anchors, hidden.detach(), alpha=tangents.count).neg_()
+        hidden, moved = pair_product(batch.x, weight, tangents["weights.0"])
+        return (hidden, moved) if propagated else pair_product(batch.layer(0), hidden, moved)
 
 
 def _propagate_first(operator: SparseMatrix, weight: Tensor) -> bool:

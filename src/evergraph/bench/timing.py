@@ -1,0 +1,43 @@
+"""Timing that survives a shared machine: contenders take turns, and medians are compared."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+Contender = Callable[[], object]
+
+
+def alternate(
+    contenders: dict[str, Contender], *, seconds: float, least: int = 5, device: torch.device | None = None
+) -> dict[str, float]:
+    """Median seconds of each contender, all of them run once in every round.
+
+    Args:
+        contenders: what to run, by name.
+        seconds: rounds are added until this much time has passed …
+        least: … but at least so many.
+        device: a GPU's work is waited for before the clock is read.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for contender in contenders.values():
+        contender()  # first runs allocate, compile and fill caches
+    start = time.perf_counter()
+    rounds = 0
+    while rounds < least or time.perf_counter() - start < seconds:
+        for name, contender in contenders.items():
+            _wait(device)
+            clock = time.perf_counter()
+            contender()
+            _wait(device)
+            times[name].append(time.perf_counter() - clock)
+        rounds += 1
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _wait(device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
