@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evergraph.checkpoint import load_tree, save_tree
 from evergraph.data.graph import ClassName, Graph, from_pyg
-from evergraph.data.stream import JointStream, Task, TaskStream, TestGraph
+from evergraph.data.stream import JointStream, Part, Task, TaskStream, TestGraph
 from evergraph.errors import EvergraphError, unknown
 from evergraph.methods.base import Context, Method
 from evergraph.models.base import GraphModel, as_model, neighbourhoods
@@ -70,7 +70,6 @@ class Learner:
         self.classes: list[ClassName] = []  # classes[unit]: the class of each output unit in use
         self.num_tasks = 0
         self.first_accuracies: list[float | None] = []  # on each task's test nodes, right after learning it
-        self.validation_accuracies: list[float | None] = []  # likewise on its validation nodes
         self.history: list[dict[str, Any]] = []  # what each task was, for people
         self.notes: dict[str, Any] = {}
         self._progress: Progress | None = None
@@ -102,12 +101,8 @@ class Learner:
         self.num_tasks += 1
         units = self._units(task.graph)
         candidates = list(range(len(self.classes)))
-        measured = [
-            self._accuracy(task.graph, nodes, units, candidates) if nodes.numel() else None
-            for nodes in (task.test, task.val)
-        ]
-        self.first_accuracies.append(measured[0])
-        self.validation_accuracies.append(measured[1])
+        measured = task.test.numel() > 0
+        self.first_accuracies.append(self._accuracy(task.graph, task.test, units, candidates) if measured else None)
         trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
         self.history.append({**trained, "label_scope": self.training.label_scope, "lr": self.training.lr})
         return progress.log
@@ -239,19 +234,24 @@ class Learner:
     # looking
 
     def evaluate(
-        self, stream: TaskStream, *, balanced: bool = False, test_graph: TestGraph | None = None
+        self,
+        stream: TaskStream,
+        *,
+        balanced: bool = False,
+        test_graph: TestGraph | None = None,
+        part: Part = "test",
     ) -> Evaluation:
         """Accuracy in percent on the test nodes of every task learned so far, as the stream's protocol says.
 
         `balanced` gives the mean of the classes' accuracies instead of the share of nodes; `test_graph`
-        asks for another test graph than the stream's own.
+        asks for another test graph than the stream's own, `part="val"` for the validation nodes.
         """
         if not self.num_tasks:
             raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
         after = min(self.num_tasks, len(stream)) - 1
         accuracies = []
         for index in range(after + 1):
-            graph, nodes = stream.tests(after, index, test_graph)
+            graph, nodes = stream.tests(after, index, test_graph, part)
             units = self._units(graph)
             candidates = [int(units[position]) for position in stream.candidates(after, index)]
             if min(candidates) < 0:
@@ -259,7 +259,12 @@ class Learner:
             accuracies.append(self._accuracy(graph, nodes, units, candidates, balanced))
         names = [", ".join(map(str, stream[index].class_names)) for index in range(after + 1)]
         first: list[float | None] = [None] * (after + 1)
-        if (test_graph or stream.test_graph) == "task" and not stream.task_incremental and not self.method.joint:
+        if (
+            part == "test"
+            and (test_graph or stream.test_graph) == "task"
+            and not stream.task_incremental
+            and not self.method.joint
+        ):
             first = self.first_accuracies[: after + 1]
         return Evaluation(accuracies, first, names)
 

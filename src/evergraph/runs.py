@@ -7,7 +7,7 @@ import io
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 import evergraph
-from evergraph.checkpoint import write_atomically
-from evergraph.data.stream import TaskStream, TestGraph, stream
+from evergraph.checkpoint import INDEX, make_folder, only_writer, remove_tree, write_atomically
+from evergraph.data.stream import Part, TaskStream, TestGraph, stream
 from evergraph.errors import EvergraphError, first_line
 from evergraph.learner import Learner, pick_device
+from evergraph.loggers import Logger, Logging
 from evergraph.methods import make_method
 from evergraph.models import make_model
 from evergraph.results import average_forgetting, average_performance, mean_std
@@ -79,12 +80,14 @@ def run(
     data_root: str | Path | None = None,
     resume: bool = False,
     on_progress: OnProgress | None = None,
+    loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
     """Run a specification into a folder and return its result, which is also `result.json` there.
 
     The folder has `run.json` (the specification and the versions) from the start; for each seed
     `seed-N/matrix.json`, `seed-N/log.csv` and, until the seed is done, a checkpoint; and `result.json`
-    only when everything is done. With `resume` a stopped run goes on where it was.
+    only when everything is done. With `resume` a stopped run goes on where it was, and ends in the same
+    numbers as one that was never stopped.
     """
     folder = _open_folder(Path(out), spec, resume)
     if (folder / "result.json").exists():
@@ -93,13 +96,32 @@ def run(
     device = pick_device(spec.device)
     first = spec.make_stream(spec.seeds[0], data_root)
     learner = spec.learner(spec.seeds[0])
-    _write_new(folder, spec)
-    results = []
-    for number, seed in enumerate(spec.seeds):
-        tasks = first if number == 0 else spec.make_stream(seed, data_root)
-        results.append(_run_seed(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress))
+    make_folder(folder, "name another with --out")
+    with only_writer(folder), Logging(loggers) as logging:
+        _write_new(folder, spec)
+        logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
+        results = []
+        for number, seed in enumerate(spec.seeds):
+            tasks = first if number == 0 else spec.make_stream(seed, data_root)
+            one = _SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging)
+            results.append(one.finish())
+        result = _result(spec, folder, first, learner, device, results)
+        logging.finish(result)
+        write_atomically(folder / "result.json", json.dumps(result, indent=1))
+    return result
+
+
+def _result(
+    spec: RunSpec,
+    folder: Path,
+    first: TaskStream,
+    learner: Learner,
+    device: torch.device,
+    results: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What `result.json` holds."""
     matrices = [result["matrix"] for result in results]
-    result = {
+    return {
         "stream": spec.source,
         "method": spec.method,
         "hyperparameters": learner.method.hyperparameters(),
@@ -115,8 +137,6 @@ def run(
         "versions": versions(),
         "run_dir": str(folder),
     }
-    write_atomically(folder / "result.json", json.dumps(result, indent=1))
-    return result
 
 
 def _summary(matrices: list[list[ROW]]) -> dict[str, Any]:
@@ -127,63 +147,101 @@ def _summary(matrices: list[list[ROW]]) -> dict[str, Any]:
     }
 
 
-def _run_seed(
-    spec: RunSpec, folder: Path, tasks: TaskStream, seed: int, number: int, on_progress: OnProgress | None
-) -> dict[str, Any]:
-    """All tasks of one seed, from wherever an earlier attempt left off."""
-    _make_folder(folder)
-    matrix_file, checkpoint = folder / "matrix.json", folder / "checkpoint"
-    empty: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in spec.also_test}, "log": []}
-    state: dict[str, Any] = {**empty, "validation": [], "seconds": 0.0, "finished": False}
-    learner = spec.learner(seed)
-    if matrix_file.exists():
-        state = json.loads(matrix_file.read_text())
-        if state["finished"]:
-            return state
-    if (checkpoint / "learner.json").exists():
-        learner = Learner.load(checkpoint, device=spec.device)
-        # a kill between the row's file and the checkpoint leaves one row too many: it is measured again
-        state["matrix"] = state["matrix"][: learner.num_tasks]
-        state["also_tested"] = {name: rows[: learner.num_tasks] for name, rows in state["also_tested"].items()}
-        state["log"] = [row for row in state["log"] if row["task"] < learner.num_tasks]
-    else:
-        state = {**state, **empty}
-    clock = time.perf_counter()
-    saved = time.perf_counter()
-    for index in range(learner.num_tasks, len(tasks)):
+class _SeedRun:
+    """All tasks of one seed, from wherever an earlier attempt left off.
 
-        def on_epoch(progress: Progress, epochs: int, index: int = index) -> None:
-            nonlocal saved
-            if on_progress is not None:
-                on_progress(number, index, len(tasks), progress.epoch, epochs)
-            if time.perf_counter() - saved > CHECKPOINT_SECONDS:
-                learner.save(checkpoint)
-                saved = time.perf_counter()
+    The learner and the rows measured so far are saved in one atomic write, so they always fit together.
+    """
 
-        log = learner.learn(learner.tasks_of(tasks)[index], on_epoch)
-        state["matrix"].append(_row(learner, tasks, tasks.test_graph))
-        for name in spec.also_test:
-            state["also_tested"][name].append(_row(learner, tasks, name))
-        state["validation"] = learner.validation_accuracies
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        tasks: TaskStream,
+        seed: int,
+        number: int,
+        on_progress: OnProgress | None,
+        logging: Logging,
+    ) -> None:
+        make_folder(folder)
+        self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
+        self.on_progress, self.logging = on_progress, logging
+        self.checkpoint = folder / "checkpoint"
+        self.clock = self.saved = time.perf_counter()
+        self.pause = CHECKPOINT_SECONDS
+
+    def finish(self) -> dict[str, Any]:
+        """Learn the tasks that remain; returns the seed's matrix, log and seconds."""
+        state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
+        state |= {"validation": [], "log": [], "seconds": 0.0, "finished": False}
+        done = self._read_finished()
+        if done is not None:
+            remove_tree(self.checkpoint)
+            return done
+        learner = self.spec.learner(self.seed)
+        if (self.checkpoint / INDEX).exists():
+            learner = self._load()
+            state = learner.notes
+        for index in range(learner.num_tasks, len(self.tasks)):
+            self._learn(learner, index, state)
+        state["finished"] = True
+        write_atomically(self.folder / "log.csv", _as_csv(state["log"]))
+        write_atomically(self.folder / "matrix.json", json.dumps(state))  # from here on the seed is done
+        remove_tree(self.checkpoint)
+        return state
+
+    def _learn(self, learner: Learner, index: int, state: dict[str, Any]) -> None:
+        """One task, and its row."""
+
+        def on_epoch(progress: Progress, epochs: int) -> None:
+            if self.on_progress is not None:
+                self.on_progress(self.number, index, len(self.tasks), progress.epoch, epochs)
+            self.logging.epoch(self.seed, index, len(state["log"]) + progress.epoch, progress.log[-1])
+            if time.perf_counter() - self.saved > self.pause:
+                self._save(learner, state)
+
+        log = learner.learn(learner.tasks_of(self.tasks)[index], on_epoch)
+        state["matrix"].append(_row(learner, self.tasks, self.tasks.test_graph))
+        for name in self.spec.also_test:
+            state["also_tested"][name].append(_row(learner, self.tasks, name))
+        state["validation"].append(_row(learner, self.tasks, self.tasks.test_graph, "val"))
         state["log"] += [{"task": index, **row} for row in log]
-        state["seconds"] += time.perf_counter() - clock
-        clock = time.perf_counter()
-        state["finished"] = index == len(tasks) - 1
-        write_atomically(matrix_file, json.dumps(state))
-        if not state["finished"]:
-            learner.save(checkpoint)
-            saved = time.perf_counter()
-    write_atomically(folder / "log.csv", _as_csv(state["log"]))
-    for file in checkpoint.glob("*") if checkpoint.exists() else ():
-        file.unlink()
-    if checkpoint.exists():
-        checkpoint.rmdir()
-    return state
+        self.logging.task(self.seed, state["matrix"])
+        self._save(learner, state)
+        write_atomically(self.folder / "matrix.json", json.dumps(state))
+
+    def _save(self, learner: Learner, state: dict[str, Any]) -> None:
+        begun = time.perf_counter()
+        state["seconds"] += begun - self.clock
+        self.clock = begun
+        learner.save(self.checkpoint, notes=state)
+        self.saved = time.perf_counter()
+        # on a slow disk save less often, so that saving never takes more than a tenth of the time
+        self.pause = max(CHECKPOINT_SECONDS, 10 * (self.saved - begun))
+
+    def _load(self) -> Learner:
+        try:
+            return Learner.load(self.checkpoint, device=self.spec.device)
+        except EvergraphError as error:
+            raise EvergraphError(f"{error}; remove {self.checkpoint} to begin seed {self.seed} anew") from None
+
+    def _read_finished(self) -> dict[str, Any] | None:
+        """The seed's result, if it is done."""
+        try:
+            state: dict[str, Any] = json.loads((self.folder / "matrix.json").read_text())
+            return state if state["finished"] else None
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise EvergraphError(
+                f"{self.folder / 'matrix.json'} is damaged ({first_line(error)}); remove {self.folder} "
+                f"to begin seed {self.seed} anew"
+            ) from None
 
 
-def _row(learner: Learner, tasks: TaskStream, test_graph: TestGraph) -> ROW:
+def _row(learner: Learner, tasks: TaskStream, test_graph: TestGraph, part: Part = "test") -> ROW:
     """The newest row of an accuracy matrix."""
-    accuracies: ROW = [*learner.evaluate(tasks, test_graph=test_graph).accuracies]
+    accuracies: ROW = [*learner.evaluate(tasks, test_graph=test_graph, part=part).accuracies]
     return accuracies + [None] * (len(tasks) - len(accuracies))
 
 
@@ -203,7 +261,8 @@ def _open_folder(folder: Path, spec: RunSpec, resume: bool) -> Path:
     """Refuse to mix two runs in one folder."""
     config = folder / "run.json"
     if not config.exists():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        # what a killed process leaves before its first file is whole begins with a dot
+        if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
             raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
         return folder
     if not resume:
@@ -220,21 +279,17 @@ def _open_folder(folder: Path, spec: RunSpec, resume: bool) -> Path:
 
 
 def _write_new(folder: Path, spec: RunSpec) -> None:
-    _make_folder(folder)
-    if not (folder / "run.json").exists():
-        content = {
-            "spec": spec.as_dict(),
-            "versions": versions(),
-            "device": describe_device(pick_device(spec.device)),
-        }
-        write_atomically(folder / "run.json", json.dumps(content, indent=1))
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another with --out") from None
+    """What the run is, written once; a run resumed under other versions says so."""
+    path = folder / "run.json"
+    if not path.exists():
+        device = describe_device(pick_device(spec.device))
+        content = {"spec": spec.as_dict(), "versions": versions(), "device": device}
+    else:
+        content = json.loads(path.read_text())
+        if versions() in (content["versions"], content.get("resumed_with")):
+            return
+        content["resumed_with"] = versions()
+    write_atomically(path, json.dumps(content, indent=1))
 
 
 def read_result(folder: str | Path) -> dict[str, Any]:

@@ -42,7 +42,6 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "num_classes": learner.num_classes,
         "num_tasks": learner.num_tasks,
         "first_accuracies": learner.first_accuracies,
-        "validation_accuracies": learner.validation_accuracies,
         "history": learner.history,
         "notes": learner.notes,
         "seed": learner.seed,
@@ -72,7 +71,7 @@ def restore(
         learner.method.load_state_dict(_to_device(tree["method"]["state"], learner.device))
         for name in ("num_classes", "num_tasks", "notes"):
             setattr(learner, name, tree[name])
-        for name in ("classes", "first_accuracies", "validation_accuracies", "history"):
+        for name in ("classes", "first_accuracies", "history"):
             setattr(learner, name, list(tree[name]))
         learner._random_state = tree["random_state"]
         learner._generator.set_state(tree["method_random_state"])

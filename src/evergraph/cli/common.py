@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets, in 
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; a new one under runs/ by default.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the stopped run in --out.")]
+Log = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, wandb (names with commas).")]
 Order = Annotated[str, typer.Option(help="labelled, random, random:SEED, size, or class names with commas.")]
 ClassesPerTask = Annotated[int | None, typer.Option(help="Classes that arrive together.")]
 MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with fewer nodes.")]
@@ -73,6 +75,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "data_root": (DataRoot, None),
     "out": (Out, None),
     "resume": (Resume, False),
+    "log": (Log, None),
 }
 """The options of every command that runs something: name → (type for typer, default)."""
 
@@ -146,6 +149,29 @@ def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, op
         seeds=list(range(seeds)),
         device=options["device"],
     )
+
+
+def how_to_resume(folder: Path) -> str:
+    """The command line as it was given, made one that goes on in `folder`."""
+    if not (folder / "run.json").exists() and not any(folder.glob("*/run.json")):
+        return "nothing was begun yet"
+    words, given = [], iter(sys.argv[1:])
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif word != "--resume" and not word.startswith("--out="):
+            words.append(word)
+    return "go on with: " + shlex.join(["evergraph", *words, "--out", str(folder), "--resume"])
+
+
+@contextmanager
+def on_interrupt(message: Callable[[], str]) -> Iterator[None]:
+    """Ctrl-C ends with exit status 130 and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped; {message()}", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def print_json(value: Any) -> None:

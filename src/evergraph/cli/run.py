@@ -13,6 +13,7 @@ from rich.table import Table
 from evergraph.cli import common
 from evergraph.data.official import OFFICIAL
 from evergraph.data.stream import DEFAULT_STREAM, PRESETS
+from evergraph.loggers import make_loggers
 from evergraph.methods import METHODS
 from evergraph.plots import heatmaps
 from evergraph.runs import RunSpec, default_folder, run
@@ -36,7 +37,9 @@ def run_command(
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
     spec = common.make_spec(stream, method, common.parse_settings(options["set_"]), seeds, options)
-    result = _run(spec, options["out"] or default_folder(stream, method), options)
+    folder = options["out"] or default_folder(stream, method)
+    with common.on_interrupt(lambda: common.how_to_resume(folder)):
+        result = _run(spec, folder, options)
     if json:
         common.print_json(result)
         return
@@ -63,8 +66,9 @@ def compare_command(
     for spec in specs:
         spec.learner(0)  # a wrong name is found before the first run starts
     folder = options["out"] or default_folder(stream, "compare")
-    results = [_run(spec, folder / spec.method, options) for spec in specs]
-    picture = heatmaps(results, folder / "heatmaps.png")
+    with common.on_interrupt(lambda: common.how_to_resume(folder)):
+        results = [_run(spec, folder / spec.method, options) for spec in specs]
+        picture = heatmaps(results, folder / "heatmaps.png")
     if json:
         common.print_json({"results": results, "heatmaps": str(picture)})
         return
@@ -83,8 +87,16 @@ def _settings_of(method: str, given: dict[str, str]) -> dict[str, str]:
 
 def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Run with a progress bar, and draw the run's picture."""
+    loggers = make_loggers([name for name in (options["log"] or "").split(",") if name])
     with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
-        result = run(spec, folder, data_root=options["data_root"], resume=options["resume"], on_progress=update)
+        result = run(
+            spec,
+            folder,
+            data_root=options["data_root"],
+            resume=options["resume"],
+            on_progress=update,
+            loggers=loggers,
+        )
     heatmaps([result], folder / "heatmap.png")
     return result
 
