@@ -1,0 +1,67 @@
+"""`evergraph paper`: the paper's experiment from one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from evergraph.cli import common
+from evergraph.errors import EvergraphError, unknown
+from evergraph.paper.experiment import run_paper
+from evergraph.paper.protocol import DATASETS, PAPER_DATASETS, PROTOCOLS
+
+
+def paper_command(
+    dataset: Annotated[str, typer.Option(help=f"{', '.join(DATASETS)}, or all for the paper's three.")] = "coauthor-cs",
+    protocol: Annotated[str, typer.Option(help="paper, best, or both.")] = "both",
+    seeds: common.Seeds = 3,
+    methods: Annotated[str | None, typer.Option(help="Rows with commas; all by default.")] = None,
+    studies: Annotated[bool, typer.Option(help="Also the studies of λ and of the queue size.")] = True,
+    epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol says, to try things.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes side by side.", min=1)] = None,
+    device: common.Device = "auto",
+    data_root: common.DataRoot = None,
+    out: common.Out = None,
+    resume: common.Resume = False,
+    json: common.Json = False,
+) -> None:
+    """Table 1 of the paper beside ours, its heatmaps, the λ figure and the queue-size study."""
+    if dataset != "all" and dataset not in DATASETS:
+        raise unknown("dataset", dataset, (*DATASETS, "all"))
+    if protocol not in (*PROTOCOLS, "both"):
+        raise unknown("protocol", protocol, (*PROTOCOLS, "both"))
+    folder = out or Path("runs") / "paper"
+    if folder.exists() and any(folder.iterdir()) and not resume:
+        raise EvergraphError(f"{folder} is not empty; add --resume to go on with it, or name another with --out")
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(
+        *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=common.stderr
+    ) as bar:
+        line = bar.add_task("starting", total=None)
+
+        def on_done(key: str, done: int, total: int) -> None:
+            bar.update(line, description=key, completed=done, total=total)
+
+        summary: dict[str, Any] = run_paper(
+            datasets=PAPER_DATASETS if dataset == "all" else (dataset,),
+            protocols=PROTOCOLS if protocol == "both" else (protocol,),
+            seeds=seeds,
+            rows=[name for name in methods.split(",") if name] if methods else None,
+            studies=studies,
+            epochs=epochs,
+            device=device,
+            jobs=jobs,
+            data_root=data_root,
+            out=folder,
+            on_done=on_done,
+        )
+    if json:
+        common.print_json(summary)
+        return
+    for table in summary["tables"]:
+        sys.stdout.write(Path(table["markdown"]).read_text(encoding="utf-8") + "\n")
+    sys.stdout.write(f"tables, figures and matrices: {folder}\n")

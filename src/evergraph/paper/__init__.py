@@ -1,0 +1,1 @@
+"""The paper's experiment: its Table 1, its figures, and the same under better settings."""

@@ -1,0 +1,112 @@
+"""Runs protocols on datasets and writes tables and figures; everything finished stays finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evergraph.errors import EvergraphError
+from evergraph.paper.cells import Cell, default_jobs, run_cells
+from evergraph.paper.figures import final_rows, study
+from evergraph.paper.protocol import Protocol
+from evergraph.paper.tables import table_rows, write_tables
+from evergraph.plots import heatmaps
+
+
+def run_paper(
+    *,
+    datasets: Sequence[str],
+    protocols: Sequence[str],
+    seeds: int,
+    out: str | Path,
+    rows: Sequence[str] | None = None,
+    studies: bool = True,
+    epochs: int | None = None,
+    device: str = "auto",
+    jobs: int | None = None,
+    data_root: str | Path | None = None,
+    on_done: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Run every cell asked for, then write each protocol's tables and figures.
+
+    A dataset whose files cannot be had is left out of the runs when it is one of several; its table says
+    «not measured here».
+    """
+    out, begun = Path(out), time.perf_counter()
+    plans = [Protocol.load(name, dataset, seeds, device) for dataset in datasets for name in protocols]
+    if epochs is not None:
+        plans = [_with_epochs(plan, epochs) for plan in plans]
+    for plan in plans:
+        if len(plans) == 1 or rows is None:
+            plan.rows(rows)
+    missing = _missing(plans, data_root, required=len(datasets) == 1)
+    available = [plan for plan in plans if plan.dataset not in missing]
+    settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
+
+    def wanted(plan: Protocol) -> list[str] | None:
+        return [row for row in rows if row in plan.content["rows"]] if rows is not None else None
+
+    cells: list[Cell] = []
+    for plan in available:
+        cells += plan.cells(wanted(plan)) + plan.trials(wanted(plan))
+        if studies and rows is None:
+            cells += [cell for values in plan.study_cells().values() for cell in values.values()]
+    results = run_cells(cells, out, **settings)
+    chosen = [cell for plan in available for cell in plan.chosen(results, wanted(plan))]
+    results |= run_cells(chosen, out, **settings)
+    tables = [_write(plan, results, out, wanted(plan), studies and rows is None, missing) for plan in plans]
+    return {"tables": tables, "seconds": time.perf_counter() - begun, "out": str(out)}
+
+
+def _with_epochs(plan: Protocol, epochs: int) -> Protocol:
+    training = {**plan.content["training"], "epochs": epochs}
+    return replace(plan, content={**plan.content, "training": training})
+
+
+def _missing(plans: Sequence[Protocol], data_root: str | Path | None, *, required: bool) -> dict[str, str]:
+    """Datasets whose files cannot be had, with the reason."""
+    reasons: dict[str, str] = {}
+    for dataset in dict.fromkeys(plan.dataset for plan in plans):
+        plan = next(plan for plan in plans if plan.dataset == dataset)
+        try:
+            plan.spec(next(iter(plan.rows().values())), [0]).make_stream(0, data_root)
+        except EvergraphError as error:
+            if required:
+                raise
+            reasons[dataset] = str(error)
+    return reasons
+
+
+def _write(
+    plan: Protocol,
+    results: dict[str, dict[str, Any]],
+    out: Path,
+    wanted: Sequence[str] | None,
+    studies: bool,
+    missing: dict[str, str],
+) -> dict[str, Any]:
+    """A protocol's tables and figures on one dataset."""
+    folder = out / plan.name / plan.dataset
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = table_rows(plan, results, wanted)
+    training = plan.content["training"]
+    heading = (
+        f"**{plan.dataset}, protocol `{plan.name}`**: {plan.content['about']}. "
+        f"{plan.seeds} seeds, mean ± std; {training['epochs']} epochs, lr {training['lr']:g}, "
+        f"label scope {training['label_scope']}, loss {training['reduction']}."
+    )
+    if plan.dataset in missing:
+        heading += f" Not measured here: {missing[plan.dataset]}."
+    written: dict[str, Any] = {"markdown": str(write_tables(rows, folder, heading)), "figures": []}
+    measured = {row["title"]: {**row["result"], "method": row["title"]} for row in rows if row["result"]}
+    if measured:
+        written["figures"].append(str(heatmaps(list(measured.values()), folder / "heatmaps.png")))
+        written["figures"].append(str(final_rows(measured, folder / "final-row.png")))
+    for name, values in plan.study_cells().items() if studies and plan.dataset not in missing else ():
+        about = plan.content["studies"][name]
+        found = {value: results[cell.key] for value, cell in values.items()}
+        written["figures"].append(str(study(about["title"], about["key"], found, folder / f"{name}.png")))
+    return {"protocol": plan.name, "dataset": plan.dataset, **written}

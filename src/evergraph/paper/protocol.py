@@ -1,0 +1,145 @@
+"""The protocols `paper` and `best` as they stand in their files, turned into cells to run."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from evergraph.data.stream import TestGraph
+from evergraph.errors import unknown
+from evergraph.paper.cells import Cell
+from evergraph.results import average_performance
+from evergraph.runs import RunSpec
+from evergraph.training import Training
+
+PROTOCOLS = ("paper", "best")
+DATASETS = ("coauthor-cs", "corafull", "arxiv", "corafull-knn", "amazon-computers")
+PAPER_DATASETS = ("corafull", "arxiv", "coauthor-cs")
+
+
+def read(name: str) -> dict[str, Any]:
+    """A file of this package: a protocol, or `printed`, the paper's own table."""
+    return tomllib.loads((files("evergraph.paper") / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol for one dataset: what every row has in common, and the rows."""
+
+    name: str
+    dataset: str
+    content: dict[str, Any]
+    seeds: int
+    device: str = "auto"
+
+    @classmethod
+    def load(cls, name: str, dataset: str, seeds: int, device: str = "auto") -> Protocol:
+        """Read a protocol; a table `[datasets.NAME]` in its file overrides settings for one dataset."""
+        if name not in PROTOCOLS:
+            raise unknown("protocol", name, PROTOCOLS)
+        if dataset not in DATASETS:
+            raise unknown("dataset", dataset, (*DATASETS, "all"))
+        content = read(name)
+        for section, values in content.get("datasets", {}).get(dataset, {}).items():
+            content[section] = _merge(content[section], values)
+        return cls(name, dataset, content, seeds, device)
+
+    def rows(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+        """The rows asked for, in the file's order."""
+        rows: dict[str, dict[str, Any]] = self.content["rows"]
+        for row in wanted or ():
+            if row not in rows:
+                raise unknown(f"row of protocol {self.name}", row, rows)
+        return {name: row for name, row in rows.items() if not wanted or name in wanted}
+
+    def spec(self, row: dict[str, Any], seeds: Sequence[int], **settings: Any) -> RunSpec:
+        """What is run for a row."""
+        stream = dict(self.content["stream"])
+        other: TestGraph = "seen" if stream["test_graph"] == "task" else "task"
+        return RunSpec(
+            source=self.dataset,
+            stream=stream,
+            method=row["method"],
+            settings={**row.get("settings", {}), **settings},
+            model_settings=dict(self.content["model"]),
+            training=Training(**{**self.content["training"], **row.get("training", {})}),
+            seeds=list(seeds),
+            device=self.device,
+            also_test=[other],
+        )
+
+    def key(self, name: str) -> str:
+        """Where a cell goes."""
+        return f"{self.name}/{self.dataset}/{name}"
+
+    def cells(self, wanted: Sequence[str] | None = None) -> list[Cell]:
+        """The table's cells whose settings are all known from the start."""
+        rows = self.rows(wanted)
+        return [
+            Cell(self.key(name), self.spec(row, range(self.seeds))) for name, row in rows.items() if "choose" not in row
+        ]
+
+    def candidates(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+        """For each row that chooses: the settings to choose from, by the key of the cell that tries them."""
+        return {
+            name: {
+                self.key(f"choose/{name}@{_label(settings)}"): settings
+                for settings in (
+                    dict(zip(row["choose"], combination)) for combination in itertools.product(*row["choose"].values())
+                )
+            }
+            for name, row in self.rows(wanted).items()
+            if "choose" in row
+        }
+
+    def trials(self, wanted: Sequence[str] | None = None) -> list[Cell]:
+        """One run, with the first seed, for each candidate."""
+        rows = self.rows(wanted)
+        return [
+            Cell(key, self.spec(rows[name], [0], **settings))
+            for name, tried in self.candidates(wanted).items()
+            for key, settings in tried.items()
+        ]
+
+    def chosen(self, results: dict[str, dict[str, Any]], wanted: Sequence[str] | None = None) -> list[Cell]:
+        """The rows that choose, with the settings whose run has the highest AP on the validation nodes."""
+        rows = self.rows(wanted)
+        cells = []
+        for name, tried in self.candidates(wanted).items():
+            best = max(tried, key=lambda key: validation_ap(results[key]))
+            cells.append(Cell(self.key(name), self.spec(rows[name], range(self.seeds), **tried[best])))
+        return cells
+
+    def study_cells(self) -> dict[str, dict[str, Cell]]:
+        """For each study: a cell a value. The row's own value is the table's cell, and is not run twice."""
+        studies: dict[str, dict[str, Cell]] = {}
+        for name, study in self.content.get("studies", {}).items():
+            row = self.content["rows"][study["row"]]
+            studies[name] = {}
+            for value in study["values"]:
+                own = row["settings"][study["key"]] == value
+                key = self.key(study["row"] if own else f"studies/{name}@{value}")
+                studies[name][str(value)] = Cell(key, self.spec(row, range(self.seeds), **{study["key"]: value}))
+        return studies
+
+
+def validation_ap(result: dict[str, Any]) -> float:
+    """AP on validation nodes after the last task, mean over seeds."""
+    return float(np.mean([average_performance(matrix) for matrix in result["validation"]]))
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        merged[key] = _merge(merged[key], value) if isinstance(value, dict) and key in merged else value
+    return merged
+
+
+def _label(settings: dict[str, Any]) -> str:
+    return ",".join(f"{key}={value:g}" for key, value in settings.items())
