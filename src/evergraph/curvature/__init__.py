@@ -1,13 +1,14 @@
 """Fisher information as pure functions: products, diagonals, Kronecker factors, and the full matrix."""
 
-from evergraph.curvature.guard import require_deterministic
+from evergraph.curvature.framework import regularizer
+from evergraph.curvature.guard import measuring, require_deterministic
 from evergraph.curvature.kronecker import KroneckerFactor, kronecker_factors
 from evergraph.curvature.labels import LABELS, Labels, apply_output_fisher, label_factors, pick_labels, score
 from evergraph.curvature.nodes import (
     fisher_diagonal,
-    nodes_at_once,
     random_sign_diagonal,
     squared_batch_gradients,
+    squared_gradient,
     sum_of_powers,
 )
 from evergraph.curvature.products import (
@@ -33,13 +34,15 @@ __all__ = [
     "jacobian",
     "kronecker_factors",
     "label_factors",
-    "nodes_at_once",
+    "measuring",
     "pick_labels",
     "pull_back",
     "quadratic_form",
     "random_sign_diagonal",
+    "regularizer",
     "require_deterministic",
     "score",
     "squared_batch_gradients",
+    "squared_gradient",
     "sum_of_powers",
 ]

@@ -1,23 +1,63 @@
-"""Curvature of a random function is not what anybody wants: find out before measuring."""
+"""The curvature of a random function is not what anybody wants: find out before measuring."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch import Tensor
+from torch.func import functional_call
 
 from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError
 from evergraph.models.base import GraphModel
 
 
-def require_deterministic(model: GraphModel, batch: Batch) -> None:
-    """Refuse a model whose forward pass, in its present mode, draws random numbers (dropout and its kin)."""
+def require_deterministic(model: GraphModel, batch: Batch, *, training: bool = False) -> None:
+    """Refuse a model whose forward pass is random (dropout and its kin) in the mode it will be measured in.
+
+    Args:
+        model: the model.
+        batch: any batch of it.
+        training: whether curvature is measured in training mode, as part of a training step.
+    """
     devices = [batch.y.device] if batch.y.is_cuda else []
-    with torch.random.fork_rng(devices), torch.no_grad():
-        states = [torch.get_rng_state()] + [torch.cuda.get_rng_state(device) for device in devices]
-        model(batch)
-        after = [torch.get_rng_state()] + [torch.cuda.get_rng_state(device) for device in devices]
-        if not all(torch.equal(a, b) for a, b in zip(states, after)):
+    with torch.random.fork_rng(devices), torch.no_grad(), _mode(model, training):
+        states = _random_states(devices)
+        first, second = _forward(model, batch), _forward(model, batch)
+        drew = not all(torch.equal(a, b) for a, b in zip(states, _random_states(devices)))
+        if drew or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
             raise EvergraphError(
                 f"{type(model).__name__} draws random numbers (dropout?) while curvature is measured; "
-                "set dropout=0 or use a method without online curvature"
+                "set dropout=0 or use a method that measures no curvature during training"
             )
+
+
+@contextmanager
+def measuring(model: GraphModel, batch: Batch) -> Iterator[None]:
+    """The model in evaluation mode, checked to be free of randomness; afterwards in the mode it was in."""
+    require_deterministic(model, batch)
+    with _mode(model, False):
+        yield
+
+
+@contextmanager
+def _mode(model: GraphModel, training: bool) -> Iterator[None]:
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+def _forward(model: GraphModel, batch: Batch) -> Tensor:
+    """A forward pass that leaves the model's buffers (running statistics) as they are."""
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    logits: Tensor = functional_call(model, buffers, (batch,))
+    return logits
+
+
+def _random_states(devices: list[torch.device]) -> list[Tensor]:
+    return [torch.get_rng_state()] + [torch.cuda.get_rng_state(device) for device in devices]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from evergraph.curvature.labels import label_factors
+from evergraph.curvature.nodes import MEMORY, Batches, batched_gradients, counted_bytes, scoped_factors
 from evergraph.data.batches import Batch
 from evergraph.models.base import GraphModel, recorded_products
-from evergraph.sparse import SparseMatrix
+from evergraph.sparse import Features, SparseMatrix, take_rows
+
+NODES_AT_ONCE = 8  # seeds whose output factors are measured together: most pairs of a row and a seed are zero
+ROWS_AT_ONCE = 4096  # seeds whose input rows are gathered together
 
 
 @dataclass
@@ -28,39 +31,61 @@ class KroneckerFactor:
 
 def kronecker_factors(
     model: GraphModel,
-    batches: Iterable[Batch],
+    batches: Batches,
     classes: Tensor,
     labels: str = "exact",
     targets: Callable[[Batch], Tensor] | None = None,
     generator: torch.Generator | None = None,
+    memory: int = MEMORY,
 ) -> dict[str, KroneckerFactor]:
     """The factors of the Fisher matrix averaged over nodes, for every weight that multiplies rows of inputs.
 
     A weight is applied at several rows u of a node's neighbourhood (weight sharing). As in K-FAC's
-    «expand» form, `inputs` is the mean over rows of x_u x_uᵀ and `outputs` the mean over nodes v of
-    Σ_u g_uv g_uvᵀ, with g_uv the gradient of v's score at row u. Exact for one layer and one node.
+    «expand» form, `inputs` is the mean of x_u x_uᵀ over the rows that the nodes read, each row once, and
+    `outputs` the mean over nodes v of Σ_u g_uv g_uvᵀ, with g_uv the gradient of v's score at row u.
+    Exact for one layer and one node. Neither factor depends on how the nodes are cut into batches.
+
+    Args:
+        model: one of evergraph's models; a foreign module does not show its products.
+        batches: the nodes.
+        classes: the output units that the softmax runs over.
+        labels: `empirical`, `sample`, `pred` or `exact`.
+        targets: true labels of a batch as positions in `classes`; for `empirical`.
+        generator: random numbers for `sample`.
+        memory: bytes that a batched backward pass may take.
     """
     names = {id(value): name for name, value in model.named_parameters()}
-    inputs: dict[str, Tensor] = {}
+    inputs = _input_factors(model, batches, names)
     outputs: dict[str, Tensor] = {}
-    rows: dict[str, int] = {}
     num_nodes = 0
-    for batch in batches:
-        with torch.enable_grad(), recorded_products() as products:
+    for batch in batches(NODES_AT_ONCE):
+        with torch.enable_grad(), counted_bytes() as sizes, recorded_products() as products:
             logits = model(batch)
-        factors = label_factors(logits[:, classes].detach(), labels, targets(batch) if targets else None, generator)
-        nodes, count, _ = factors.shape
-        cotangents = logits.new_zeros(nodes, count, nodes, logits.size(1))
-        cotangents[torch.arange(nodes)[:, None], :, torch.arange(nodes)[:, None], classes] = factors.transpose(1, 2)
-        grads = torch.autograd.grad(
-            logits, [out for _, _, out in products], cotangents.flatten(0, 1), is_grads_batched=True
-        )
-        for (weight, x, _), grad in zip(products, grads):
-            name = names[id(weight)]
-            gram = (x.t() @ x.dense()) if isinstance(x, SparseMatrix) else x.T @ x
-            flat = grad.flatten(0, 1)
-            inputs[name] = inputs.get(name, 0) + gram.detach()
-            outputs[name] = outputs.get(name, 0) + flat.T @ flat
-            rows[name] = rows.get(name, 0) + x.size(0)
-        num_nodes += nodes
-    return {name: KroneckerFactor(inputs[name] / rows[name], outputs[name] / num_nodes) for name in inputs}
+        vectors = scoped_factors(logits.detach(), classes, labels, targets(batch) if targets else None, generator)
+        rows = [out for _, _, out in products]
+        for grads in batched_gradients(logits, rows, vectors, sum(sizes), memory):
+            for (weight, _, _), grad in zip(products, grads):
+                if grad is not None:
+                    flat, name = grad.flatten(0, 1), names[id(weight)]
+                    outputs[name] = outputs.get(name, 0) + flat.T @ flat
+        num_nodes += batch.num_seeds
+    return {name: KroneckerFactor(inputs[name], total / num_nodes) for name, total in outputs.items()}
+
+
+def _input_factors(model: GraphModel, batches: Batches, names: dict[int, str]) -> dict[str, Tensor]:
+    """The mean of x xᵀ over the distinct rows that each weight multiplies."""
+    total: dict[str, Tensor] = {}
+    counted: dict[str, Tensor] = {}  # the graph's nodes whose rows are in
+    for batch in batches(ROWS_AT_ONCE):
+        with torch.no_grad(), recorded_products() as products:
+            model(batch)
+        for weight, x, _ in products:
+            name, nodes = names[id(weight)], batch.nodes[: x.size(0)]  # a product's rows are a prefix of the nodes
+            new = torch.nonzero(~torch.isin(nodes, counted[name])).reshape(-1) if name in counted else None
+            total[name] = total.get(name, 0) + _gram(x if new is None else take_rows(x, new))
+            counted[name] = nodes if new is None else torch.cat([counted[name], nodes[new]])
+    return {name: value / counted[name].numel() for name, value in total.items()}
+
+
+def _gram(x: Features) -> Tensor:
+    return x.t() @ x.dense() if isinstance(x, SparseMatrix) else x.T @ x

@@ -1,8 +1,13 @@
-"""Per-node gradients: exact diagonals of the Fisher matrix, and other sums of powers of single-node gradients."""
+"""Single-node gradients: exact diagonals of the Fisher matrix, and other sums of their powers.
+
+The gradients of many nodes come from one batched backward pass. How many rows it carries at once is
+set by the memory it may take, so neither a large model nor a node with a thousand neighbours breaks it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,52 +16,91 @@ from evergraph.curvature.labels import label_factors, pick_labels, score
 from evergraph.data.batches import Batch
 from evergraph.params import Params, named_params
 
-MEMORY = 256 * 2**20  # bytes of per-node gradients held at once
+NODES_AT_ONCE = 32  # seeds of a measuring batch: larger ones share little and only make the pass wider
+MEMORY = 256 * 2**20  # bytes that a batched backward pass may take
+
+Batches = Callable[[int], Iterable[Batch]]
+"""The nodes to measure over, in batches of the size asked for."""
 
 
-def nodes_at_once(model: nn.Module, vectors: int = 1, memory: int = MEMORY) -> int:
-    """How many nodes' gradients (times `vectors` a node) fit into `memory` bytes."""
-    size = sum(value.numel() * value.element_size() for value in model.parameters())
-    return max(1, memory // max(size * vectors, 1))
+@contextmanager
+def counted_bytes() -> Iterator[list[int]]:
+    """Within it, the sizes of all tensors that a forward pass keeps for its backward pass are put in the list."""
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield sizes
+
+
+def batched_gradients(
+    logits: Tensor, inputs: list[Tensor], vectors: Tensor, kept: int, memory: int = MEMORY
+) -> Iterator[tuple[Tensor | None, ...]]:
+    """(∂z_v/∂input)ᵀ c for every node v and each of its vectors c, some rows at a time.
+
+    Args:
+        logits: `(num_nodes, num_outputs)`, with their graph.
+        inputs: tensors of that graph.
+        vectors: `(num_nodes, num_vectors, num_outputs)`.
+        kept: bytes that the graph keeps; a row of the batched pass takes about as much again.
+        memory: bytes that the pass may take.
+    """
+    nodes, count, width = vectors.shape
+    row_bytes = kept + sum(value.numel() * value.element_size() for value in [logits, *inputs])
+    flat, owner = vectors.flatten(0, 1), torch.arange(nodes).repeat_interleave(count)
+    for rows in torch.arange(nodes * count).split(max(1, memory // row_bytes)):
+        cotangents = flat.new_zeros(rows.numel(), nodes, width)
+        cotangents[torch.arange(rows.numel()), owner[rows]] = flat[rows]
+        yield torch.autograd.grad(
+            logits, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
 
 
 def sum_of_powers(
-    model: nn.Module, batches: Iterable[Batch], cotangents: Callable[[Batch, Tensor], Tensor], power: int
+    model: nn.Module,
+    batches: Batches,
+    cotangents: Callable[[Batch, Tensor], Tensor],
+    power: int,
+    memory: int = MEMORY,
 ) -> Params:
     """Σ over nodes and cotangent vectors of |J_vᵀ c|^power, entry by entry.
 
     Args:
         model: computes a batch's logits.
-        batches: the nodes, in batches small enough for memory (`nodes_at_once`).
+        batches: the nodes.
         cotangents: `(num_nodes, num_vectors, num_outputs)` from a batch and its logits.
         power: 2 for Fisher diagonals, 1 for absolute values.
+        memory: bytes that a batched backward pass may take.
     """
     params = named_params(model)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
-    for batch in batches:
-        with torch.enable_grad():
+    own = getattr(model, "node_powers", None)  # a model's own way, where its equations give one
+    for batch in batches(NODES_AT_ONCE):
+        if own is not None and (known := own(batch, cotangents, power)) is not None:
+            for name, sum_ in total.items():
+                sum_ += known[name]
+            continue
+        with torch.enable_grad(), counted_bytes() as sizes:
             logits = model(batch)
         vectors = cotangents(batch, logits.detach())
-        nodes, count, width = vectors.shape
-        # row (v, k) of the batched cotangent is vector k at node v and zero at all others
-        rows = vectors.new_zeros(nodes, count, nodes, width)
-        rows[torch.arange(nodes), :, torch.arange(nodes)] = vectors
-        grads = torch.autograd.grad(
-            logits, list(params.values()), rows.flatten(0, 1), is_grads_batched=True, allow_unused=True
-        )
-        for sum_, grad in zip(total.values(), grads):
-            if grad is not None:
-                sum_ += grad.abs_().sum(0) if power == 1 else grad.square_().sum(0)
+        for grads in batched_gradients(logits, list(params.values()), vectors, sum(sizes), memory):
+            for sum_, grad in zip(total.values(), grads):
+                if grad is not None:
+                    sum_ += grad.abs_().sum(0) if power == 1 else grad.square_().sum(0)
     return total
 
 
 def fisher_diagonal(
     model: nn.Module,
-    batches: Iterable[Batch],
+    batches: Batches,
     classes: Tensor,
     labels: str = "exact",
     targets: Callable[[Batch], Tensor] | None = None,
     generator: torch.Generator | None = None,
+    memory: int = MEMORY,
 ) -> Params:
     """The diagonal of the Fisher matrix, summed over nodes: Σ_v Σ_k (J_vᵀ s_vk)².
 
@@ -67,15 +111,27 @@ def fisher_diagonal(
         labels: `empirical`, `sample`, `pred` or `exact`.
         targets: true labels of a batch as positions in `classes`; for `empirical`.
         generator: random numbers for `sample`.
+        memory: bytes that a batched backward pass may take.
     """
 
     def cotangents(batch: Batch, logits: Tensor) -> Tensor:
-        factors = label_factors(logits[:, classes], labels, targets(batch) if targets else None, generator)
-        wide = factors.new_zeros(*factors.shape[:2], logits.size(1))
-        wide[:, :, classes] = factors
-        return wide
+        return scoped_factors(logits, classes, labels, targets(batch) if targets else None, generator)
 
-    return sum_of_powers(model, batches, cotangents, power=2)
+    return sum_of_powers(model, batches, cotangents, 2, memory)
+
+
+def scoped_factors(
+    logits: Tensor,
+    classes: Tensor,
+    labels: str,
+    targets: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """`label_factors` of a softmax over some output units, with zeros at all others."""
+    factors = label_factors(logits[:, classes], labels, targets, generator)
+    wide = factors.new_zeros(*factors.shape[:2], logits.size(1))
+    wide[:, :, classes] = factors
+    return wide
 
 
 def squared_batch_gradients(
@@ -100,12 +156,20 @@ def squared_batch_gradients(
         scoped = logits[:, classes].detach()
         picked = pick_labels(scoped, labels, targets(batch) if targets else None, generator)
         cotangent = torch.zeros_like(logits)
-        cotangent[:, classes] = score(scoped, picked) / batch.num_seeds
-        grads = torch.autograd.grad(logits, list(params.values()), cotangent, allow_unused=True)
-        for sum_, grad in zip(total.values(), grads):
-            if grad is not None:
-                sum_ += batch.num_seeds * grad.square()
+        cotangent[:, classes] = score(scoped, picked)
+        squares = squared_gradient(logits, params, cotangent / batch.num_seeds)
+        for name, sum_ in total.items():
+            sum_ += batch.num_seeds * squares[name]
     return total
+
+
+def squared_gradient(logits: Tensor, params: Params, cotangent: Tensor) -> Params:
+    """(Jᵀc)², entry by entry; the graph stays."""
+    grads = torch.autograd.grad(logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
+    return {
+        name: torch.zeros_like(value) if grad is None else grad.square()
+        for (name, value), grad in zip(params.items(), grads)
+    }
 
 
 def random_sign_diagonal(
@@ -117,8 +181,4 @@ def random_sign_diagonal(
     products of different nodes cancel on average.
     """
     signs = torch.randint(0, 2, (cotangent.size(0), 1), generator=generator).to(cotangent) * 2 - 1
-    grads = torch.autograd.grad(logits, list(params.values()), cotangent * signs, retain_graph=True, allow_unused=True)
-    return {
-        name: torch.zeros_like(value) if grad is None else grad.square()
-        for (name, value), grad in zip(params.items(), grads)
-    }
+    return squared_gradient(logits, params, cotangent * signs)

@@ -6,6 +6,8 @@ of tensors with the same names. All results are sums over nodes.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -13,16 +15,17 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from evergraph.curvature.labels import apply_output_fisher, label_factors
-from evergraph.params import Params
+from evergraph.params import Direction, Params
 
 LogitFunction = Callable[[Params], Tensor]
 
 
-def forward_product(function: LogitFunction, params: Params, direction: Params) -> tuple[Tensor, Tensor]:
+def forward_product(function: LogitFunction, params: Params, direction: Direction) -> tuple[Tensor, Tensor]:
     """Logits z and u = J d in one forward-mode pass; double reverse where an operator has no forward mode.
 
     The dual level is left before anybody calls backward: inside it, backward would carry tangents too.
     """
+    _load_forward_mode()
     try:
         with forward_ad.dual_level():
             dual = {name: forward_ad.make_dual(value, direction[name]) for name, value in params.items()}
@@ -35,16 +38,26 @@ def forward_product(function: LogitFunction, params: Params, direction: Params) 
         return double_reverse_product(function, params, direction)
 
 
-def double_reverse_product(function: LogitFunction, params: Params, direction: Params) -> tuple[Tensor, Tensor]:
+@functools.cache
+def _load_forward_mode() -> None:
+    """At its first use torch compiles parts of forward mode with a tool that it deprecates: not our user's business."""
+    with warnings.catch_warnings(), forward_ad.dual_level():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        forward_ad.make_dual(torch.zeros(1), torch.ones(1))
+
+
+def double_reverse_product(function: LogitFunction, params: Params, direction: Direction) -> tuple[Tensor, Tensor]:
     """z and J d by reverse mode alone: Jᵀw is linear in w, and its own reverse product with d is J d."""
     with torch.enable_grad():
         leaves = {
             name: value if value.requires_grad else value.detach().requires_grad_() for name, value in params.items()
         }
         logits = function(leaves)
+        if not logits.requires_grad:  # a function that ignores its parameters
+            return logits, torch.zeros_like(logits)
         w = torch.zeros_like(logits, requires_grad=True)
         pulled = torch.autograd.grad(logits, list(leaves.values()), w, create_graph=True, allow_unused=True)
-        pairs = [(g, direction[name]) for g, name in zip(pulled, leaves) if g is not None and g.requires_grad]
+        pairs = [(g, direction[name]) for g, name in zip(pulled, leaves) if g is not None]
         (tangent,) = torch.autograd.grad([g for g, _ in pairs], w, [d for _, d in pairs], retain_graph=True)
     return logits, tangent.detach()
 
@@ -60,7 +73,7 @@ def pull_back(function: LogitFunction, params: Params, cotangent: Tensor) -> Par
 def fisher_product(
     function: LogitFunction,
     params: Params,
-    direction: Params,
+    direction: Direction,
     labels: str = "exact",
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -74,7 +87,7 @@ def fisher_product(
 def quadratic_form(
     function: LogitFunction,
     params: Params,
-    direction: Params,
+    direction: Direction,
     labels: str = "exact",
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,

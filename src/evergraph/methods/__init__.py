@@ -51,7 +51,7 @@ def make_method(name: str, settings: dict[str, Any] | None = None) -> Method:
                     used.add(key)
         made.append(METHODS[part](**own))
     if unused := sorted(set(settings) - used):
-        known = [f.name for part in parts for f in dataclasses.fields(METHODS[part])]  # type: ignore[arg-type]
+        known = [f.name for part in parts for f in dataclasses.fields(METHODS[part]) if f.init]  # type: ignore[arg-type]
         raise unknown(f"setting of {name}", unused[0], known or ["(none)"])
     return made[0] if len(made) == 1 else Compose(*made)
 

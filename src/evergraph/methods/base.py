@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -114,6 +114,11 @@ class Step:
         return wide
 
 
+def state(empty: Callable[[], Any]) -> Any:
+    """A field that is learned, not given: `importance_: Params = state(dict)`."""
+    return field(default_factory=empty, init=False, repr=False, compare=False)
+
+
 class Method:
     """A way to learn a new task without forgetting the old ones. Every hook may be left out.
 
@@ -159,14 +164,13 @@ class Method:
     def grow(self, before: Params, after: Params) -> None:
         """The output layer has grown: `before` and `after` are the parameters then and now.
 
-        By default every state tensor that has a grown parameter's name and old shape is padded: with
-        the new parameters' own values where it holds parameters (`anchor…`, `teacher…`, `previous…`),
-        with zeros elsewhere.
+        By default every state tensor that stands under a grown parameter's name and has its old shape
+        is padded: with the new parameters' own values where it holds parameters (`anchor…`, `teacher…`,
+        `previous…`), with zeros elsewhere.
         """
-        for key, value in list(vars(self).items()):
-            if key.endswith("_") and isinstance(value, dict):
-                copies = key.startswith(("anchor", "teacher", "previous"))
-                setattr(self, key, {name: _pad(t, name, before, after, copies) for name, t in value.items()})
+        for key, value in self.state_dict().items():
+            copies = key.startswith(("anchor", "teacher", "previous"))
+            setattr(self, key, _grown(value, "", before, after, copies))
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments and their values."""
@@ -179,25 +183,40 @@ class Method:
         return {key: value for key, value in vars(self).items() if key.endswith("_") and not key.startswith("_")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state."""
+        """Take up a copy of a saved state."""
+        own = self.state_dict()
+        for key in sorted(own.keys() ^ state.keys()):
+            problem = "unknown state" if key in state else "no state"
+            raise EvergraphError(
+                f"{self.name}: {problem} {key!r} in the checkpoint; it is another version's or method's"
+            )
         for key, value in state.items():
-            if not key.endswith("_"):
-                raise EvergraphError(f"{self.name}: unknown state {key!r} in the checkpoint")
-            setattr(self, key, value)
+            setattr(self, key, _copied(value))
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{key}={value!r}" for key, value in self.hyperparameters().items())
         return f"{type(self).__name__}({settings})"
 
 
-def _pad(tensor: Any, name: str, before: Params, after: Params, copies: bool) -> Any:
-    if not isinstance(tensor, Tensor) or name not in before or tensor.shape != before[name].shape:
-        return tensor
-    if before[name].shape == after[name].shape:
-        return tensor
+def _grown(value: Any, name: str, before: Params, after: Params, copies: bool) -> Any:
+    """A piece of state after the output layer has grown; `name` is the key it stands under."""
+    if isinstance(value, dict):
+        return {key: _grown(item, key, before, after, copies) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_grown(item, name, before, after, copies) for item in value]
+    if not isinstance(value, Tensor) or name not in before or value.shape != before[name].shape:
+        return value
     wide = after[name].detach().clone() if copies else torch.zeros_like(after[name])
-    wide[tuple(slice(size) for size in tensor.shape)] = tensor
+    wide[tuple(slice(size) for size in value.shape)] = value
     return wide
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 class Compose(Method):
@@ -235,28 +254,30 @@ class Compose(Method):
         self._shares = [len(directions) for directions in asked]
         return [direction for directions in asked for direction in directions]
 
+    def _shared(self, step: Step) -> Iterator[tuple[Method, Step]]:
+        """Each method with the step as it sees it: the tangents of its own directions."""
+        start = 0
+        for method, share in zip(self.methods, self._shares or [0] * len(self.methods)):
+            yield method, dataclasses.replace(step, tangents=step.tangents[start : start + share])
+            start += share
+
     def penalty(self, step: Step) -> Tensor | None:
         """The sum."""
-        return _total([method.penalty(step) for method in self.methods])
+        return _total([method.penalty(own) for method, own in self._shared(step)])
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
-        """The sum; each method sees the tangents of its own directions."""
-        parts, start = [], 0
-        for method, share in zip(self.methods, self._shares or [0] * len(self.methods)):
-            own = dataclasses.replace(step, tangents=step.tangents[start : start + share])
-            parts.append(method.logit_cotangent(own))
-            start += share
-        return _total(parts)
+        """The sum."""
+        return _total([method.logit_cotangent(own) for method, own in self._shared(step)])
 
     def edit_grads(self, step: Step) -> None:
         """Each in turn."""
-        for method in self.methods:
-            method.edit_grads(step)
+        for method, own in self._shared(step):
+            method.edit_grads(own)
 
     def after_step(self, step: Step) -> None:
         """Each in turn."""
-        for method in self.methods:
-            method.after_step(step)
+        for method, own in self._shared(step):
+            method.after_step(own)
 
     def end_task(self, context: Context) -> None:
         """Each in turn."""

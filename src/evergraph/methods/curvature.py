@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from evergraph.curvature import apply_output_fisher, fisher_product, pick_labels, require_deterministic, score
+from evergraph.curvature import apply_output_fisher, pick_labels, regularizer, require_deterministic, score
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context, Method, Step
-from evergraph.methods.ema import EMA
+from evergraph.methods.base import Context, Method, Step, state
+from evergraph.methods.ema import average_with
 from evergraph.params import Direction, Displacement, Params, copy_params
 
 
@@ -31,9 +31,8 @@ class OnlineCurvature(Method):
         ema: β of the moving average after each task; 0 turns it off (the paper's ablation).
         point: where between θ_t and θ the Fisher is evaluated: 1 is the paper's θ, 0 is EWC's θ_t. Below 1
             every anchor is kept and each costs a product of its own.
-        over_tasks: `sum-of-squares` (equation «Ours») or `square-of-sum` (the batch loss and Algorithm 1);
-            their gradients differ by the factor τ−1: the gradient of the first is Σ_t F(θ−θ_t) = F D, of the
-            second (τ−1) F D.
+        over_tasks: `sum-of-squares` (equation «Ours») has the gradient F D, `square-of-sum` (the batch loss
+            and Algorithm 1) has (τ−1) F D.
         over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation
             «Ours») and `mean` (the queue divides by |Q|) fix it. The queue always takes the mean unless
             `sum` is asked for.
@@ -55,6 +54,12 @@ class OnlineCurvature(Method):
     over_nodes: str = "loss"
     anchors: str = "stored"
     queue_rule: str = "text"
+    anchor_sum_: Params = state(dict)
+    num_anchors_: int = state(int)
+    previous_: Params = state(dict)  # θ_{t−1}, for the moving average and for anchors="previous"
+    anchor_list_: list[Params] = state(list)  # for point < 1 alone
+    queue_: Params = state(dict)  # a ring of gradients, one row each
+    pushed_: int = state(int)
 
     def __post_init__(self) -> None:
         one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
@@ -64,39 +69,23 @@ class OnlineCurvature(Method):
         one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
         if self.queue_size < 1:
             raise EvergraphError(f"curvature: queue_size={self.queue_size} must be at least 1")
+        if not 0 <= self.ema < 1:
+            raise EvergraphError(f"curvature: ema={self.ema} must be at least 0 and below 1")
         if not 0 <= self.point <= 1:
             raise EvergraphError(f"curvature: point={self.point} must lie between 0 (θ_t) and 1 (θ)")
         if self.point < 1 and self.estimator == "queue":
             raise EvergraphError(
                 "curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1"
             )
-        self._averaging = EMA(self.ema)
-        self.anchor_sum_: Params = {}
-        self.num_anchors_: int = 0
-        self.latest_: Params = {}
-        self.all_anchors_: list[Params] = []
-        self.queue_: Params = {}  # a ring of gradients, one row each
-        self.pushed_: int = 0
-
-    def state_dict(self) -> dict[str, object]:
-        """The anchors, the queue, and the moving average's copy."""
-        return {**super().state_dict(), "averaging_": self._averaging.state_dict()}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take up a saved state."""
-        state = dict(state)
-        averaging = state.pop("averaging_")
-        assert isinstance(averaging, dict)
-        self._averaging.load_state_dict(averaging)
-        super().load_state_dict(state)
+        if self.point < 1 and self.over_tasks == "square-of-sum":
+            raise EvergraphError("curvature: over_tasks=square-of-sum needs one Fisher for all tasks; use point=1")
 
     def grow(self, before: Params, after: Params) -> None:
-        """The new units' anchors are their present values: they are free to move, at no cost yet."""
-        self._averaging.grow(before, after)
+        """The new units' anchors are their present values."""
+        anchors = {name: value * self.num_anchors_ for name, value in after.items()}
         for name, total in self.anchor_sum_.items():
-            wide = after[name].detach() * self.num_anchors_
-            wide[tuple(slice(size) for size in total.shape)] = total
-            self.anchor_sum_[name] = wide
+            anchors[name][tuple(slice(size) for size in total.shape)] = total
+        self.anchor_sum_ = anchors if self.anchor_sum_ else {}
         super().grow(before, after)
 
     # one task
@@ -104,116 +93,109 @@ class OnlineCurvature(Method):
     def start_task(self, context: Context) -> None:
         """An empty queue; a model without randomness."""
         self.queue_, self.pushed_ = {}, 0
-        if self.anchors == "previous" and not self.num_anchors_ and not self.latest_:
-            self.latest_ = copy_params(context.model)  # θ_0
-        if self.num_anchors_:
-            require_deterministic(context.model, next(context.batches(1)))
+        if self.anchors == "previous" and not self.num_anchors_:
+            self.previous_ = copy_params(context.model)  # θ_0
+        if self.strength:
+            require_deterministic(context.model, next(context.batches()), training=True)
 
     def end_task(self, context: Context) -> None:
         """Average the parameters over tasks, then add the result to the anchors."""
-        self._averaging.end_task(context)
+        if self.ema and self.num_anchors_:
+            average_with(context.model, self.previous_, self.ema)
         now = copy_params(context.model)
-        anchor = now
-        if self.anchors == "previous":
-            anchor, self.latest_ = self.latest_, now
-        self.num_anchors_ += 1
-        self.anchor_sum_ = {n: v + self.anchor_sum_[n] if self.anchor_sum_ else v.clone() for n, v in anchor.items()}
+        anchor = self.previous_ if self.anchors == "previous" else now
+        if self.ema or self.anchors == "previous":
+            self.previous_ = now
         if self.point < 1:
-            self.all_anchors_ = [*self.all_anchors_, anchor]
+            self.anchor_list_ = [*self.anchor_list_, anchor]
+        else:
+            self.anchor_sum_ = {name: value + self.anchor_sum_.get(name, 0) for name, value in anchor.items()}
+        self.num_anchors_ += 1
         self.queue_, self.pushed_ = {}, 0
 
     # one step
 
-    def displacement(self, params: Params) -> Params:
-        """D = Σ_t (θ − θ_t), from the running sum of anchors alone."""
-        return {
-            name: torch.sub(self.num_anchors_ * value.detach(), self.anchor_sum_[name])
-            for name, value in params.items()
-        }
-
-    def _scale(self, step: Step) -> float:
-        """Factor on the sum over nodes of H u: strength, reduction and the reading of the sum over tasks."""
-        tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
-        mean = self.over_nodes == "mean" or (self.over_nodes == "loss" and step.context.reduction == "mean")
-        return self.strength * tasks / (step.batch.num_seeds if mean else 1)
-
-    def _active(self) -> bool:
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to hold on to."""
         return bool(self.num_anchors_) and self.strength != 0
+
+    def scale(self, num_nodes: int, reduction: str) -> float:
+        """The factor on a sum over nodes of H u: strength and the readings of the sums over tasks and nodes."""
+        tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
+        mean = (reduction if self.over_nodes == "loss" else self.over_nodes) == "mean"
+        return self.strength * tasks / (num_nodes if mean else 1)
+
+    def displacement(self, context: Context) -> Displacement:
+        """D = Σ_t (θ − θ_t), from the running sum of anchors alone."""
+        return Displacement(context.params, self.num_anchors_, self.anchor_sum_)
 
     def directions(self, context: Context) -> list[Direction]:
         """D, for the estimators that need J D."""
-        if not self._active() or self.estimator == "queue" or self.point < 1:
+        if not self.active or self.estimator == "queue" or self.point < 1:
             return []
-        return [Displacement(context.params, self.num_anchors_, self.anchor_sum_)]
+        return [self.displacement(context)]
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
         """c_v = strength · H_v J_v D over the label scope."""
         if not step.tangents:
             return None
-        labels = "exact" if self.estimator == "exact" else "sample"
-        logits = step.scoped_logits.detach()
         tangent = step.tangents[0][:, step.context.classes]
-        pulled = apply_output_fisher(logits, tangent, labels, generator=step.context.generator)
-        return step.widen(self._scale(step) * pulled)
+        pulled = apply_output_fisher(
+            step.scoped_logits.detach(), tangent, self._labels, generator=step.context.generator
+        )
+        return step.widen(self.scale(step.batch.num_seeds, step.context.reduction) * pulled)
+
+    @property
+    def _labels(self) -> str:
+        return "exact" if self.estimator == "exact" else "sample"
 
     def penalty(self, step: Step) -> Tensor | None:
         """The queue's new entry, while the graph is alive: the gradient of one random node's sampled log-likelihood."""
-        if not self._active() or self.estimator != "queue":
+        if not self.active or self.estimator != "queue":
             return None
-        generator = step.context.generator
+        generator, params = step.context.generator, step.context.params
         node = int(torch.randint(step.batch.num_seeds, (1,), generator=generator))
         logits = step.scoped_logits.detach()[node : node + 1]
         cotangent = torch.zeros_like(step.logits)
         cotangent[node, step.context.classes] = score(logits, pick_labels(logits, "sample", generator=generator))[0]
-        params = step.context.params
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
+        # Algorithm 1 pops before a push when more than M are held: M+1 after the push
         capacity = self.queue_size + (1 if self.queue_rule == "algorithm" else 0)
         for (name, value), grad in zip(params.items(), grads):
             if name not in self.queue_:
-                self.queue_[name] = value.new_zeros(capacity, *value.shape)
+                self.queue_[name] = value.detach().new_zeros(capacity, *value.shape)
             self.queue_[name][self.pushed_ % capacity] = 0 if grad is None else grad
         self.pushed_ += 1
         return None
 
     def edit_grads(self, step: Step) -> None:
         """For the queue and for points before θ: add the regularizer's gradient itself."""
-        if not self._active():
+        if not self.active or (self.estimator != "queue" and self.point == 1):
             return
-        if self.estimator == "queue":
-            pull = self._queue_gradient(step)
-        elif self.point < 1:
-            pull = self._gradient_between(step)
-        else:
-            return
-        with torch.no_grad():
-            for name, value in step.model.named_parameters():
-                value.grad = pull[name] if value.grad is None else value.grad.add_(pull[name])
+        pull = self._queue_gradient(step) if self.estimator == "queue" else self._gradient_between(step)
+        for name, value in step.context.params.items():
+            value.grad = pull[name] if value.grad is None else value.grad.add_(pull[name])
 
     def _queue_gradient(self, step: Step) -> Params:
         """strength / |Q| Σ_q (g_q · D) g_q."""
-        displacement = self.displacement(step.context.params)
-        tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
+        displacement = self.displacement(step.context)
         held = min(self.pushed_, next(iter(self.queue_.values())).size(0))
-        scale = self.strength * tasks / (1 if self.over_nodes == "sum" else held)
+        scale = self.scale(held, "mean")  # the queue's own equation divides by |Q|, however the loss is reduced
         rows = {name: gradients[:held].flatten(1) for name, gradients in self.queue_.items()}
         inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
         return {name: (scale * inner @ rows[name]).view_as(displacement[name]) for name in rows}
 
     def _gradient_between(self, step: Step) -> Params:
-        """Σ_t F(θ̄_t)(θ − θ_t) with θ̄_t = θ_t + point (θ − θ_t)."""
-        params = {name: value.detach() for name, value in step.model.named_parameters()}
-        labels = "exact" if self.estimator == "exact" else "sample"
-        total = {name: torch.zeros_like(value) for name, value in params.items()}
-        scale = self._scale(step)
+        """strength Σ_t F(θ̄_t)(θ − θ_t) with θ̄_t = θ_t + point (θ − θ_t)."""
 
         def scoped_logits(given: Params) -> Tensor:
             logits: Tensor = functional_call(step.model, given, (step.batch,))
             return logits[:, step.context.classes]
 
-        for anchor in self.all_anchors_:
-            gap = {name: value - anchor[name] for name, value in params.items()}
-            between = {name: anchor[name] + self.point * gap[name] for name in params}
-            product = fisher_product(scoped_logits, between, gap, labels, generator=step.context.generator)
-            for name, sum_ in total.items():
-                sum_.add_(product[name], alpha=scale)
-        return total
+        _, gradient = regularizer(
+            scoped_logits, step.context.params, self.anchor_list_,
+            point=self.point, labels=self._labels, generator=step.context.generator,
+        )  # fmt: skip
+        scale = self.scale(step.batch.num_seeds, step.context.reduction)
+        return {name: scale * value for name, value in gradient.items()}

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import Context, Method
+from evergraph.methods.base import Context, Method, state
 from evergraph.params import Params, copy_params
+
+
+def average_with(model: nn.Module, previous: Params, decay: float) -> None:
+    """θ ← decay · previous + (1−decay) · θ, in place."""
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.lerp_(previous[name], decay)
 
 
 @dataclass(repr=False)
@@ -18,7 +26,7 @@ class EMA(Method):
     The result is the start of the next task and, for methods that stand after it in `Compose`, the anchor.
 
     Args:
-        decay: β, the weight of the earlier parameters; 0 turns averaging off.
+        decay: β, the weight of the earlier parameters; 0.5 in the paper, 0 turns averaging off.
     """
 
     name = "ema"
@@ -26,18 +34,16 @@ class EMA(Method):
     reference = "Yin, Sun and Wu: Unbiased Online Curvature Approximation, Algorithm 1"
 
     decay: float = 0.5
+    previous_: Params = state(dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise EvergraphError(f"ema: decay={self.decay} must be at least 0 and below 1")
-        self.previous_: Params = {}
 
     def end_task(self, context: Context) -> None:
         """Average with the stored parameters, then store the result."""
         if not self.decay:
             return
         if self.previous_:
-            with torch.no_grad():
-                for name, value in context.params.items():
-                    value.lerp_(self.previous_[name], self.decay)
+            average_with(context.model, self.previous_, self.decay)
         self.previous_ = copy_params(context.model)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evergraph.curvature import (
-    LABELS,
-    fisher_diagonal,
-    nodes_at_once,
-    require_deterministic,
-    squared_batch_gradients,
-)
-from evergraph.errors import one_of
+from evergraph.curvature import LABELS, fisher_diagonal, measuring, squared_batch_gradients
+from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import Context
 from evergraph.methods.quadratic import Quadratic
 from evergraph.params import Params
@@ -21,8 +15,8 @@ from evergraph.params import Params
 class EWC(Quadratic):
     """strength/2 Σ_t Σ_i F_ti (θ_i − θ_ti)²: one Fisher diagonal and one anchor a task, merged into one quadratic.
 
-    The framework with four words filled in: F is evaluated at the old parameters, with the given labels,
-    as a diagonal, over the old task's training nodes.
+    The framework (`evergraph.curvature.regularizer`) with four words filled in: F is evaluated at the old
+    parameters, with the given labels, as a diagonal, over the old task's training nodes.
 
     Args:
         strength: λ; 1e4 in the paper.
@@ -42,34 +36,22 @@ class EWC(Quadratic):
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         one_of("kind of labels", self.labels, LABELS)
         one_of("fisher", self.fisher, ("per-node", "squared-batch"))
         one_of("reduction", self.reduction, ("mean", "sum"))
+        if self.fisher == "squared-batch" and self.labels == "exact":
+            raise EvergraphError(
+                f"{self.name}: fisher=squared-batch needs one label a node; use labels=empirical, sample or pred"
+            )
 
     def measure(self, context: Context) -> Params:
-        """The Fisher diagonal over the task's training nodes."""
-        return measure_fisher(context, self.labels, self.fisher, self.reduction)
-
-
-def measure_fisher(context: Context, labels: str, fisher: str, reduction: str) -> Params:
-    """The Fisher diagonal at the present parameters over the task's training nodes and label scope."""
-    model, was_training = context.model, context.model.training
-    model.eval()
-    try:
-        if fisher == "squared-batch":
-            total = squared_batch_gradients(
-                model, context.batches(), context.classes, "sample" if labels == "exact" else labels,
-                context.targets, context.generator,
-            )  # fmt: skip
-        else:
-            vectors = context.classes.numel() if labels == "exact" else 1
-            size = nodes_at_once(model, vectors)
-            require_deterministic(model, next(context.batches(1)))
-            total = fisher_diagonal(
-                model, context.batches(size), context.classes, labels, context.targets, context.generator
-            )
-    finally:
-        model.train(was_training)
-    scale = 1 / context.num_train if reduction == "mean" else 1.0
-    return {name: value * scale for name, value in total.items()}
+        """The Fisher diagonal at the present parameters, over the task's training nodes and label scope."""
+        over = (context.classes, self.labels, context.targets, context.generator)
+        with measuring(context.model, next(context.batches(1))):
+            if self.fisher == "squared-batch":
+                total = squared_batch_gradients(context.model, context.batches(), *over)
+            else:
+                total = fisher_diagonal(context.model, context.batches, *over)
+        if self.reduction == "sum":
+            return total
+        return {name: value / context.num_train for name, value in total.items()}

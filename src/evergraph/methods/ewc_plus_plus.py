@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from evergraph.curvature import pick_labels, random_sign_diagonal, score
+from evergraph.curvature import pick_labels, random_sign_diagonal, require_deterministic, score, squared_gradient
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context, Step
+from evergraph.methods.base import Context, Step, state
 from evergraph.methods.quadratic import Quadratic
 from evergraph.params import Params
 
 
 @dataclass(repr=False)
 class EWCPlusPlus(Quadratic):
-    """F ← α F_batch + (1−α) F at every step; at a task's end F and the parameters become importance and anchor.
+    """F ← decay · F + (1−decay) · F_batch at every step; at a task's end F and θ become importance and anchor.
 
     F_batch is the mean over the batch of squared single-node gradients, estimated without bias from one
     backward pass by random signs. The published code squares the batch gradient instead
     (`fisher="squared-batch"`), which is not the Fisher information.
 
     Args:
-        strength: λ.
-        decay: α, the weight of the newest batch.
+        strength: λ; 1e4, the paper's value for EWC.
+        decay: 1−α, the weight of the past; 0.9 in its authors' code.
         labels: `empirical`, `sample` or `pred`.
         fisher: `per-node` or `squared-batch`.
     """
@@ -34,33 +33,32 @@ class EWCPlusPlus(Quadratic):
     reference = "Chaudhry et al.: Riemannian Walk for Incremental Learning, ECCV 2018"
 
     strength: float = 1e4
-    decay: float = 0.1
+    decay: float = 0.9
     labels: str = "empirical"
     fisher: str = "per-node"
+    average_: Params = state(dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         one_of("kind of labels", self.labels, ("empirical", "sample", "pred"))
         one_of("fisher", self.fisher, ("per-node", "squared-batch"))
-        if not 0 < self.decay <= 1:
-            raise EvergraphError(f"ewc++: decay={self.decay} must be above 0 and at most 1")
-        self.average_: Params = {}
+        if not 0 <= self.decay < 1:
+            raise EvergraphError(f"ewc++: decay={self.decay} must be at least 0 and below 1")
+
+    def start_task(self, context: Context) -> None:
+        """The Fisher is measured in training mode: refuse a model that is random there."""
+        require_deterministic(context.model, next(context.batches()), training=True)
 
     def penalty(self, step: Step) -> Tensor | None:
         """Measure the batch's Fisher while the graph is alive; nothing is added to the loss here."""
-        logits = step.scoped_logits.detach()
-        picked = pick_labels(logits, self.labels, step.targets, step.context.generator)
-        cotangent = step.widen(score(logits, picked))
+        logits, size = step.scoped_logits.detach(), step.batch.num_seeds
+        cotangent = step.widen(score(logits, pick_labels(logits, self.labels, step.targets, step.context.generator)))
         params = step.context.params
         if self.fisher == "per-node":
-            batch = random_sign_diagonal(step.logits, params, cotangent, step.context.generator)
-            batch = {name: value / step.batch.num_seeds for name, value in batch.items()}
+            squares = random_sign_diagonal(step.logits, params, cotangent / size**0.5, step.context.generator)
         else:
-            mean = cotangent / step.batch.num_seeds
-            grads = torch.autograd.grad(step.logits, list(params.values()), mean, retain_graph=True, allow_unused=True)
-            batch = {n: torch.zeros_like(p) if g is None else g.square() for (n, p), g in zip(params.items(), grads)}
-        for name, value in batch.items():
-            self.average_[name] = self.average_[name].lerp(value, self.decay) if name in self.average_ else value
+            squares = squared_gradient(step.logits, params, cotangent / size)
+        for name, value in squares.items():
+            self.average_[name] = value.lerp(self.average_.get(name, value), self.decay)
         return None
 
     def measure(self, context: Context) -> Params:

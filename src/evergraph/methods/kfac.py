@@ -6,25 +6,23 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.curvature import KroneckerFactor, fisher_diagonal, kronecker_factors, require_deterministic
-from evergraph.curvature.labels import LABELS
-from evergraph.errors import one_of
-from evergraph.methods.base import Context, Method, Step
+from evergraph.curvature import LABELS, KroneckerFactor, fisher_diagonal, kronecker_factors, measuring
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.base import Context, Method, Step, state
+from evergraph.models.base import ModuleModel
 from evergraph.params import Params, copy_params
-
-NODES_AT_ONCE = 16
 
 
 @dataclass(repr=False)
 class KFAC(Method):
     """strength/2 Σ_layers tr(Dᵀ A D G) with D = W − W_{t−1}: the Fisher as A ⊗ G in every layer.
 
-    After each task the factors are added to the running ones (A as a mean, G as a sum over tasks) and the
-    anchor moves to the present parameters. Parameters that are not weight matrices (attention vectors)
-    get the Fisher diagonal.
+    After each task the factors are merged with the running ones (A as a mean, G as a sum over tasks: the
+    sum of the tasks' products where they share A) and the anchor moves to the present parameters.
+    Parameters that are not weight matrices (attention vectors) get the Fisher diagonal.
 
     Args:
-        strength: λ.
+        strength: λ; 1e4, the paper's value for EWC.
         labels: `empirical`, `sample`, `pred` or `exact`.
     """
 
@@ -34,14 +32,20 @@ class KFAC(Method):
 
     strength: float = 1e4
     labels: str = "exact"
+    factors_: dict[str, Params] = state(dict)
+    diagonal_: Params = state(dict)
+    anchor_: Params = state(dict)
+    num_tasks_: int = state(int)
 
     def __post_init__(self) -> None:
         one_of("kind of labels", self.labels, LABELS)
-        self.inputs_: Params = {}
-        self.outputs_: Params = {}
-        self.diagonal_: Params = {}
-        self.anchor_: Params = {}
-        self.tasks_: int = 0
+
+    def start_task(self, context: Context) -> None:
+        """Factors need the layers' inputs and outputs, which a foreign module does not show."""
+        if isinstance(context.model, ModuleModel):
+            raise EvergraphError(
+                "kfac needs gcn, sage or gat; a foreign module does not show its layers: use online-ewc"
+            )
 
     def edit_grads(self, step: Step) -> None:
         """Add strength · A (W − W*) G to each weight's gradient."""
@@ -50,39 +54,33 @@ class KFAC(Method):
         with torch.no_grad():
             for name, value in step.model.named_parameters():
                 gap = value - self.anchor_[name]
-                if name in self.inputs_:
-                    pull = KroneckerFactor(self.inputs_[name], self.outputs_[name]).apply(gap)
+                if name in self.factors_:
+                    pull = KroneckerFactor(**self.factors_[name]).apply(gap)
                 else:
                     pull = self.diagonal_[name] * gap
                 value.grad = self.strength * pull if value.grad is None else value.grad.add_(pull, alpha=self.strength)
 
     def end_task(self, context: Context) -> None:
         """Measure the factors over the task's training nodes and merge them."""
-        model, was_training = context.model, context.model.training
-        model.eval()
-        try:
-            require_deterministic(model, next(context.batches(1)))
-            settings = (context.classes, self.labels, context.targets, context.generator)
-            factors = kronecker_factors(model, context.batches(NODES_AT_ONCE), *settings)
-            rest = set(context.params) - set(factors)
-            diagonal = fisher_diagonal(model, context.batches(NODES_AT_ONCE), *settings) if rest else {}
-        finally:
-            model.train(was_training)
-        self.tasks_ += 1
-        for name, factor in factors.items():
-            if name not in self.inputs_:
-                self.inputs_[name], self.outputs_[name] = factor.inputs, factor.outputs
-            else:
-                self.inputs_[name] = self.inputs_[name] + (factor.inputs - self.inputs_[name]) / self.tasks_
-                self.outputs_[name] = self.outputs_[name] + factor.outputs
-        for name in sorted(rest):
+        over = (context.classes, self.labels, context.targets, context.generator)
+        with measuring(context.model, next(context.batches(1))):
+            factors = kronecker_factors(context.model, context.batches, *over)
+            rest = [name for name in context.params if name not in factors]
+            diagonal = fisher_diagonal(context.model, context.batches, *over) if rest else {}
+        self.num_tasks_ += 1
+        for name, new in factors.items():
+            old = self.factors_.setdefault(name, {"inputs": new.inputs, "outputs": torch.zeros_like(new.outputs)})
+            mean = old["inputs"] + (new.inputs - old["inputs"]) / self.num_tasks_
+            self.factors_[name] = {"inputs": mean, "outputs": old["outputs"] + new.outputs}
+        for name in rest:
             self.diagonal_[name] = self.diagonal_.get(name, 0) + diagonal[name] / context.num_train
-        self.anchor_ = copy_params(model)
+        self.anchor_ = copy_params(context.model)
 
     def grow(self, before: Params, after: Params) -> None:
         """New output units have no curvature yet: pad the output factors with zeros."""
         super().grow(before, after)
-        for name, factor in self.outputs_.items():
-            wide = factor.new_zeros(after[name].size(1), after[name].size(1))
-            wide[: factor.size(0), : factor.size(1)] = factor
-            self.outputs_[name] = wide
+        for name, factor in self.factors_.items():
+            wide = factor["outputs"].new_zeros(after[name].size(1), after[name].size(1))
+            size = factor["outputs"].size(0)
+            wide[:size, :size] = factor["outputs"]
+            self.factors_[name] = {"inputs": factor["inputs"], "outputs": wide}

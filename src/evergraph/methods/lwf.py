@@ -10,19 +10,20 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import Context, Method, Step
+from evergraph.methods.base import Context, Method, Step, state
 from evergraph.params import Params, copy_params
 
 
 @dataclass(repr=False)
 class LwF(Method):
-    """strength · T² · KL(old outputs / T ‖ new outputs / T) over the old classes, on the new task's nodes.
+    """strength · KL(old outputs / T ‖ new outputs / T) over the old classes, on the new task's nodes.
 
-    At the old parameters its gradient is zero.
+    The paper's cross entropy less the old outputs' own entropy, which no gradient sees; so the penalty is
+    zero at the old parameters, and its gradient too. It is reduced over nodes as the loss is.
 
     Args:
-        strength: λ; the paper searches 1 to 10.
-        temperature: T; the paper searches 2 to 20.
+        strength: λ; 1 in its paper; the paper of this package takes 1 to 10.
+        temperature: T; 2 in its paper; the paper of this package takes 2 to 20.
     """
 
     name = "lwf"
@@ -31,24 +32,32 @@ class LwF(Method):
 
     strength: float = 1.0
     temperature: float = 2.0
+    teacher_: Params = state(dict)
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise EvergraphError(f"lwf: temperature={self.temperature} must be above 0")
-        self.teacher_: Params = {}
 
     def penalty(self, step: Step) -> Tensor | None:
         """Distillation from the parameters stored after the last task."""
         old = step.context.old
-        if not self.teacher_ or not old.numel():
+        if not self.teacher_ or not self.strength or not old.numel():
             return None
-        with torch.no_grad():
-            teacher = functional_call(step.model, self.teacher_, (step.batch,))[:, old] / self.temperature
+        teacher = self.teach(step)[:, old] / self.temperature
         student = step.logits[:, old] / self.temperature
         per_node = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
-        total = per_node.sum() if step.context.reduction == "sum" else per_node.mean()
-        return self.strength * self.temperature**2 * total
+        return self.strength * (per_node.sum() if step.context.reduction == "sum" else per_node.mean())
+
+    @torch.no_grad()
+    def teach(self, step: Step) -> Tensor:
+        """The old network's logits at the batch, without dropout."""
+        training = step.model.training
+        step.model.eval()
+        logits: Tensor = functional_call(step.model, self.teacher_, (step.batch,))
+        step.model.train(training)
+        return logits
 
     def end_task(self, context: Context) -> None:
-        """The present parameters are the next task's teacher."""
-        self.teacher_ = copy_params(context.model)
+        """The present network is the next task's teacher."""
+        buffers = {name: value.clone() for name, value in context.model.named_buffers()}
+        self.teacher_ = {**copy_params(context.model), **buffers}

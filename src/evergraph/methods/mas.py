@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from evergraph.curvature import nodes_at_once, require_deterministic, sum_of_powers
+from evergraph.curvature import measuring, sum_of_powers
 from evergraph.data.batches import Batch
 from evergraph.methods.base import Context
 from evergraph.methods.quadratic import Quadratic
@@ -17,7 +18,8 @@ from evergraph.params import Params
 class MAS(Quadratic):
     """Importance Ω_i = mean over nodes of |∂‖z_v‖²/∂θ_i|: how much the output moves with a parameter.
 
-    As in its paper, importances add up over tasks and the anchor is the last task's parameters.
+    As in its paper, importances add up over tasks and the anchor is the last task's parameters. ‖z_v‖²
+    is taken over the label scope.
 
     Args:
         strength: λ; 1e4 in the paper.
@@ -31,23 +33,16 @@ class MAS(Quadratic):
 
     def measure(self, context: Context) -> Params:
         """The mean of single-node gradients' absolute values, over the task's training nodes and label scope."""
-        model, was_training = context.model, context.model.training
-        model.eval()
 
         def cotangents(batch: Batch, logits: Tensor) -> Tensor:
-            scoped = logits.new_zeros(logits.shape)
+            scoped = torch.zeros_like(logits)
             scoped[:, context.classes] = 2 * logits[:, context.classes]
             return scoped.unsqueeze(1)
 
-        try:
-            require_deterministic(model, next(context.batches(1)))
-            total = sum_of_powers(model, context.batches(nodes_at_once(model)), cotangents, power=1)
-        finally:
-            model.train(was_training)
+        with measuring(context.model, next(context.batches(1))):
+            total = sum_of_powers(context.model, context.batches, cotangents, power=1)
         return {name: value / context.num_train for name, value in total.items()}
 
     def merge(self, importance: Params, anchor: Params) -> None:
         """Add the importance, move the anchor."""
-        for name, old in self.importance_.items():
-            importance[name] = old + importance[name]
-        self.importance_, self.anchor_ = importance, anchor
+        self.move(importance, anchor)

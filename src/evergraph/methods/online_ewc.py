@@ -14,6 +14,8 @@ class OnlineEWC(EWC):
     """strength/2 Σ_i F_i (θ_i − θ_{t−1,i})² with F ← γF + F_t after each task.
 
     Args:
+        strength: λ; 1e4 in the paper.
+        labels: as for `ewc`; so are `fisher` and `reduction`.
         decay: γ; 1 keeps the sum of all Fishers, 0.95 is its authors' choice.
     """
 
@@ -30,6 +32,4 @@ class OnlineEWC(EWC):
 
     def merge(self, importance: Params, anchor: Params) -> None:
         """Decay the old Fisher, add the new one, and move the anchor to the present parameters."""
-        for name, old in self.importance_.items():
-            importance[name] = self.decay * old + importance[name]
-        self.importance_, self.anchor_ = importance, anchor
+        self.move(importance, anchor, self.decay)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.methods.base import Context, Method, Step
+from evergraph.methods.base import Context, Method, Step, state
 from evergraph.params import Params, copy_params
 
 
@@ -23,11 +23,9 @@ class Quadratic(Method):
     """
 
     strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        self.importance_: Params = {}
-        self.anchor_: Params = {}
-        self.constant_: float = 0.0
+    importance_: Params = state(dict)
+    anchor_: Params = state(dict)
+    constant_: float = state(float)
 
     @abstractmethod
     def measure(self, context: Context) -> Params:
@@ -52,13 +50,15 @@ class Quadratic(Method):
             self.anchor_[name] = centre + share * gap
             self.importance_[name] = total
 
+    def move(self, importance: Params, anchor: Params, decay: float = 1.0) -> None:
+        """The other way to merge: importance ← decay · importance + new, anchor ← the present parameters."""
+        for name, old in self.importance_.items():
+            importance[name] = decay * old + importance[name]
+        self.importance_, self.anchor_ = importance, anchor
+
     def value(self, params: Params) -> float:
         """The penalty itself, for logs: strength/2 (Σ_i importance_i (θ_i − anchor_i)² + constant)."""
-        parts = [
-            (self.importance_[n] * (v - self.anchor_[n]).square()).sum()
-            for n, v in params.items()
-            if n in self.importance_
-        ]
+        parts = [(self.importance_[n] * (params[n] - self.anchor_[n]).square()).sum() for n in self.importance_]
         return self.strength / 2 * (float(sum(parts)) + self.constant_)
 
     def edit_grads(self, step: Step) -> None:

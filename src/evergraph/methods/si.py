@@ -6,35 +6,32 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.methods.base import Context, Step
+from evergraph.methods.base import Context, Step, state
 from evergraph.methods.quadratic import Quadratic
 from evergraph.params import Params, copy_params
 
 
 @dataclass(repr=False)
 class SI(Quadratic):
-    """Importance Ω_i = Σ_tasks max(ω_i, 0) / (Δ_i² + damping), with ω_i = −Σ_steps g_i · δθ_i the path integral.
+    """Importance Ω_i ← max(Ω_i + ω_i / (Δ_i² + damping), 0), with ω_i = −Σ_steps g_i · δθ_i the path integral.
 
-    In the limit of small steps Σ_i ω_i is the drop of the loss over the task.
+    g is the gradient of the loss without the penalty. In the limit of small steps Σ_i ω_i is the drop of
+    the loss over the task. In `Compose` it stands before methods that edit gradients; penalties of other
+    methods are part of the loss it integrates.
 
     Args:
-        strength: twice the paper's c (the quadratic here carries a factor ½).
-        damping: ξ, keeps the quotient finite for parameters that did not move.
+        strength: twice the paper's c (the quadratic here carries a factor ½); c = 1 for its split MNIST.
+        damping: ξ, keeps the quotient finite for parameters that did not move; 1e-3 for its split MNIST.
     """
 
     name = "si"
     family = "importance"
     reference = "Zenke, Poole and Ganguli: Continual Learning Through Synaptic Intelligence, ICML 2017"
 
-    strength: float = 1.0
-    damping: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.path_: Params = {}
-        self.start_: Params = {}
-        self._gradient: Params = {}
-        self._before: Params = {}
+    strength: float = 2.0
+    damping: float = 1e-3
+    path_: Params = state(dict)
+    start_: Params = state(dict)
 
     def start_task(self, context: Context) -> None:
         """Remember where the task began."""
@@ -43,27 +40,25 @@ class SI(Quadratic):
 
     def edit_grads(self, step: Step) -> None:
         """Keep the loss's own gradient and the point it was taken at, then add the quadratic's."""
-        params = step.model.named_parameters()
-        self._gradient = {name: value.grad.clone() for name, value in params if value.grad is not None}
+        params = step.context.params
+        self._gradient = {name: value.grad.clone() for name, value in params.items() if value.grad is not None}
         self._before = copy_params(step.model)
         super().edit_grads(step)
 
     def after_step(self, step: Step) -> None:
         """ω ← ω − g · δθ."""
-        with torch.no_grad():
-            for name, value in step.model.named_parameters():
-                if name in self._gradient:
-                    self.path_[name].addcmul_(self._gradient[name], value - self._before[name], value=-1.0)
+        for name, gradient in self._gradient.items():
+            moved = step.context.params[name].detach() - self._before[name]
+            self.path_[name].addcmul_(gradient, moved, value=-1.0)
 
     def measure(self, context: Context) -> Params:
-        """max(ω, 0) / (Δ² + damping)."""
+        """ω / (Δ² + damping)."""
         return {
-            name: self.path_[name].clamp(min=0) / ((value.detach() - self.start_[name]).square() + self.damping)
+            name: self.path_[name] / ((value.detach() - self.start_[name]).square() + self.damping)
             for name, value in context.params.items()
         }
 
     def merge(self, importance: Params, anchor: Params) -> None:
-        """Add the importance, move the anchor."""
-        for name, old in self.importance_.items():
-            importance[name] = old + importance[name]
-        self.importance_, self.anchor_ = importance, anchor
+        """Add the importance, none below zero; move the anchor."""
+        self.move(importance, anchor)
+        self.importance_ = {name: value.clamp(min=0) for name, value in self.importance_.items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.curvature import measuring
 from evergraph.data.batches import Batch
 from evergraph.methods.base import Context, Step
 from evergraph.methods.quadratic import Quadratic
@@ -21,10 +22,12 @@ class TWP(Quadratic):
     """Importance of a parameter for the task's loss and for the attention between neighbours.
 
     importance = task_weight (∂L/∂θ)² + topology_weight (∂T/∂θ)², with L the mean loss over the training
-    nodes and T the mean over them of the squared attention-like coefficients of all layers. From the
-    second task on β ‖∂L_batch/∂θ‖₁ is added to the loss, so that a new task leans on few parameters.
+    nodes v and T the mean over them of Σ_layers Σ_u e_vu², the squared attention-like coefficients of the
+    edges into v. From the second task on sparsity · ‖∂L_batch/∂θ‖₁ is added to the loss, so that a new
+    task leans on few parameters.
 
-    Deviation: public code adds that term as a detached number, which no gradient sees; here it works.
+    Deviations: public code adds that last term as a detached number, which no gradient sees; here it
+    works. Public code squares the sum of both gradients for the topology; here each its own.
 
     Args:
         strength: factor on everything; 0 is fine-tuning.
@@ -42,28 +45,23 @@ class TWP(Quadratic):
     topology_weight: float = 1e4
     sparsity: float = 0.01
 
+    def start_task(self, context: Context) -> None:
+        """Find out now, not after the task, whether the model has attention-like coefficients."""
+        with torch.no_grad():
+            topology(context, next(edge_batches(context, 1)))
+
     def measure(self, context: Context) -> Params:
         """Squared gradients of the mean loss and of the mean squared coefficients."""
-        model, was_training = context.model, context.model.training
-        model.eval()
-        try:
+        with measuring(context.model, next(context.batches(1))):
             losses = (
-                F.cross_entropy(model(batch)[:, context.classes], context.targets(batch), reduction="sum")
+                F.cross_entropy(context.model(batch)[:, context.classes], context.targets(batch), reduction="sum")
                 for batch in context.batches()
             )
-            task = _gradient_of_mean(context, losses)
-            topology = _gradient_of_mean(context, (self._coefficients(context, b) for b in _raw_batches(context)))
-        finally:
-            model.train(was_training)
+            task = gradient_of_mean(context, losses)
+            shape = gradient_of_mean(context, (topology(context, batch) for batch in edge_batches(context)))
         return {
-            name: self.task_weight * task[name].square() + self.topology_weight * topology[name].square()
-            for name in task
+            name: self.task_weight * task[name].square() + self.topology_weight * shape[name].square() for name in task
         }
-
-    @staticmethod
-    def _coefficients(context: Context, batch: Batch) -> Tensor:
-        """Σ over the layers' edges into the batch of e², each layer's as a mean over heads."""
-        return torch.stack([score.square().mean(1).sum() for score in context.model.attention(batch)]).sum()
 
     def penalty(self, step: Step) -> Tensor | None:
         """β times the 1-norm of the loss's gradient, itself differentiable."""
@@ -75,14 +73,23 @@ class TWP(Quadratic):
         return self.strength * self.sparsity * norm
 
 
-def _raw_batches(context: Context) -> Iterator[Batch]:
-    """Batches that show the edges of every layer."""
+def topology(context: Context, batch: Batch) -> Tensor:
+    """Σ over layers and edges into the seeds of e², each edge's as a mean over heads."""
+    layers = []
+    for number, score in enumerate(context.model.attention(batch)):
+        inward = batch.layer(number).row_of_entry() < batch.num_seeds
+        layers.append(score[inward].square().mean(1).sum())
+    return torch.stack(layers).sum()
+
+
+def edge_batches(context: Context, batch_size: int | None = None) -> Iterator[Batch]:
+    """The training nodes in batches that show the edges of every layer."""
     device = context.classes.device
-    raw = neighbourhoods(context.model, context.task.graph, device=device, propagate=False)
-    return raw.batches(context.task.train.to(device), context.batch_size)
+    shown = neighbourhoods(context.model, context.task.graph, device=device, propagate=False)
+    return shown.batches(context.task.train.to(device), batch_size or context.batch_size)
 
 
-def _gradient_of_mean(context: Context, sums: Iterator[Tensor]) -> Params:
+def gradient_of_mean(context: Context, sums: Iterator[Tensor]) -> Params:
     """The gradient of (sum of the batches' sums) / (number of training nodes)."""
     params = context.params
     total = {name: torch.zeros_like(value) for name, value in params.items()}
