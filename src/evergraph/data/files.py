@@ -98,7 +98,7 @@ def read_saved_data(path: str | Path) -> Graph:
             warnings.simplefilter("ignore")  # the errors below say it
             data = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # on damaged bytes the loader raises whatever it stumbles over
-        if found := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
+        if found := re.search(r"GLOBAL (\S+)", str(error)):
             raise EvergraphError(
                 f"{path}: holds {found[1]}, refused because it could execute code; save a PyG Data object of tensors"
             ) from None
