@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from evergraph.data.batches import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
+from evergraph.models.reach import measure_hops
 from evergraph.sparse import Features, SparseMatrix, as_dense
 
 _recorder: list[tuple[Tensor, Features, Tensor]] | None = None
@@ -108,19 +109,25 @@ class ModuleModel(GraphModel):
 
     Args:
         module: the module; its output size is fixed, so it must cover all classes to come.
-        num_hops: how far its predictions look. By default one hop for each message-passing layer, and
-            one more where a layer normalizes by degree (GCNConv and its kin), so that the degrees at
-            the rim are right and a mini-batch gives the very logits of the whole graph.
+        num_hops: how far its predictions look; by default measured, so that a mini-batch gives the very logits
+            of the whole graph. (A batch holds the edges that enter its nodes: on a directed graph a module that
+            divides by out-degrees, as ChebConv does, sees too few of them.)
     """
 
     def __init__(self, module: nn.Module, num_hops: int | None = None) -> None:
         super().__init__()
         self.module = module
-        self.num_hops = num_hops if num_hops is not None else _count_hops(module)
+        self.num_hops = num_hops
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """How far it looks; the module itself comes from outside."""
+        return {"num_hops": self.num_hops}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Nothing to make: the module comes with its parameters (lazy ones aside, which torch fills)."""
         self.in_channels, self.out_channels = in_channels, out_channels
+        if self.num_hops is None:
+            self.num_hops = measure_hops(self.module, in_channels)
 
     def reset_parameters(self) -> None:
         """Ask every part of the module that can draw its parameters anew to do so."""
@@ -130,8 +137,13 @@ class ModuleModel(GraphModel):
                 reset()
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """The features themselves; every layer of the module reads one hop."""
+        """The features themselves; the module does the rest."""
+        assert self.num_hops is not None, "setup comes first"
         return graph.x, self.num_hops
+
+    def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
+        """Logits of a batch's seeds; PyG-style arguments go to the module as they are."""
+        return self.logits(x) if isinstance(x, Batch) else self.module(x, edge_index)
 
     def logits(self, batch: Batch) -> Tensor:
         """The module's output at the seeds."""
@@ -148,14 +160,6 @@ class ModuleModel(GraphModel):
         raise EvergraphError(
             f"{type(self.module).__name__} cannot grow by itself; build it with outputs for all classes to come"
         )
-
-
-def _count_hops(module: nn.Module) -> int:
-    from torch_geometric.nn import MessagePassing
-
-    layers = [part for part in module.modules() if isinstance(part, MessagePassing)]
-    degree_normalized = any(getattr(layer, "normalize", False) is True for layer in layers)
-    return len(layers) + int(degree_normalized)
 
 
 def as_model(model: nn.Module) -> GraphModel:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from evergraph.data.batches import Batch
 from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
 from evergraph.models.base import GraphModel, grown, linear
 from evergraph.models.gcn import gcn_operator
 from evergraph.sparse import Features, SparseMatrix, with_ones
@@ -30,6 +31,8 @@ class GAT(GraphModel):
 
     def __init__(self, hidden: int = 256, num_layers: int = 2, heads: int = 8, dropout: float = 0.0) -> None:
         super().__init__()
+        if hidden % heads:
+            raise EvergraphError(f"GAT: {heads} heads do not divide hidden={hidden}; choose a multiple of {heads}")
         self.hidden, self.num_layers, self.heads, self.dropout = hidden, num_layers, heads, dropout
         self.weights, self.sources, self.targets = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
 
