@@ -63,7 +63,7 @@ class GraphSAGE(GCN):
     def logits(self, batch: Batch) -> Tensor:
         """The layer equation, from the batch's outermost nodes inwards."""
         hidden = linear(batch.x, self.weights[0])
-        for number, weight in enumerate(self.weights[1:]):
+        for number, weight in enumerate(list(self.weights)[1:]):  # a slice would be a new list of new parameters
             active = F.dropout(F.relu(hidden), self.dropout, self.training)
             operator = batch.layer(number)
             read = torch.cat([active[: operator.num_rows], operator @ active], dim=1)
