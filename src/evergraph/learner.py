@@ -22,8 +22,6 @@ from evergraph.results import Evaluation
 from evergraph.saving import learner_state, restore, task_mark
 from evergraph.training import Progress, Training, train
 
-SEEDS_AT_ONCE = 4096  # nodes in an evaluation batch
-
 
 @dataclass
 class Prediction:
@@ -43,6 +41,7 @@ class Learner:
         training: how a task is trained; single settings can be given as keywords (`epochs=20`).
         num_classes: outputs of the model; by default the first task's stream says.
         device: `cpu`, `cuda`, or `auto`.
+        dtype: of the model's parameters, e.g. `torch.float64`; by default the model's own.
         seed: of everything random.
     """
 
@@ -54,6 +53,7 @@ class Learner:
         *,
         num_classes: int | None = None,
         device: str = "auto",
+        dtype: torch.dtype | None = None,
         seed: int = 0,
         **settings: Any,
     ) -> None:
@@ -65,7 +65,7 @@ class Learner:
         self.model: GraphModel = as_model(model)
         self.method = method if method is not None else Method()
         self.training = replace(training or Training(), **settings)
-        self.device = pick_device(device)
+        self.device, self.dtype = pick_device(device), dtype
         self.seed, self.num_classes = seed, num_classes
         self.classes: list[ClassName] = []  # classes[unit]: the class of each output unit in use
         self.num_tasks = 0
@@ -102,7 +102,10 @@ class Learner:
         units = self._units(task.graph)
         candidates = list(range(len(self.classes)))
         measured = task.test.numel() > 0
-        self.first_accuracies.append(self._accuracy(task.graph, task.test, units, candidates) if measured else None)
+        truth = units[task.graph.y[task.test]]
+        self.first_accuracies.append(
+            accuracy(self.logits(task.graph, task.test), truth, candidates) if measured else None
+        )
         trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
         self.history.append({**trained, "label_scope": self.training.label_scope, "lr": self.training.lr})
         return progress.log
@@ -172,7 +175,7 @@ class Learner:
         if self.model.in_channels is None:
             self.num_classes = self.num_classes or task.num_classes
             self.model.setup(task.graph.num_features, self.num_classes)
-            self.model.to(self.device)
+        self.model.to(device=self.device, dtype=self.dtype)
         if task.graph.num_features != self.model.in_channels:
             raise EvergraphError(
                 f"task {task.index} has {task.graph.num_features} features a node, but the learner was built for "
@@ -249,14 +252,15 @@ class Learner:
         if not self.num_tasks:
             raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
         after = min(self.num_tasks, len(stream)) - 1
+        tests = [stream.tests(after, index, test_graph, part) for index in range(after + 1)]
+        predictions = self._logits_together(tests)
         accuracies = []
-        for index in range(after + 1):
-            graph, nodes = stream.tests(after, index, test_graph, part)
+        for index, ((graph, nodes), logits) in enumerate(zip(tests, predictions)):
             units = self._units(graph)
             candidates = [int(units[position]) for position in stream.candidates(after, index)]
             if min(candidates) < 0:
                 raise EvergraphError(f"task {index} of {stream.name} has classes the learner has not met")
-            accuracies.append(self._accuracy(graph, nodes, units, candidates, balanced))
+            accuracies.append(accuracy(logits, units[graph.y[nodes]], candidates, balanced))
         names = [", ".join(map(str, stream[index].class_names)) for index in range(after + 1)]
         first: list[float | None] = [None] * (after + 1)
         if (
@@ -306,19 +310,21 @@ class Learner:
     def logits(self, graph: Graph, nodes: Tensor) -> Tensor:
         """All output units at the given nodes, with exact neighbourhoods."""
         self.model.eval()
-        cut = neighbourhoods(self.model, graph, device=self.device)
-        return torch.cat([self.model(batch).cpu() for batch in cut.batches(nodes.to(self.device), SEEDS_AT_ONCE)])
+        return self.model.graph_logits(graph, nodes, self.device)
 
-    def _accuracy(
-        self, graph: Graph, nodes: Tensor, units: Tensor, candidates: list[int], balanced: bool = False
-    ) -> float:
-        columns = torch.tensor(candidates)
-        predicted = columns[self.logits(graph, nodes)[:, columns].argmax(1)]
-        truth = units[graph.y[nodes]]
-        right = (predicted == truth).double()
-        if balanced:
-            return 100 * float(torch.stack([right[truth == unit].mean() for unit in truth.unique()]).mean())
-        return 100 * float(right.mean())
+    def _logits_together(self, tests: list[tuple[Graph, Tensor]]) -> list[Tensor]:
+        """Logits at the nodes of each pair; nodes of one graph are computed together."""
+        graphs = {id(graph): graph for graph, _ in tests}
+        found: dict[int, Tensor] = {}
+        for key, graph in graphs.items():
+            found[key] = self.logits(graph, torch.cat([nodes for other, nodes in tests if id(other) == key]))
+        taken = dict.fromkeys(found, 0)
+        parts = []
+        for graph, nodes in tests:
+            start = taken[id(graph)]
+            parts.append(found[id(graph)][start : start + nodes.numel()])
+            taken[id(graph)] = start + nodes.numel()
+        return parts
 
     def _units(self, graph: Graph) -> Tensor:
         """The output unit of each of the graph's class positions; -1 for classes not met."""
@@ -352,6 +358,15 @@ class Learner:
     ) -> Learner:
         """A saved learner. A model or method that is not evergraph's own has to be passed in."""
         return restore(cls, path, load_tree(path), model, method, device)
+
+
+def accuracy(logits: Tensor, truth: Tensor, candidates: list[int], balanced: bool = False) -> float:
+    """Percent of nodes whose highest logit among the candidate units is the true one; `balanced`: mean over classes."""
+    columns = torch.tensor(candidates)
+    right = (columns[logits[:, columns].argmax(1)] == truth).double()
+    if balanced:
+        return 100 * float(torch.stack([right[truth == unit].mean() for unit in truth.unique()]).mean())
+    return 100 * float(right.mean())
 
 
 def new_names(known: list[ClassName], task: Task) -> list[ClassName]:

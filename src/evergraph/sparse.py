@@ -91,6 +91,11 @@ class SparseMatrix:
         """Stored entries in each row."""
         return self.indptr[1:] - self.indptr[:-1]
 
+    def row_sums(self) -> Tensor:
+        """The sum of each row's entries."""
+        total = torch.zeros(self.num_rows, dtype=self.dtype, device=self.device)
+        return total.index_add_(0, self.row_of_entry(), self.values)
+
     def row_of_entry(self) -> Tensor:
         """The row of each stored entry."""
         rows = torch.arange(self.num_rows, device=self.device)
@@ -154,9 +159,10 @@ class SparseMatrix:
         """The plain product with a dense matrix; no gradient is recorded."""
         if self.nnz == 0:
             return dense.new_zeros(self.num_rows, dense.size(1))
-        if fast("bags") and self.device.type == "cpu" and self.dtype == dense.dtype == torch.float32:
-            if not torch._C._functorch.is_legacy_batchedtensor(dense):  # is_grads_batched: torch loops over rows there
-                return self._bags(dense.detach())
+        suited = self.device.type == "cpu" and self.dtype == dense.dtype == torch.float32
+        # within `is_grads_batched` torch loops over the batch, and has no such loop for bags
+        if suited and fast("bags") and not torch._C._functorch.is_legacy_batchedtensor(dense):
+            return self._bags(dense.detach())
         if self._native is None:
             self._native = torch.sparse_csr_tensor(self.indptr, self.indices, self.values, self.shape)
         return self._native @ dense
@@ -251,14 +257,33 @@ def as_dense(features: Features) -> Tensor:
 
 def with_ones(features: AnyFeatures) -> AnyFeatures:
     """[X 1]: the features with a column of ones, so that a bias is a row of the weight matrix."""
+    dtype, device = features.dtype, features.device
+    return with_column(features, torch.ones(features.size(0), dtype=dtype, device=device))
+
+
+def with_column(features: AnyFeatures, column: Tensor) -> AnyFeatures:
+    """[X c]: the features with one more column."""
     if not isinstance(features, SparseMatrix):
-        return torch.cat([features, features.new_ones(features.size(0), 1)], dim=1)
-    rows = features.num_rows
-    indptr = features.indptr + torch.arange(rows + 1, device=features.device)
-    last = indptr[1:] - 1
-    keep = torch.ones(features.nnz + rows, dtype=torch.bool, device=features.device)
-    keep[last] = False
-    indices = torch.full_like(keep, features.num_columns, dtype=torch.long)
-    values = torch.ones_like(keep, dtype=features.dtype)
-    indices[keep], values[keep] = features.indices, features.values
-    return SparseMatrix(indptr, indices, values, features.num_columns + 1)
+        return torch.cat([features, column.unsqueeze(1)], dim=1)
+    last = features.indptr[1:] + torch.arange(features.num_rows, device=features.device)
+    return _with_entries(features, last, torch.full_like(last, features.num_columns), column, features.num_columns + 1)
+
+
+def with_self_loops(matrix: SparseMatrix) -> SparseMatrix:
+    """A + I for a matrix without diagonal, each row's self-loop in front."""
+    rows = torch.arange(matrix.num_rows, device=matrix.device)
+    return _with_entries(matrix, matrix.indptr[:-1] + rows, rows, torch.ones_like(rows).to(matrix.dtype))
+
+
+def _with_entries(
+    matrix: SparseMatrix, where: Tensor, columns: Tensor, values: Tensor, num_columns: int | None = None
+) -> SparseMatrix:
+    """The matrix with one more entry in every row, at position `where` of the new list of entries."""
+    indptr = matrix.indptr + torch.arange(matrix.num_rows + 1, device=matrix.device)
+    new = torch.zeros(matrix.nnz + matrix.num_rows, dtype=torch.bool, device=matrix.device)
+    new[where] = True
+    all_columns = torch.empty(new.numel(), dtype=torch.long, device=matrix.device)
+    all_values = torch.empty(new.numel(), dtype=matrix.dtype, device=matrix.device)
+    all_columns[new], all_columns[~new] = columns, matrix.indices.long()
+    all_values[new], all_values[~new] = values.to(matrix.dtype), matrix.values
+    return SparseMatrix(indptr, all_columns, all_values, num_columns or matrix.num_columns)

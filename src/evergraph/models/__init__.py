@@ -4,9 +4,10 @@ from evergraph.errors import unknown
 from evergraph.models.base import GraphModel, ModuleModel, as_model, neighbourhoods
 from evergraph.models.gat import GAT
 from evergraph.models.gcn import GCN
+from evergraph.models.random_features import RandomFeatures
 from evergraph.models.sage import GraphSAGE
 
-MODELS: dict[str, type[GraphModel]] = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT}
+MODELS: dict[str, type[GraphModel]] = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "random-features": RandomFeatures}
 
 
 def make_model(name: str, **hyperparameters: object) -> GraphModel:
@@ -23,6 +24,7 @@ __all__ = [
     "GraphModel",
     "GraphSAGE",
     "ModuleModel",
+    "RandomFeatures",
     "as_model",
     "make_model",
     "neighbourhoods",

@@ -15,6 +15,10 @@ from evergraph.errors import EvergraphError
 from evergraph.models.reach import measure_hops
 from evergraph.sparse import Features, SparseMatrix, as_dense
 
+DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GPU
+
+NODES_AT_ONCE = 4096  # nodes in a batch when no gradient is needed
+
 _recorder: list[tuple[Tensor, Features, Tensor]] | None = None
 
 
@@ -80,6 +84,24 @@ class GraphModel(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """Logits of the seeds, `(num_seeds, out_channels)`."""
         raise NotImplementedError
+
+    def features(self, batch: Batch) -> Tensor:
+        """What the output layer's weight matrix multiplies at the seeds, for closed-form heads."""
+        raise EvergraphError(f"{type(self).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
+
+    def output_weight(self) -> Tensor:
+        """The output layer's weight matrix: logits are `features @ output_weight`."""
+        raise EvergraphError(f"{type(self).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
+
+    @torch.no_grad()
+    def graph_logits(self, graph: Graph, nodes: Tensor, device: torch.device) -> Tensor:
+        """Logits at some nodes of a graph, on the CPU, with exact neighbourhoods."""
+        cut = neighbourhoods(self, graph, device=device)
+        return torch.cat([self(batch).cpu() for batch in cut.batches(nodes.to(device), NODES_AT_ONCE)])
+
+    def input_key(self) -> str:
+        """Names everything that `operator` and `inputs` depend on besides the graph."""
+        return f"{type(self).__name__} {sorted(self.hyperparameters().items())}"
 
     def grow(self, out_channels: int) -> None:
         """Add output units; those that exist stay as they are."""
@@ -184,12 +206,15 @@ def neighbourhoods(
     parameter = next(model.parameters(), None)
     dtype = parameter.dtype if parameter is not None else torch.float32
     device = torch.device(device) if device is not None else graph.y.device
-    key = f"{type(model).__name__} {sorted(model.hyperparameters().items())} {dtype} {device} {propagate}"
+    key = f"{model.input_key()} {dtype} {device} {propagate}"
     if key not in graph.cache:
-        operator = model.operator(graph).to(dtype)
-        typed = Graph(graph.x.to(dtype), graph.adjacency, graph.y, graph.class_names, graph.name)
+        operator = model.operator(graph).to(dtype).to(device)
+        x = graph.x.to(dtype).to(device)
+        if isinstance(x, SparseMatrix) and device.type == "cuda" and 4 * x.num_rows * x.num_columns < DENSE_ON_GPU:
+            x = x.dense()  # dense products are what a GPU is good at, and its memory has room
+        typed = Graph(x, graph.adjacency, graph.y, graph.class_names, graph.name)
         x, num_hops = model.inputs(typed, operator, propagate)
-        graph.cache[key] = (x.to(device), operator.to(device), num_hops)
+        graph.cache[key] = (x.to(device), operator, num_hops)
     x, operator, num_hops = graph.cache[key]
     labels = (graph.y if y is None else y).to(device)
     return Neighbourhoods(x, operator, labels, num_hops, fan_out)

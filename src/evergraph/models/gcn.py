@@ -13,29 +13,17 @@ from torch.nn import functional as F
 from evergraph.data.batches import Batch
 from evergraph.data.graph import Graph
 from evergraph.fast import fast
-from evergraph.models.base import GraphModel, grown, linear, recording
+from evergraph.models.base import GraphModel, grown, linear, recorded_products, recording
 from evergraph.models.powers import two_layer_powers
 from evergraph.params import Direction, Displacement, Params
-from evergraph.sparse import Features, SparseMatrix, pair_product, sparse_product, with_ones
+from evergraph.sparse import Features, SparseMatrix, pair_product, sparse_product, with_ones, with_self_loops
 
 
 def gcn_operator(graph: Graph) -> SparseMatrix:
     """Ã = D^(-1/2) (A + I) D^(-1/2) with D the in-degrees of A + I."""
-    adjacency = graph.adjacency
-    degree = torch.zeros(graph.num_nodes, dtype=torch.float64, device=adjacency.device)
-    degree.index_add_(0, adjacency.row_of_entry(), adjacency.values.double())
-    scale = (degree + 1).rsqrt()
-    # each row gets its self-loop in front
-    rows = torch.arange(graph.num_nodes, device=adjacency.device)
-    indptr = adjacency.indptr + torch.arange(graph.num_nodes + 1, device=adjacency.device)
-    first = torch.zeros(adjacency.nnz + graph.num_nodes, dtype=torch.bool, device=adjacency.device)
-    first[indptr[:-1]] = True
-    indices = torch.empty(first.numel(), dtype=torch.long, device=adjacency.device)
-    values = torch.ones(first.numel(), dtype=torch.float64, device=adjacency.device)
-    indices[first], indices[~first] = rows, adjacency.indices
-    values[~first] = adjacency.values.double()
-    matrix = SparseMatrix(indptr, indices, values, graph.num_nodes)
-    return matrix.with_values(values * scale[indices] * scale[matrix.row_of_entry()])
+    looped = with_self_loops(graph.adjacency.to(torch.float64))
+    scale = looped.row_sums().rsqrt()
+    return looped.with_values(looped.values * scale[looped.indices] * scale[looped.row_of_entry()])
 
 
 class GCN(GraphModel):
@@ -47,7 +35,7 @@ class GCN(GraphModel):
         dropout: share of hidden units dropped while training (the paper drops none).
         propagate_inputs: compute Ã[X 1] once a graph instead of at every step. The results are equal;
             it pays where features are dense (a two-layer batch then needs one hop) and costs where they
-            are very sparse. `None` decides by the number of stored entries.
+            are very sparse. `None` decides by the entries that a batch would read either way.
     """
 
     def __init__(
@@ -99,7 +87,7 @@ class GCN(GraphModel):
         if propagate is None:
             propagate = self.propagate_inputs
         if propagate is None:
-            propagate = not isinstance(x, SparseMatrix)
+            propagate = not isinstance(x, SparseMatrix) or propagation_pays(x, operator, self.num_layers)
         return (sparse_product(operator, x), self.num_layers - 1) if propagate else (x, self.num_layers)
 
     def logits(self, batch: Batch) -> Tensor:
@@ -115,6 +103,18 @@ class GCN(GraphModel):
             )
         assert isinstance(hidden, Tensor)
         return hidden
+
+    def features(self, batch: Batch) -> Tensor:
+        """Ã[σ(H) 1] at the seeds: what the last weight matrix multiplies."""
+        with recorded_products() as products:
+            self.logits(batch)
+        _, rows, _ = products[-1]
+        assert isinstance(rows, Tensor)
+        return rows
+
+    def output_weight(self) -> Tensor:
+        """The last weight matrix."""
+        return self.weights[-1]
 
     def attention(self, batch: Batch) -> list[Tensor]:
         """e_vu = (z_u)ᵀ tanh(z_v) with z = XW of each layer, over the edges u → v (as TWP defines it for GCN)."""
@@ -174,11 +174,25 @@ class GCN(GraphModel):
         return (hidden, moved) if propagated else pair_product(batch.layer(0), hidden, moved)
 
 
-def _propagate_first(operator: SparseMatrix, weight: Tensor) -> bool:
+def _propagate_first(operator: Features, weight: Tensor) -> bool:
     """Whether (ÃX)W costs fewer multiplications than Ã(XW)."""
     before, after = weight.shape
-    saved = (operator.num_columns - operator.num_rows) * before * after
-    return saved > operator.nnz * (before - after)
+    rows, columns = operator.shape
+    entries = operator.nnz if isinstance(operator, SparseMatrix) else rows * columns
+    return (columns - rows) * before * after > entries * (before - after)
+
+
+def propagation_pays(x: SparseMatrix, operator: SparseMatrix, num_layers: int, batch_size: int = 128) -> bool:
+    """Whether a batch reads fewer entries of ÃX at L−1 hops than of X (and Ã) at L hops, judged by a probe batch."""
+    nodes = torch.linspace(0, x.num_rows - 1, min(batch_size, x.num_rows), device=x.device).long()
+    for _ in range(num_layers):
+        inner = nodes
+        nodes = torch.unique(torch.cat([inner, operator.rows(inner).indices]))
+    plain = int(x.counts()[nodes].sum()) + int(operator.counts()[inner].sum())
+    some = inner[:: max(1, inner.numel() // 64)]
+    fill = sparse_product(operator.rows(some), x)
+    assert isinstance(fill, SparseMatrix)
+    return fill.nnz * inner.numel() / some.numel() < plain
 
 
 def convolve(operator: SparseMatrix, x: Features, weight: Tensor) -> Tensor:

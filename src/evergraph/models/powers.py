@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evergraph.models.gcn import GCN
 
 DENSE_BYTES = 2**25  # products of dense features held at once
-SPARSE_BYTES = 2**25  # rows read for products of sparse features before they are summed up
+SPARSE_BYTES = 2**26  # rows read for products of sparse features before they are summed up
 
 
 @torch.no_grad()
