@@ -53,10 +53,10 @@ class Training:
         one_of("label scope", self.label_scope, LABEL_SCOPES)
         one_of("reduction", self.reduction, ("sum", "mean"))
         for name, low in (("epochs", 0), ("batch_size", 0), ("patience", 0), ("weight_decay", 0)):
-            if getattr(self, name) < low:
-                raise EvergraphError(f"{name}={getattr(self, name)} must be at least {low}")
-        if not self.lr > 0:
-            raise EvergraphError(f"lr={self.lr} must be above 0")
+            if not low <= getattr(self, name) < float("inf"):
+                raise EvergraphError(f"{name}={getattr(self, name)} must be a number of at least {low}")
+        if not 0 < self.lr < float("inf"):
+            raise EvergraphError(f"lr={self.lr} must be a number above 0")
         if self.fan_out is not None:
             object.__setattr__(self, "fan_out", tuple(int(number) for number in self.fan_out))
             if min(self.fan_out, default=0) < 1:
@@ -176,14 +176,16 @@ def _class_weights(context: Context) -> Tensor:
 
 
 def _early_stop(context: Context, settings: Training, progress: Progress, row: dict[str, float]) -> bool:
-    """Loss on the current task's validation nodes; whether patience has run out."""
+    """Loss on the current task's validation nodes, with all their neighbours; whether patience has run out."""
     context.model.eval()
     total, seeds = 0.0, context.task.val.to(context.classes.device)
+    if not seeds.numel():
+        raise EvergraphError(f"patience={settings.patience} needs validation nodes, and the task has none; use 0")
     with torch.no_grad():
-        for batch in context.neighbourhoods.batches(seeds, 2048):
+        for batch in context.neighbourhoods.exact().batches(seeds, 2048):
             logits = context.model(batch)[:, context.classes]
             total += float(F.cross_entropy(logits, context.targets(batch), reduction="sum"))
-    row["validation_loss"] = total / max(seeds.numel(), 1)
+    row["validation_loss"] = total / seeds.numel()
     if row["validation_loss"] < progress.best_loss:
         progress.best_loss, progress.waited = row["validation_loss"], 0
         progress.best_params = copy_params(context.model)

@@ -143,6 +143,10 @@ class Neighbourhoods:
             self._fixed = (weight, weight._version, propagate, self.operator @ product if propagate else product)
         return self._fixed[3]
 
+    def exact(self) -> Neighbourhoods:
+        """The same graph with all neighbours."""
+        return self if self.fan_out is None else Neighbourhoods(self.x, self.operator, self.y, self.num_hops)
+
     def batches(
         self, seeds: Tensor, batch_size: int | None, generator: torch.Generator | None = None
     ) -> Iterator[Batch]:
