@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from evergraph.acceleration import padded_steps
 from evergraph.curvature.products import forward_product
 from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError, one_of
@@ -80,8 +82,11 @@ class Progress:
 
 
 def make_optimizer(model: GraphModel, settings: Training) -> torch.optim.Adam:
-    """Adam in one fused pass over the parameters."""
-    return torch.optim.Adam(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    """Adam in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
+    on_gpu = next(model.parameters()).is_cuda
+    return torch.optim.Adam(
+        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True, capturable=on_gpu
+    )
 
 
 def train(
@@ -94,17 +99,22 @@ def train(
     """Train one task from wherever `progress` stands to its end."""
     model, seeds = context.model, context.task.train.to(context.classes.device)
     epochs = method.epochs(context, settings.epochs)
-    optimizer = make_optimizer(model, settings) if epochs else None
-    if optimizer is not None and progress.optimizer is not None:
+    if not epochs:
+        return progress
+    optimizer = make_optimizer(model, settings)
+    if progress.optimizer is not None:
         optimizer.load_state_dict(progress.optimizer)
+        optimizer.param_groups[0]["capturable"] = seeds.is_cuda  # the state may come from another device
     class_weights = _class_weights(context) if settings.class_balanced else None
+    plain = partial(train_step, context, method, optimizer=optimizer, class_weights=class_weights)
+    replayed = padded_steps(context, method, plain)  # the same steps on a GPU; None where they cannot be captured
+    cut, step = (replayed, replayed) if replayed else (context.neighbourhoods, plain)
     while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
-        assert optimizer is not None
         model.train()
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=seeds.device)
         order = torch.randperm(seeds.numel()).to(seeds.device)
-        for batch in context.neighbourhoods.batches(seeds[order], context.batch_size):
-            total += train_step(context, method, batch, optimizer, class_weights)
+        for batch in cut.batches(seeds[order], context.batch_size):
+            total += step(batch)  # type: ignore[arg-type]
         progress.epoch += 1
         row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
         stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
@@ -114,10 +124,9 @@ def train(
             on_epoch(progress, epochs)
         if stop:
             break
-    if progress.best_params:
-        with torch.no_grad():
-            for name, value in model.named_parameters():
-                value.copy_(progress.best_params[name])
+    with torch.no_grad():
+        for name, value in progress.best_params.items():
+            model.get_parameter(name).copy_(value)
     return progress
 
 
@@ -127,12 +136,11 @@ def train_step(
     batch: Batch,
     optimizer: torch.optim.Optimizer,
     class_weights: Tensor | None = None,
-) -> float:
-    """One step: forward with the method's tangents, one backward for loss and regularizer, one move."""
-    model = context.model
-    logits, tangents = forward(model, batch, method.directions(context))
+) -> Tensor:
+    """One step: forward with the method's tangents, one backward, one move; returns the summed loss."""
+    logits, tangents = forward(context.model, batch, method.directions(context))
     per_node = F.cross_entropy(
-        logits[:, context.classes], context.targets(batch), weight=class_weights, reduction="none"
+        logits.index_select(1, context.classes), context.targets(batch), weight=class_weights, reduction="none"
     )
     loss = per_node.sum() if context.reduction == "sum" else per_node.mean()
     step = Step(context, batch, logits, loss, tangents)
@@ -147,23 +155,19 @@ def train_step(
     method.edit_grads(step)
     optimizer.step()
     method.after_step(step)
-    return float(per_node.detach().sum())
+    return per_node.detach().sum()
 
 
 def forward(model: GraphModel, batch: Batch, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
     """Logits, and J d for every direction d: by the model's own joint pass, else by forward-mode AD."""
     if not directions:
         return model(batch), []
-    own = getattr(model, "jvp", None)
-    tangents = []
-    for direction in directions:
-        if own is not None:
-            logits, tangent = own(batch, direction)
-        else:
-            params = named_params(model)
-            logits, tangent = forward_product(lambda given: functional_call(model, given, (batch,)), params, direction)
-        tangents.append(tangent)
-    return logits, tangents
+    function = partial(functional_call, model, args=(batch,))
+    own = getattr(model, "jvp", None) or (
+        lambda _, direction: forward_product(function, named_params(model), direction)
+    )
+    pairs = [own(batch, direction) for direction in directions]
+    return pairs[-1][0], [tangent for _, tangent in pairs]
 
 
 def _class_weights(context: Context) -> Tensor:

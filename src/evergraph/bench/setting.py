@@ -74,7 +74,7 @@ def remember(method: Method, context: Context, tasks: int) -> Method:
     with torch.no_grad():
         for _ in range(tasks):
             for value in context.model.parameters():
-                value += 1e-3 * torch.randn(value.shape, generator=generator).to(value)
+                value.add_(torch.randn(value.shape, generator=generator).to(value), alpha=1e-3)
             method.end_task(context)
         for value, before in zip(context.model.parameters(), start):
             value.copy_(before)
@@ -103,4 +103,5 @@ class Steps:
         return self.context.neighbourhoods.batch(piece)
 
     def __call__(self) -> object:
+        """One step."""
         return train_step(self.context, self.method, self.batch(), self.optimizer)

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from evergraph.cli import paper, run
+from evergraph.cli import bench, paper, run
 from evergraph.errors import EvergraphError
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 run.add_commands(app)
+bench.add_commands(app)
 app.command("paper")(paper.paper_command)
 
 

@@ -14,6 +14,8 @@ import torch
 from evergraph.methods.base import Context, Method, Step, state
 from evergraph.params import Params, copy_params
 
+AT_ONCE = 2**16  # numbers of a parameter worked on at once
+
 
 @dataclass(repr=False)
 class Quadratic(Method):
@@ -67,8 +69,11 @@ class Quadratic(Method):
             return
         with torch.no_grad():
             for name, value in step.model.named_parameters():
-                pull = value - self.anchor_[name]
                 if value.grad is None:
-                    value.grad = pull.mul_(self.importance_[name]).mul_(self.strength)
-                else:
-                    value.grad.addcmul_(pull, self.importance_[name], value=self.strength)
+                    value.grad = torch.zeros_like(value)
+                # on a CPU a few rows at a time, so that the difference stays in the cache
+                rows = value.size(0) if value.is_cuda else max(1, AT_ONCE * value.size(0) // max(value.numel(), 1))
+                for grad, now, then, weight in zip(
+                    *(t.split(rows) for t in (value.grad, value, self.anchor_[name], self.importance_[name]))
+                ):
+                    grad.addcmul_(now - then, weight, value=self.strength)

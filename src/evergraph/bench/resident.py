@@ -1,0 +1,55 @@
+"""Peak memory of a whole run, measured in a process of its own: `python -m evergraph.bench.resident`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from evergraph.errors import EvergraphError
+
+
+def resident_megabytes(root: str | Path | None, epochs: int, threads: int) -> float:
+    """Largest resident memory, in MB, of a process that learns and tests all five tasks of Coauthor-CS."""
+    command = [sys.executable, "-m", "evergraph.bench.resident", str(root or ""), str(epochs), str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    if done.returncode:
+        raise EvergraphError(f"bench: the memory run failed ({(done.stderr.strip().splitlines() or ['?'])[-1][:120]})")
+    return float(done.stdout.split()[-1])
+
+
+def peak_megabytes() -> float:
+    """Largest resident memory of this process so far.
+
+    Linux's own count is read where there is one: `ru_maxrss` of a started process begins with its parent's.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = [line.split() for line in status.read_text().splitlines()]
+        return next(int(line[1]) for line in lines if line[0] == "VmHWM:") / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 1024)  # bytes on macOS, else kilobytes
+
+
+def _run(root: str | None, epochs: int, threads: int) -> None:
+    import torch
+
+    from evergraph.bench.setting import coauthor
+    from evergraph.data.stream import TaskStream
+    from evergraph.learner import Learner
+    from evergraph.methods import OnlineCurvature
+    from evergraph.models.gcn import GCN
+
+    torch.set_num_threads(threads)
+    stream = TaskStream(coauthor(root)[0], 3)
+    learner = Learner(GCN(), OnlineCurvature(), epochs=epochs, device="cpu")
+    for task in stream:
+        learner.learn(task)
+        learner.evaluate(stream)
+    print(peak_megabytes())
+
+
+if __name__ == "__main__":
+    _run(sys.argv[1] or None, int(sys.argv[2]), int(sys.argv[3]))
