@@ -220,6 +220,7 @@ class Learner:
             self._random_state = torch.get_rng_state()
             if on_epoch is not None:
                 on_epoch(progress, epochs)
+                torch.set_rng_state(self._random_state)  # whatever the hook drew
 
         return hook
 
