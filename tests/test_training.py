@@ -1,0 +1,392 @@
+"""The one loop: what a step computes, what a task leaves behind, and that it repeats."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric import nn as pyg
+
+import evergraph as eg
+from evergraph.methods.base import Context, Step
+from evergraph.params import copy_params
+from evergraph.results import average_forgetting, average_performance
+
+FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
+
+
+def learner(method: eg.Method | None = None, **settings: object) -> eg.Learner:
+    return eg.Learner(eg.GCN(hidden=16), method, **{**FAST, **settings})
+
+
+def matrix(learner: eg.Learner, stream: eg.TaskStream) -> list[list[float | None]]:
+    rows = []
+    for task in learner.tasks_of(stream):
+        learner.learn(task)
+        measured = learner.evaluate(stream).accuracies
+        rows.append([*measured, *[None] * (len(stream) - len(measured))])
+    return rows
+
+
+class Recorder(eg.Method):
+    """Writes down what the loop does."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.steps: list[Step] = []
+        self.grads: list[dict[str, Tensor]] = []
+        self.params: list[dict[str, Tensor]] = []
+
+    def start_task(self, context: Context) -> None:
+        self.calls.append("start_task")
+
+    def directions(self, context: Context) -> list:
+        self.calls.append("directions")
+        self.params.append(copy_params(context.model))
+        return []
+
+    def penalty(self, step: Step) -> None:
+        self.calls.append("penalty")
+
+    def logit_cotangent(self, step: Step) -> None:
+        self.calls.append("logit_cotangent")
+
+    def edit_grads(self, step: Step) -> None:
+        self.calls.append("edit_grads")
+        self.steps.append(step)
+        self.grads.append({name: p.grad.clone() for name, p in step.model.named_parameters()})
+
+    def after_step(self, step: Step) -> None:
+        self.calls.append("after_step")
+
+    def end_task(self, context: Context) -> None:
+        self.calls.append("end_task")
+
+
+def test_hooks_run_in_the_order_of_the_contract(small_stream: eg.TaskStream) -> None:
+    recorder = Recorder()
+    learner(recorder, epochs=2, batch_size=0).learn(small_stream[0])
+    step = ["directions", "penalty", "logit_cotangent", "edit_grads", "after_step"]
+    assert recorder.calls == ["start_task", *step, *step, "end_task"]
+
+
+def by_hand(recorder: Recorder, loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The gradient of a loss of (logits, labels) at the first recorded step, by autograd on a fresh model."""
+    step, params = recorder.steps[0], recorder.params[0]
+    params = {name: value.to(dtype).requires_grad_() for name, value in params.items()}
+    logits = torch.func.functional_call(step.model, params, (step.batch,))
+    grads = torch.autograd.grad(loss(logits, step.batch.y), list(params.values()))
+    return dict(zip(params, grads))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("scope", ["seen", "current", "all"])
+def test_a_steps_gradient_is_that_of_the_scoped_cross_entropy(
+    small_stream: eg.TaskStream, scope: str, reduction: str
+) -> None:
+    recorder = Recorder()
+    made = learner(recorder, label_scope=scope, reduction=reduction, epochs=1, batch_size=4)
+    made.learn(small_stream[0])
+    recorder.__init__()
+    made.learn(small_stream[1])
+    units = {"current": [2, 3], "seen": [0, 1, 2, 3], "all": [0, 1, 2, 3, 4, 5]}[scope]
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        scoped = logits[:, units]
+        nodes = -torch.stack([scoped[v].log_softmax(0)[units.index(int(y[v]))] for v in range(len(y))])
+        return nodes.sum() if reduction == "sum" else nodes.mean()
+
+    expected = by_hand(recorder, loss, torch.float32)
+    for name, grad in recorder.grads[0].items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_class_balanced_loss_follows_its_formula(small_graph: eg.Graph) -> None:
+    """Each node weighs n / (C n_y): classes count alike, and the weights have mean one over the nodes."""
+    keep = torch.cat([(small_graph.y == 0).nonzero()[:6], (small_graph.y == 1).nonzero()]).reshape(-1)
+    task = eg.Task.of(small_graph.subgraph(keep))
+    recorder = Recorder()
+    made = learner(recorder, class_balanced=True, reduction="mean", epochs=1, batch_size=0)
+    made.learn(task)
+    labels = task.graph.y[task.train]
+    counts = torch.bincount(labels)
+    assert counts[0] != counts[1]
+    weights = len(labels) / (2 * counts.float())
+    torch.testing.assert_close(weights[labels].mean(), torch.tensor(1.0))
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return (weights[y] * F.cross_entropy(logits[:, :2], y, reduction="none")).sum() / len(y)
+
+    expected = by_hand(recorder, loss, torch.float32)
+    for name, grad in recorder.grads[0].items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("scope", "moved"), [("current", [2, 3]), ("seen", [0, 1, 2, 3]), ("all", [0, 1, 2, 3, 4, 5])])
+def test_outputs_outside_the_label_scope_stay_where_they_are(
+    small_stream: eg.TaskStream, scope: str, moved: list[int]
+) -> None:
+    made = learner(label_scope=scope, weight_decay=0.0)
+    made.learn(small_stream[0])
+    before = made.model.weights[-1].detach().clone()
+    made.learn(small_stream[1])
+    changed = (made.model.weights[-1].detach() != before).any(0).nonzero().reshape(-1).tolist()
+    assert changed == moved
+
+
+def test_batches_of_an_epoch_are_a_random_cover_of_the_training_nodes(small_stream: eg.TaskStream) -> None:
+    task = small_stream[0]
+    for size, steps in ((5, -(-task.train.numel() // 5)), (0, 1), (10_000, 1)):
+        recorder = Recorder()
+        learner(recorder, epochs=2, batch_size=size).learn(task)
+        assert len(recorder.steps) == 2 * steps
+        epochs = [
+            torch.cat([s.batch.nodes[: s.batch.num_seeds] for s in recorder.steps[i * steps :][:steps]]) for i in (0, 1)
+        ]
+        for seeds in epochs:
+            assert sorted(seeds.tolist()) == task.train.tolist()
+        assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_the_log_has_one_row_an_epoch_and_the_loss_falls(small_stream: eg.TaskStream) -> None:
+    log = learner(epochs=12).learn(small_stream[0])
+    assert [row["epoch"] for row in log] == list(range(1, 13))
+    assert log[-1]["loss"] < log[0]["loss"] / 2
+
+
+def test_early_stopping_goes_back_to_the_best_epoch(small_stream: eg.TaskStream) -> None:
+    task = small_stream[0]
+    made = learner(epochs=400, lr=0.05, patience=4, weight_decay=0.0)
+    log = made.learn(task)
+    losses = [row["validation_loss"] for row in log]
+    best = min(losses)
+    assert len(log) < 400
+    assert len(log) == losses.index(best) + 1 + 4
+    logits = made.logits(task.graph, task.val)[:, :2]
+    assert float(F.cross_entropy(logits, task.graph.y[task.val])) == pytest.approx(best, rel=1e-5)
+
+
+def test_early_stopping_without_validation_nodes_is_refused(small_graph: eg.Graph) -> None:
+    task = eg.Task.of(small_graph)
+    task.val = task.val[:0]
+    with pytest.raises(eg.EvergraphError, match="patience=2 needs validation nodes"):
+        learner(patience=2).learn(task)
+
+
+def test_one_seed_one_matrix_bit_for_bit(small_stream: eg.TaskStream) -> None:
+    def run(seed: int) -> tuple[list[list[float | None]], dict[str, Tensor]]:
+        made = learner(seed=seed, batch_size=8, fan_out=(2, 2))
+        return matrix(made, small_stream), copy_params(made.model)
+
+    torch.manual_seed(123)
+    first, params = run(0)
+    torch.manual_seed(456)
+    torch.rand(7)
+    again, same = run(0)
+    other, different = run(1)
+    assert first == again
+    assert all(torch.equal(params[name], same[name]) for name in params)
+    assert not any(torch.equal(params[name], different[name]) for name in params)
+    assert first != other
+
+
+def test_a_learner_leaves_everybody_elses_random_numbers_alone(small_stream: eg.TaskStream) -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    made = eg.Learner(eg.GCN(hidden=16, dropout=0.3), fan_out=(3, 3), **FAST)
+    for task in small_stream:
+        made.learn(task)
+    made.evaluate(small_stream)
+    made.grow(9)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_learning_does_not_depend_on_being_watched(small_stream: eg.TaskStream) -> None:
+    """Evaluating in between, or passing a hook, changes nothing in what is learned."""
+    alone, watched = learner(batch_size=8), learner(batch_size=8)
+    for task in small_stream:
+        alone.learn(task)
+        watched.learn(task, on_epoch=lambda progress, epochs: torch.rand(3))
+        watched.evaluate(small_stream)
+        torch.rand(11)
+    assert all(torch.equal(a, b) for a, b in zip(alone.model.parameters(), watched.model.parameters()))
+
+
+def test_dropout_is_on_while_training_and_off_while_testing(small_stream: eg.TaskStream) -> None:
+    made = eg.Learner(eg.GCN(hidden=16, dropout=0.5), eg.Finetune(), epochs=30, lr=0.02, device="cpu")
+    made.learn(small_stream[0])
+    plain = eg.Learner(eg.GCN(hidden=16), eg.Finetune(), epochs=30, lr=0.02, device="cpu")
+    plain.learn(small_stream[0])
+    assert not torch.equal(made.model.weights[0], plain.model.weights[0])
+    task = small_stream[0]
+    assert torch.equal(made.logits(task.graph, task.test), made.logits(task.graph, task.test))
+    assert made.evaluate(small_stream).ap > 70
+
+
+@pytest.mark.parametrize("fan_out", [(2, 2), (1000, 1000)])
+def test_training_on_sampled_neighbours(small_stream: eg.TaskStream, fan_out: tuple[int, int]) -> None:
+    sampled, exact = learner(fan_out=fan_out, epochs=30), learner(epochs=30)
+    sampled.learn(small_stream[0])
+    exact.learn(small_stream[0])
+    same = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(sampled.model.parameters(), exact.model.parameters()))
+    assert same == (fan_out[0] == 1000)
+    assert sampled.evaluate(small_stream).ap > 70
+
+
+def test_full_batch_training_learns(small_stream: eg.TaskStream) -> None:
+    made = learner(batch_size=0, epochs=60)
+    made.learn(small_stream[0])
+    assert made.evaluate(small_stream).ap > 70
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: eg.GraphSAGE(hidden=16), lambda: eg.GAT(hidden=16), lambda: pyg.GIN(8, 16, 2, 6)]
+)
+def test_other_models_learn(small_stream: eg.TaskStream, make: Callable[[], torch.nn.Module]) -> None:
+    made = eg.Learner(make(), epochs=40, lr=0.01, device="cpu")
+    made.learn(small_stream[0])
+    assert made.evaluate(small_stream).ap > 70
+
+
+def test_float64_all_the_way(small_stream: eg.TaskStream) -> None:
+    made = eg.Learner(eg.GCN(hidden=16), dtype=torch.float64, **FAST)
+    made.fit(small_stream)
+    assert {parameter.dtype for parameter in made.model.parameters()} == {torch.float64}
+    assert made.logits(small_stream[0].graph, small_stream[0].test).dtype == torch.float64
+
+
+def test_fine_tuning_forgets_and_joint_training_does_not() -> None:
+    stream = eg.stream("digits")
+
+    def run(method: eg.Method, **settings: object) -> list[list[float | None]]:
+        return matrix(eg.Learner(eg.GCN(hidden=64), method, epochs=15, batch_size=64, device="cpu", **settings), stream)
+
+    tuned, seen, joint = run(eg.Finetune()), run(eg.Finetune(), label_scope="seen"), run(eg.Joint())
+    assert average_forgetting(tuned) < -40
+    assert average_forgetting(seen) < -90
+    assert min(row[index] for index, row in enumerate(seen)) > 90  # every task is learned well, then lost
+    assert average_forgetting(joint) > -5
+    assert average_performance(joint) > 90
+
+
+def test_joint_training_starts_anew_with_each_task(small_stream: eg.TaskStream) -> None:
+    """After the last task it is the model trained on all data at once, whatever came before."""
+    made = learner(eg.Joint(), epochs=0)
+    made.fit(small_stream)
+    first = copy_params(made.model)
+    made.learn(made.tasks_of(small_stream)[2])
+    assert not any(torch.equal(first[name], value) for name, value in copy_params(made.model).items())
+
+
+@pytest.mark.parametrize("test_graph", ["task", "seen"])
+def test_evaluation_is_the_argmax_over_the_classes_seen(small_graph: eg.Graph, test_graph: str) -> None:
+    stream = eg.TaskStream(small_graph, 2, test_graph=test_graph)
+    made = learner(label_scope="seen", epochs=10)
+    for after, task in enumerate(stream):
+        made.learn(task)
+        found = made.evaluate(stream).accuracies
+        assert len(found) == after + 1
+        for index in range(after + 1):
+            graph, nodes = stream.tests(after, index)
+            logits = made.logits(graph, nodes)[:, : 2 * after + 2]
+            right = [int(row.argmax()) == int(graph.y[node]) for row, node in zip(logits, nodes)]
+            assert found[index] == pytest.approx(100 * sum(right) / len(right))
+
+
+def test_task_incremental_evaluation_chooses_among_the_tasks_own_classes(small_graph: eg.Graph) -> None:
+    by_class, by_task = eg.TaskStream(small_graph, 2), eg.TaskStream(small_graph, 2, task_incremental=True)
+    made = learner(label_scope="seen", epochs=20)
+    for task in by_class:
+        made.learn(task)
+    task = by_class[0]
+    logits = made.logits(task.graph, task.test)
+    right = (logits[:, :2].argmax(1) == task.graph.y[task.test]).double().mean()
+    assert made.evaluate(by_task).accuracies[0] == pytest.approx(100 * float(right))
+    assert made.evaluate(by_task).accuracies[0] > made.evaluate(by_class).accuracies[0] + 20
+
+
+def test_class_balanced_accuracy(small_graph: eg.Graph) -> None:
+    keep = torch.cat([(small_graph.y == 0).nonzero()[:5], (small_graph.y > 0).nonzero()]).reshape(-1)
+    stream = eg.TaskStream(small_graph.subgraph(keep), 6)
+    made = learner(epochs=4)
+    made.learn(stream[0])
+    task = stream[0]
+    predicted, truth = made.logits(task.graph, task.test).argmax(1), task.graph.y[task.test]
+    means = [float((predicted[truth == c] == c).double().mean()) for c in truth.unique().tolist()]
+    assert made.evaluate(stream, balanced=True).ap == pytest.approx(100 * sum(means) / len(means))
+    assert made.evaluate(stream, balanced=True).ap != pytest.approx(made.evaluate(stream).ap)
+
+
+def test_streams_in_another_class_order_are_matched_by_name(small_graph: eg.Graph) -> None:
+    """Output units follow the order of learning; a stream that names its classes in another order still fits."""
+    stream = eg.TaskStream(small_graph, 6)
+    turned = eg.TaskStream(small_graph, 6, order=[5, 4, 3, 2, 1, 0])
+    made = learner(epochs=20)
+    made.learn(turned[0])
+    assert made.classes == [5, 4, 3, 2, 1, 0]
+    assert made.evaluate(stream).accuracies == made.evaluate(turned).accuracies
+
+
+def test_tasks_that_do_not_fit_are_named(small_stream: eg.TaskStream, small_graph: eg.Graph) -> None:
+    made = learner()
+    with pytest.raises(eg.EvergraphError, match="has not learned anything yet"):
+        made.evaluate(small_stream)
+    made.learn(small_stream[0])
+    wider = eg.make_graph(torch.randn(60, 9), small_graph.edge_index, small_graph.y)
+    with pytest.raises(eg.EvergraphError, match="task 1 has 9 features a node, but the learner was built for 8"):
+        made.learn(eg.TaskStream(wider, 2)[1])
+    other = eg.make_graph(small_graph.x, small_graph.edge_index, small_graph.y, class_names=list("uvwxyz"))
+    with pytest.raises(eg.EvergraphError, match=r"brings the classes to 8, but the output layer has 6 units"):
+        made.learn(eg.TaskStream(other, 6)[0])
+    with pytest.raises(eg.EvergraphError, match="classes the learner has not met"):
+        made.evaluate(eg.TaskStream(small_graph, 3))
+    empty = eg.Task.of(small_graph)
+    empty.train = empty.train[:0]
+    with pytest.raises(eg.EvergraphError, match="no training nodes"):
+        made.learn(empty)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": -1}, "epochs=-1 must be a number of at least 0"),
+        ({"lr": 0.0}, "lr=0.0 must be a number above 0"),
+        ({"lr": float("nan")}, "lr=nan must be"),
+        ({"lr": float("inf")}, "lr=inf must be"),
+        ({"weight_decay": float("nan")}, "weight_decay=nan must be"),
+        ({"batch_size": -5}, "batch_size=-5"),
+        ({"patience": -1}, "patience=-1"),
+        ({"label_scope": "old"}, "unknown label scope 'old'; choose one of: seen, current, all"),
+        ({"reduction": "max"}, "unknown reduction 'max'; choose one of: sum, mean"),
+        ({"fan_out": (3, 0)}, r"fan_out=\[3, 0\] must be positive"),
+        ({"fan_out": ()}, r"fan_out=\[\] must be positive"),
+        ({"momentum": 0.9}, "unknown setting 'momentum'"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict, message: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=message):
+        eg.Learner(eg.GCN(), **settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(eg.EvergraphError, match="no usable GPU; use --device cpu or auto"):
+        eg.Learner(eg.GCN(), device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_learns_what_a_cpu_learns(small_stream: eg.TaskStream) -> None:
+    on = {device: learner(epochs=20, device=device) for device in ("cpu", "cuda")}
+    found = {device: made.fit(small_stream).ap for device, made in on.items()}
+    assert found["cuda"] == pytest.approx(found["cpu"], abs=10)
+
+
+def test_the_readmes_api(small_stream: eg.TaskStream) -> None:
+    learner = eg.Learner(eg.GCN(hidden=16), eg.OnlineCurvature(strength=0.1), epochs=2)
+    for task in small_stream:
+        learner.learn(task)
+    printed = str(learner.evaluate(small_stream))
+    assert "AP" in printed
+    assert "AF" in printed
