@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evergraph.errors import EvergraphError
+
 Matrix = Sequence[Sequence[float | None]] | np.ndarray
 """Entry [t, i]: accuracy in percent on task i's test nodes after task t; NaN or None where not measured."""
 
 
 def as_array(matrix: Matrix) -> np.ndarray:
     """A float array with NaN where nothing was measured."""
-    array = np.array([[np.nan if entry is None else float(entry) for entry in row] for row in matrix], dtype=float)
-    if array.ndim != 2 or array.shape[0] != array.shape[1]:
-        raise ValueError(f"an accuracy matrix is square, not {array.shape}")
-    return array
+    rows = [[np.nan if entry is None else float(entry) for entry in row] for row in matrix]
+    if not rows or any(len(row) != len(rows) for row in rows):
+        raise EvergraphError(f"an accuracy matrix is square, not {len(rows)} rows of {[len(row) for row in rows]}")
+    return np.array(rows)
 
 
 def average_performance(matrix: Matrix, after: int = -1) -> float:
