@@ -1,0 +1,335 @@
+"""Every shortcut against the plain way, in float64 where arithmetic is compared, and on whole runs."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from scipy import sparse as sp
+from torch import Tensor
+
+import evergraph as eg
+from evergraph import acceleration
+from evergraph.acceleration import PaddedSteps, can_capture, padded_batch, padded_steps, rounded_up
+from evergraph.bench.setting import make_context, remember
+from evergraph.curvature import fisher_diagonal, label_factors, sum_of_powers
+from evergraph.data.graph import Graph, make_graph
+from evergraph.data.made import sbm
+from evergraph.data.stream import Task, TaskStream
+from evergraph.errors import EvergraphError
+from evergraph.fast import FAST_PATHS, fast, fast_paths
+from evergraph.methods import make_method
+from evergraph.methods.base import Context, Method
+from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
+from evergraph.params import Displacement, copy_params
+from evergraph.sparse import SparseMatrix
+from evergraph.training import forward, make_optimizer, train_step
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def sparse_graph(seed: int = 0, nodes: int = 80) -> Graph:
+    """A small graph with sparse features."""
+    made = sbm(nodes=nodes, classes=4, degree=5, features=1, seed=seed)
+    x = sp.random(nodes, 30, 0.15, format="csr", rng=seed, dtype="float64")
+    return make_graph(x, made.edge_index, made.y)
+
+
+def dense_graph(seed: int = 0, nodes: int = 80) -> Graph:
+    return sbm(nodes=nodes, classes=4, degree=5, features=6, signal=2.0, seed=seed)
+
+
+GRAPHS: dict[str, Callable[[], Graph]] = {"sparse": sparse_graph, "dense": dense_graph}
+
+
+def context_of(graph: Graph, past: int = 0, device: str = "cpu", **settings: object) -> Context:
+    """A task in float64."""
+    torch.manual_seed(0)
+    model = GCN(**{"hidden": 7, **settings})  # type: ignore[arg-type]
+    model.setup(graph.num_features, 4)
+    return make_context(model.double(), Task.of(graph), past, device)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).detach().norm() / expected.detach().norm())
+
+
+# the switch
+
+
+def test_paths_can_be_switched_one_by_one() -> None:
+    assert all(fast(name) for name in FAST_PATHS)
+    with fast_paths("bags"):
+        assert [name for name in FAST_PATHS if fast(name)] == ["bags"]
+        with fast_paths():
+            assert not any(fast(name) for name in FAST_PATHS)
+    assert all(fast(name) for name in FAST_PATHS)
+
+
+def test_the_environment_switches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergraph.fast._on", None)
+    monkeypatch.setenv("EVERGRAPH_FAST", "anchors,capture")
+    assert [name for name in FAST_PATHS if fast(name)] == ["anchors", "capture"]
+    monkeypatch.setattr("evergraph.fast._on", None)
+    monkeypatch.setenv("EVERGRAPH_FAST", "none")
+    assert not fast("bags")
+    monkeypatch.setattr("evergraph.fast._on", None)
+    monkeypatch.setenv("EVERGRAPH_FAST", "turbo")
+    with pytest.raises(EvergraphError, match=r"EVERGRAPH_FAST 'turbo'; choose one of: all, none, bags"):
+        fast("bags")
+
+
+# the first layer at the anchors
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("propagate", [True, False])
+@pytest.mark.parametrize("num_layers", [2, 3])
+def test_tangent_from_the_anchors_is_the_product_with_the_displacement(
+    kind: str, propagate: bool, num_layers: int
+) -> None:
+    context = context_of(GRAPHS[kind](), propagate_inputs=propagate, num_layers=num_layers)
+    total = {name: torch.randn_like(value) for name, value in context.params.items()}
+    direction = Displacement(context.params, 3, total)
+    written_out = {name: 3 * value.detach() - total[name] for name, value in context.params.items()}
+    for seeds in (torch.arange(5), torch.tensor([70, 3])):
+        batch = context.neighbourhoods.batch(seeds)
+        (logits, (tangent,)) = forward(context.model, batch, [direction])
+        with fast_paths():
+            (plain_logits, (plain_tangent,)) = forward(context.model, batch, [written_out])
+        assert relative(tangent, plain_tangent) < 1e-13
+        assert relative(logits, plain_logits) < 1e-14
+        found = torch.autograd.grad(logits.sum(), list(context.params.values()))
+        expected = torch.autograd.grad(plain_logits.sum(), list(context.params.values()))
+        assert all(relative(a, b) < 1e-13 for a, b in zip(found, expected))
+
+
+def test_changed_anchors_are_noticed() -> None:
+    context = context_of(dense_graph())
+    total = {name: torch.randn_like(value) for name, value in context.params.items()}
+    batch = context.neighbourhoods.batch(torch.arange(4))
+    before = forward(context.model, batch, [Displacement(context.params, 1, total)])[1][0]
+    total["weights.0"].mul_(2)  # in place: the same tensor with other values
+    after = forward(context.model, batch, [Displacement(context.params, 1, total)])[1][0]
+    assert not torch.allclose(before, after)
+    with fast_paths():
+        plain = forward(context.model, batch, [Displacement(context.params, 1, total)])[1][0]
+    assert relative(after, plain) < 1e-13
+
+
+@pytest.mark.parametrize("propagate", [True, False])
+def test_sampled_neighbours_keep_the_tangent_right(propagate: bool) -> None:
+    context = context_of(dense_graph(), propagate_inputs=propagate)
+    cut = context.neighbourhoods
+    cut.fan_out = (2, 2)
+    batch = cut.batch(torch.arange(20), torch.Generator().manual_seed(0))
+    total = {name: torch.randn_like(value) for name, value in context.params.items()}
+    direction = Displacement(context.params, 2, total)
+    found = forward(context.model, batch, [direction])[1][0]
+    with fast_paths():
+        assert relative(found, forward(context.model, batch, [dict(direction)])[1][0]) < 1e-13
+
+
+def test_a_product_too_large_to_keep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergraph.data.batches.FIXED_BYTES", 10)
+    context = context_of(dense_graph())
+    total = {name: torch.randn_like(value) for name, value in context.params.items()}
+    assert context.neighbourhoods.fixed_product(total["weights.0"], propagate=False) is None
+    batch = context.neighbourhoods.batch(torch.arange(4))
+    direction = Displacement(context.params, 2, total)
+    found = forward(context.model, batch, [direction])[1][0]
+    with fast_paths():
+        assert relative(found, forward(context.model, batch, [dict(direction)])[1][0]) < 1e-13
+
+
+# Fisher diagonals from the layer equations
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("propagate", [True, False])
+@pytest.mark.parametrize("labels", ["exact", "empirical", "pred"])
+def test_structured_diagonal_is_the_sum_over_nodes(kind: str, propagate: bool, labels: str) -> None:
+    context = context_of(GRAPHS[kind](), propagate_inputs=propagate)
+    measure = partial(fisher_diagonal, context.model, context.batches, context.classes, labels, context.targets)
+    found = measure()
+    with fast_paths():
+        plain = measure()
+    assert found.keys() == plain.keys()
+    assert all(relative(found[name], plain[name]) < 1e-12 for name in plain)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("memory", [1, 10_000])
+def test_structured_absolute_gradients_in_any_grouping(kind: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergraph.models.powers.SPARSE_BYTES", memory)
+    monkeypatch.setattr("evergraph.models.powers.DENSE_BYTES", memory)
+    context = context_of(GRAPHS[kind]())
+
+    def cotangents(batch: eg.data.batches.Batch, logits: Tensor) -> Tensor:
+        return label_factors(logits, "exact")
+
+    found = sum_of_powers(context.model, context.batches, cotangents, power=1)
+    with fast_paths():
+        plain = sum_of_powers(context.model, context.batches, cotangents, power=1)
+    assert all(relative(found[name], plain[name]) < 1e-12 for name in plain)
+
+
+# padded batches, as CUDA graphs want them
+
+
+@pytest.mark.parametrize("past", [0, 3])
+def test_a_padded_batch_gives_the_batch_s_logits_tangents_and_gradients(past: int) -> None:
+    context = context_of(dense_graph(), past)
+    method = remember(make_method("curvature" if past else "finetune"), context, past)
+    seeds = torch.tensor([5, 0, 33, 79, 12])
+    rows = int(context.neighbourhoods.operator.counts()[seeds].sum())
+    plain = context.neighbourhoods.batch(seeds)
+    for capacity in (rows, rounded_up(rows), 200):
+        padded = padded_batch(context.neighbourhoods, seeds, capacity)
+        assert torch.equal(padded.y, plain.y)
+        (a, tangents_a), (b, tangents_b) = (
+            forward(context.model, batch, method.directions(context)) for batch in (padded, plain)
+        )
+        assert relative(a, b) < 1e-13
+        assert all(relative(u, v) < 1e-13 for u, v in zip(tangents_a, tangents_b))
+        params = list(context.params.values())
+        cotangent = torch.randn_like(a)
+        grads = (torch.autograd.grad(logits, params, cotangent) for logits in (a, b))
+        assert all(relative(u, v) < 1e-13 for u, v in zip(*grads))
+
+
+def test_rounding_up_is_never_short_and_never_half_as_much_again() -> None:
+    sizes = {rounded_up(rows) for rows in range(1, 5000)}
+    assert all(rows <= rounded_up(rows) for rows in range(1, 5000))
+    assert all(rounded_up(rows) <= 1.5 * rows for rows in range(64, 5000))
+    assert sorted(sizes) == [64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
+
+
+@pytest.mark.parametrize("name", ["finetune", "curvature", "online-ewc", "ewc+ema"])
+@pytest.mark.parametrize("largest", [2**24, 0])
+def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks with the padded steps in the loop (uncaptured: no GPU is needed) and with the plain ones."""
+    monkeypatch.setattr(acceleration, "LARGEST_OPERATOR", largest)
+    stream = TaskStream(dense_graph(), 2)
+
+    def trained(padded: bool) -> tuple[dict[str, Tensor], list[float]]:
+        with monkeypatch.context() as patch:
+            if padded:
+                patch.setattr("evergraph.training.padded_steps", lambda c, m, step: PaddedSteps(c.neighbourhoods, step))
+            learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=3, batch_size=16, device="cpu")
+            torch.manual_seed(0)
+            learner.model.setup(6, 4)
+            learner.model.double()
+            losses = [row["loss"] for task in stream for row in learner.learn(task)]
+        return copy_params(learner.model), losses
+
+    (found, found_losses), (plain, plain_losses) = trained(True), trained(False)
+    assert found_losses == pytest.approx(plain_losses, rel=1e-9)
+    assert all(relative(found[key], plain[key]) < 1e-8 for key in plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "possible"),
+    [
+        ("finetune", {}, True),
+        ("curvature", {}, True),
+        ("curvature", {"estimator": "sampled"}, False),
+        ("curvature", {"estimator": "queue"}, False),
+        ("curvature", {"point": 0.5}, False),
+        ("ewc", {}, True),
+        ("curvature+ewc", {}, True),
+        ("ewc++", {}, False),
+        ("si", {}, False),
+        ("lwf", {}, False),
+    ],
+)
+def test_only_steps_that_never_change_are_captured(name: str, settings: dict[str, object], possible: bool) -> None:
+    context = context_of(dense_graph())
+    assert can_capture(context, make_method(name, settings)) is possible
+
+
+def test_a_method_with_a_hook_of_its_own_is_not_captured() -> None:
+    class Curious(Method):
+        name = "curious"
+
+        def after_step(self, step: object) -> None:
+            """Looks at every step."""
+
+    assert not can_capture(context_of(dense_graph()), Curious())
+
+
+def test_models_and_batches_that_cannot_be_captured() -> None:
+    method = Method()
+    assert not can_capture(context_of(dense_graph(), dropout=0.5), method)
+    assert not can_capture(context_of(dense_graph(), num_layers=3), method)
+    assert not can_capture(context_of(sparse_graph(), propagate_inputs=True), method)
+    assert not can_capture(context_of(dense_graph(), propagate_inputs=False), method)
+    full_batch = context_of(dense_graph())
+    full_batch.batch_size = None
+    assert not can_capture(full_batch, method)
+    assert padded_steps(context_of(dense_graph()), method, lambda batch: batch.y) is None  # no GPU: nothing to capture
+
+
+# whole runs
+
+
+@pytest.mark.parametrize("name", ["curvature", "ewc", "mas"])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_a_seed_s_results_do_not_depend_on_the_shortcuts(name: str, kind: str) -> None:
+    stream = TaskStream(GRAPHS[kind](), 2)
+
+    def trained(*names: str) -> tuple[dict[str, Tensor], list[float]]:
+        with fast_paths(*names):
+            learner = eg.Learner(GCN(hidden=8), make_method(name), epochs=3, batch_size=16, device="cpu")
+            learner.fit(stream)
+            return copy_params(learner.model), learner.evaluate(stream).accuracies
+
+    (found, accuracies), (plain, plain_accuracies) = trained(*FAST_PATHS), trained()
+    assert accuracies == plain_accuracies
+    assert all(relative(found[key], plain[key]) < 2e-5 for key in plain)
+
+
+def test_propagating_inputs_is_decided_by_what_a_batch_reads() -> None:
+    wide = sparse_graph()  # few words a node: neighbours' words add up
+    assert isinstance(wide.x, SparseMatrix)
+    assert not propagation_pays(wide.x.to(torch.float32), gcn_operator(wide).to(torch.float32), 2, batch_size=4)
+    x = SparseMatrix.from_scipy(sp.csr_matrix(torch.ones(500, 2).numpy()))  # all words everywhere: nothing adds up
+    graph = sbm(nodes=500, classes=2, degree=6, features=1)
+    assert propagation_pays(x, gcn_operator(graph).to(torch.float32), 2, batch_size=4)
+
+
+# on a GPU
+
+
+@gpu
+@pytest.mark.parametrize("name", ["finetune", "curvature", "ewc"])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_captured_training_is_the_eager_training(name: str, kind: str) -> None:
+    stream = TaskStream(GRAPHS[kind](), 2)
+
+    def trained(*names: str) -> tuple[dict[str, Tensor], list[float]]:
+        with fast_paths(*names):
+            learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=6, batch_size=16, device="cuda")
+            torch.manual_seed(0)
+            learner.model.setup(stream.num_features, 4)
+            learner.model.double().cuda()
+            losses = [row["loss"] for task in stream for row in learner.learn(task)]
+        return copy_params(learner.model), losses
+
+    (found, found_losses), (plain, plain_losses) = trained(*FAST_PATHS), trained("anchors")
+    assert found_losses == pytest.approx(plain_losses, rel=1e-9)
+    assert all(relative(found[key], plain[key]) < 1e-8 for key in plain)
+
+
+@gpu
+def test_steps_are_replayed_on_a_gpu() -> None:
+    context = context_of(dense_graph(), device="cuda")
+    method = Method()
+    optimizer = make_optimizer(context.model, eg.Training())
+    steps = padded_steps(context, method, partial(train_step, context, method, optimizer=optimizer))
+    assert steps is not None
+    seeds = context.task.train.cuda()
+    for _ in range(3):
+        for piece in steps.batches(seeds, 16):
+            steps(piece)
+    assert steps._graphs
