@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
 
@@ -20,12 +21,20 @@ bench.add_commands(app)
 app.command("paper")(paper.paper_command)
 
 
+UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options and commands, wherever typer keeps it
+
+
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
     try:
-        app()
+        sys.exit(app(prog_name="evergraph", standalone_mode=False) or 0)
+    except UsageError as error:
+        if message := error.format_message():  # without any arguments the help was printed already
+            command = error.ctx.command_path if error.ctx else "evergraph"
+            _complain(f"{message.rstrip('.')}{_value_given(error)}; see {command} --help")
+        sys.exit(2)
     except EvergraphError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        _complain(str(error))
         sys.exit(2)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -33,6 +42,18 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone; nothing is left to say
         sys.exit(0)
+
+
+def _complain(message: str) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _value_given(error: Any) -> str:
+    """What stands behind the option that an error is about: typer does not say."""
+    names = getattr(getattr(error, "param", None), "opts", [])
+    values = [value for name, value in zip(sys.argv, sys.argv[1:]) if name in names]
+    values += [word.partition("=")[2] for word in sys.argv if word.partition("=")[0] in names and "=" in word]
+    return f" (found {values[0]!r})" if values else ""
 
 
 if __name__ == "__main__":
