@@ -100,13 +100,12 @@ class Neighbourhoods:
         position[seeds] = torch.arange(seeds.numel(), device=seeds.device)
         frontier, entries_before = seeds, 0
         for hop in range(self.num_hops):
-            indptr, entries = self.operator.entries_of(frontier)
-            values = self.operator.values[entries]
-            if self.fan_out is not None:
-                indptr, kept, scale = _sample(
-                    indptr, self.operator.indices[entries], frontier, self.fan_out[hop], generator
-                )
-                entries, values = entries[kept], values[kept] * scale.to(values.dtype)
+            if self.fan_out is None:
+                indptr, entries = self.operator.entries_of(frontier)
+                values = self.operator.values[entries]
+            else:
+                indptr, entries, scale = _sample(self.operator, frontier, self.fan_out[hop], generator)
+                values = self.operator.values[entries] * scale.to(self.operator.dtype)
             neighbours = self.operator.indices[entries]
             frontier = torch.unique(neighbours[position[neighbours] < 0])
             position[frontier] = torch.arange(sizes[-1], sizes[-1] + frontier.numel(), device=seeds.device)
@@ -156,28 +155,41 @@ class Neighbourhoods:
 
 
 def _sample(
-    indptr: Tensor, neighbours: Tensor, rows: Tensor, fan_out: int, generator: torch.Generator | None
+    operator: SparseMatrix, rows: Tensor, fan_out: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """At most `fan_out` neighbours of each row, drawn without replacement; a self-loop is always kept.
+    """At most `fan_out` neighbours of each row, drawn without replacement; a leading self-loop is always kept.
 
-    Returns the new row pointers, the positions kept, and the factor on each kept weight that makes the
-    weighted sum over the sample an unbiased estimate of the sum over all neighbours.
+    Returns row pointers, the positions of the entries kept, and the factor on each of their weights that
+    makes the weighted sum over the sample an unbiased estimate of the sum over all neighbours. The work
+    does not grow with the rows' lengths.
     """
-    counts = indptr[1:] - indptr[:-1]
-    row = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts)
-    loop = neighbours == rows[row]
-    key = torch.rand(neighbours.numel(), generator=generator, dtype=torch.float64).to(rows.device)
-    key = torch.where(loop, -1.0, key)  # a self-loop sorts before all others
-    order = torch.argsort(row + (key + 1) / 2)
-    rank = torch.arange(neighbours.numel(), device=rows.device) - indptr[row]
-    loops = torch.zeros_like(counts).index_add_(0, row, loop.long())
-    kept_mask = rank < fan_out + loops[row]
-    kept = order[kept_mask]
-    kept_row = row[kept_mask]
-    others = (counts - loops).double()
-    factor = (others / fan_out).clamp(min=1)
-    scale = torch.where(loop[kept], 1.0, factor[kept_row])
-    new_counts = torch.minimum(counts, fan_out + loops)
-    new_indptr = torch.zeros_like(indptr)
-    torch.cumsum(new_counts, 0, out=new_indptr[1:])
-    return new_indptr, kept, scale
+    start = operator.indptr[rows]
+    counts = operator.indptr[rows + 1] - start
+    first = operator.indices[start.clamp(max=max(operator.nnz - 1, 0))] if operator.nnz else rows
+    loop = ((counts > 0) & (first == rows)).long()
+    others = counts - loop
+    indptr = torch.zeros(rows.numel() + 1, dtype=torch.long, device=rows.device)
+    torch.cumsum(others.clamp(max=fan_out) + loop, 0, out=indptr[1:])
+    kept, total = indptr[1:] - indptr[:-1], int(indptr[-1])
+    entries = torch.arange(total, device=rows.device)
+    entries += torch.repeat_interleave(start - indptr[:-1], kept, output_size=total)
+    # rows with more neighbours than that: their places take drawn ones
+    long = torch.nonzero(others > fan_out).reshape(-1)
+    places = (indptr[long] + loop[long]).unsqueeze(1) + torch.arange(fan_out, device=rows.device)
+    drawn = _distinct(others[long], fan_out, generator)
+    entries[places] = (start[long] + loop[long]).unsqueeze(1) + drawn
+    scale = torch.ones(total, dtype=torch.float64, device=rows.device)
+    scale[places] = (others[long].double() / fan_out).unsqueeze(1).expand(-1, fan_out)
+    return indptr, entries, scale
+
+
+def _distinct(sizes: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
+    """For each size n, `number` different integers below n, all choices equally likely (Floyd's algorithm)."""
+    uniform = torch.rand(number, sizes.numel(), generator=generator, dtype=torch.float64).to(sizes.device)
+    drawn = torch.empty_like(uniform, dtype=torch.long)
+    for turn in range(number):
+        last = sizes - number + turn  # the largest integer that may come in this turn
+        pick = (uniform[turn] * (last + 1)).long()
+        met = (drawn[:turn] == pick).any(0)
+        drawn[turn] = torch.where(met, last, pick)
+    return drawn.T
