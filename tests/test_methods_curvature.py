@@ -1,0 +1,293 @@
+"""The paper's method: the gradient of one backward pass against the regularizer written out, and its readings."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import evergraph as eg
+from brute_force import Setting, brute_fisher, cases, close, flat, make, pull, seeded, step_gradient
+from evergraph.curvature import pick_labels
+from evergraph.methods import EMA, Compose, OnlineCurvature
+from evergraph.methods.base import Context
+
+STRENGTH = 0.7
+
+
+def after(setting: Setting, context: Context, method: eg.Method, seeds: tuple[int, ...] = (1, 2, 3)) -> None:
+    """Let tasks end at random parameters, and come back to where the model was."""
+    theta = setting.params
+    for seed in seeds:
+        setting.load(setting.direction(seed))
+        method.end_task(context)
+    setting.load(theta)
+
+
+def displacement(setting: Setting, seeds: tuple[int, ...] = (1, 2, 3)) -> Tensor:
+    """Σ_t (θ − θ_t)."""
+    return sum(flat(setting.params) - flat(setting.direction(seed)) for seed in seeds)
+
+
+def curvature(**settings: object) -> OnlineCurvature:
+    return OnlineCurvature(**{"strength": STRENGTH, "ema": 0.0, **settings})
+
+
+# the gradient
+
+
+@cases
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])
+def test_one_backward_pass_gives_loss_and_regularizer(case: str, reduction: str, classes: tuple[int, ...]) -> None:
+    setting = make(case, classes)
+    context, method = setting.context(reduction), curvature()
+    after(setting, context, method)
+    fisher, theta = brute_fisher(setting, "exact"), flat(setting.params)
+    # the objective with the curvature held constant, differentiated by autograd
+    point = theta.clone().requires_grad_()
+    gaps = [point - flat(setting.direction(seed)) for seed in (1, 2, 3)]
+    share = 1 if reduction == "sum" else 1 / setting.nodes.numel()
+    objective = sum(STRENGTH / 2 * share * gap @ fisher @ gap for gap in gaps)
+    (regularizer,) = torch.autograd.grad(objective, point)
+    loss = torch.nn.functional.cross_entropy(
+        setting.model(setting.batch)[:, setting.classes], setting.targets(setting.batch), reduction=reduction
+    )
+    grads = torch.autograd.grad(loss, list(setting.model.parameters()))
+    want = regularizer + torch.cat([grad.flatten() for grad in grads])
+    close(flat(step_gradient(method, context)), want)
+
+
+@cases
+def test_sampled_labels_give_their_own_fisher(case: str) -> None:
+    setting = make(case)
+    context, method = setting.context(), curvature(estimator="sampled")
+    after(setting, context, method)
+    picked = pick_labels(setting.function(setting.params), "sample", generator=seeded())
+    context.generator = seeded()
+    close(pull(method, context), STRENGTH * brute_fisher(setting, "sample", picked) @ displacement(setting))
+
+
+def queue_by_hand(setting: Setting, steps: int, held: int, divide: bool = True) -> Tensor:
+    """Algorithm 1 written out: one node, one label, one gradient a step; the last `held` of them count."""
+    generator, D = seeded(), displacement(setting)
+    queue: list[Tensor] = []
+    for _ in range(steps):
+        node = int(torch.randint(setting.nodes.numel(), (1,), generator=generator))
+        logits = setting.function(setting.params)[node]
+        label = pick_labels(logits.unsqueeze(0), "sample", generator=generator)
+        params = dict(setting.model.named_parameters())
+        own = setting.model(setting.hoods.batch(setting.nodes[node : node + 1]))[0, setting.classes]
+        grads = torch.autograd.grad(own.log_softmax(0)[label], list(params.values()))
+        queue = [*queue, torch.cat([grad.flatten() for grad in grads])][-held:]
+    return STRENGTH * sum((g @ D) * g for g in queue) / (len(queue) if divide else 1)
+
+
+@cases
+@pytest.mark.parametrize(("rule", "held"), [("text", 3), ("algorithm", 4)])
+@pytest.mark.parametrize("steps", [2, 7])
+def test_the_queue_is_algorithm_1(case: str, rule: str, held: int, steps: int) -> None:
+    setting = make(case)
+    context, method = setting.context(), curvature(estimator="queue", queue_size=3, queue_rule=rule)
+    after(setting, context, method)
+    context.generator = seeded()
+    for _ in range(steps):
+        got = pull(method, context)
+    close(got, queue_by_hand(setting, steps, held))
+    method.start_task(context)
+    assert not method.queue_  # a new task starts with an empty queue
+
+
+@cases
+@pytest.mark.parametrize("point", [0.0, 0.5])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_fisher_may_be_taken_anywhere_between(case: str, point: float, reduction: str) -> None:
+    setting = make(case, (0, 2))
+    context, method = setting.context(reduction), curvature(point=point)
+    after(setting, context, method, (1, 2))
+    got, theta = pull(method, context), setting.params
+    want = torch.zeros_like(got)
+    for seed in (1, 2):
+        anchor = setting.direction(seed)
+        setting.load({name: anchor[name] + point * (theta[name] - anchor[name]) for name in theta})
+        want += STRENGTH * brute_fisher(setting, "exact") @ (flat(theta) - flat(anchor))
+    close(got, want / (1 if reduction == "sum" else setting.nodes.numel()))
+
+
+def test_just_before_the_end_of_the_line_is_the_papers_point() -> None:
+    setting, context = make("gcn"), make("gcn").context()
+    context.model = setting.model
+    near, there = curvature(point=1 - 1e-9), curvature(point=1.0)
+    for method in (near, there):
+        after(setting, context, method)
+    close(pull(near, context), pull(there, context), 1e-6)
+
+
+# the readings of the paper's inconsistencies
+
+
+@pytest.mark.parametrize("estimator", ["exact", "sampled", "queue"])
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_square_of_sum_is_the_number_of_anchors_times_sum_of_squares(estimator: str, tasks: int) -> None:
+    setting = make("gcn")
+    found = {}
+    for reading in ("sum-of-squares", "square-of-sum"):
+        context, method = setting.context(), curvature(estimator=estimator, over_tasks=reading)
+        after(setting, context, method, (1, 2, 3)[:tasks])
+        context.generator = seeded()
+        found[reading] = pull(method, context)
+    close(found["square-of-sum"], tasks * found["sum-of-squares"])
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_the_two_readings_are_gradients_of_their_own_formulas(tasks: int) -> None:
+    """½ Σ_v Σ_t (g_v·(θ−θ_t))² and ½ Σ_v (Σ_t g_v·(θ−θ_t))², differentiated with g_v held constant."""
+    setting = make("gcn")
+    picked = pick_labels(setting.function(setting.params), "sample", generator=seeded())
+    rows = torch.stack(
+        [
+            torch.cat(
+                [g.flatten() for g in torch.autograd.grad(value, list(setting.model.parameters()), retain_graph=True)]
+            )
+            for value in setting.model(setting.batch).log_softmax(1)[torch.arange(12), picked]
+        ]
+    )
+    seeds = (1, 2, 3)[:tasks]
+    formulas = {
+        "sum-of-squares": lambda gaps: sum((rows @ gap).square().sum() for gap in gaps),
+        "square-of-sum": lambda gaps: (rows @ sum(gaps)).square().sum(),
+    }
+    for reading, formula in formulas.items():
+        point = flat(setting.params).requires_grad_()
+        value = STRENGTH / 2 * formula([point - flat(setting.direction(seed)) for seed in seeds])
+        (want,) = torch.autograd.grad(value, point)
+        context, method = setting.context(), curvature(estimator="sampled", over_tasks=reading)
+        after(setting, context, method, seeds)
+        context.generator = seeded()
+        close(pull(method, context), want)
+
+
+@pytest.mark.parametrize("estimator", ["exact", "sampled"])
+def test_over_nodes_follows_the_loss_unless_told(estimator: str) -> None:
+    setting = make("gcn")
+    found = {}
+    for over_nodes in ("loss", "sum", "mean"):
+        for reduction in ("sum", "mean"):
+            context, method = setting.context(reduction), curvature(estimator=estimator, over_nodes=over_nodes)
+            after(setting, context, method)
+            context.generator = seeded()
+            found[over_nodes, reduction] = pull(method, context)
+    for reduction in ("sum", "mean"):
+        close(found["loss", reduction], found[reduction, reduction])
+        close(found["sum", reduction], setting.nodes.numel() * found["mean", reduction])
+
+
+def test_the_queue_divides_by_its_length_unless_told() -> None:
+    setting = make("gcn")
+    found = {}
+    for over_nodes in ("loss", "sum", "mean"):
+        context, method = setting.context("sum"), curvature(estimator="queue", over_nodes=over_nodes)
+        after(setting, context, method)
+        context.generator = seeded()
+        for _ in range(5):
+            found[over_nodes] = pull(method, context)
+    close(found["sum"], 5 * found["mean"])
+    assert torch.equal(found["loss"], found["mean"])
+
+
+@pytest.mark.parametrize("point", [0.5, 1.0])
+def test_previous_anchors_lag_one_task_behind(point: float) -> None:
+    setting = make("gcn", (0, 2))
+    context, start = setting.context(), setting.params
+    lagging, stored = curvature(anchors="previous", point=point), curvature(point=point)
+    lagging.start_task(context)  # θ_0 is where the first task starts
+    after(setting, context, lagging, (1, 2, 3))
+    theta = setting.params
+    for anchor in (start, setting.direction(1), setting.direction(2)):
+        setting.load(anchor)
+        stored.end_task(context)
+    setting.load({name: value + 0.1 for name, value in theta.items()})
+    close(pull(lagging, context), pull(stored, context))
+
+
+# state
+
+
+def size_of(state: object) -> int:
+    if isinstance(state, dict):
+        return sum(map(size_of, state.values()))
+    if isinstance(state, list):
+        return sum(map(size_of, state))
+    return state.numel() if isinstance(state, Tensor) else 0
+
+
+@pytest.mark.parametrize(("settings", "copies"), [({}, 1), ({"ema": 0.5}, 2), ({"anchors": "previous"}, 2)])
+@pytest.mark.parametrize("estimator", ["exact", "sampled", "queue"])
+def test_the_state_does_not_grow_with_the_number_of_tasks(
+    settings: dict[str, object], copies: int, estimator: str
+) -> None:
+    setting = make("gcn")
+    context, method = setting.context(), curvature(estimator=estimator, **settings)
+    method.start_task(context)
+    for tasks in (1, 4):
+        after(setting, context, method, tuple(range(1, tasks + 1)))
+        assert size_of(method.state_dict()) == copies * flat(setting.params).numel()
+
+
+def test_other_points_keep_every_anchor() -> None:
+    setting = make("gcn")
+    context, method = setting.context(), curvature(point=0.5)
+    after(setting, context, method)
+    assert size_of(method.state_dict()) == 3 * flat(setting.params).numel()
+
+
+def test_averaging_inside_equals_averaging_before() -> None:
+    inside, before = OnlineCurvature(strength=0.5, ema=0.3), Compose(EMA(0.3), OnlineCurvature(strength=0.5, ema=0.0))
+    found = []
+    for method in (inside, before):
+        setting = make("gcn")
+        context = setting.context()
+        for seed in (1, 2, 3):
+            setting.load(setting.direction(seed))
+            method.end_task(context)
+        found.append((flat(setting.params), pull(method, context)))
+        one, two, three = (flat(setting.direction(seed)) for seed in (1, 2, 3))
+        close(found[-1][0], 0.3 * (0.3 * one + 0.7 * two) + 0.7 * three)
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+# wrong use
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"estimator": "best"}, "unknown estimator 'best'"),
+        ({"queue_size": 0}, "queue_size=0 must be at least 1"),
+        ({"ema": 1.0}, "ema=1.0 must be"),
+        ({"point": 1.5}, "point=1.5 must lie between"),
+        ({"point": 0.5, "estimator": "queue"}, "use estimator=exact or sampled"),
+        ({"point": 0.5, "over_tasks": "square-of-sum"}, "use point=1"),
+        ({"over_nodes": "median"}, "unknown over_nodes"),
+        ({"anchors": "all"}, "unknown anchors"),
+        ({"queue_rule": "none"}, "unknown queue_rule"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=message):
+        OnlineCurvature(**settings)
+
+
+@pytest.mark.parametrize("method", [OnlineCurvature(), OnlineCurvature(estimator="queue"), eg.EWCPlusPlus()], ids=repr)
+def test_dropout_is_refused_before_the_first_step(method: eg.Method, small_stream: eg.TaskStream) -> None:
+    learner = eg.Learner(eg.GCN(hidden=4, dropout=0.5), method, epochs=1, device="cpu")
+    with pytest.raises(eg.EvergraphError, match=r"draws random numbers .* set dropout=0"):
+        learner.learn(small_stream[0])
+    assert learner.num_tasks == 0
+
+
+@pytest.mark.parametrize("name", ["ewc", "online-ewc", "mas", "kfac", "si", "lwf", "twp"])
+def test_methods_that_measure_at_a_tasks_end_take_dropout(name: str, small_stream: eg.TaskStream) -> None:
+    learner = eg.Learner(eg.GCN(hidden=4, dropout=0.5), eg.METHODS[name](), epochs=1, device="cpu")
+    for task in list(small_stream)[:2]:
+        learner.learn(task)
+    assert learner.num_tasks == 2
