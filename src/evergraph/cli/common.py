@@ -183,7 +183,8 @@ def print_json(value: Any) -> None:
 def progress_bar(label: str, seeds: int) -> Iterator[OnProgress]:
     """A bar on stderr with the time left; it counts epochs over all tasks and seeds."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
-    with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True) as bar:
+    hidden = not stderr.is_terminal  # elsewhere it would leave an empty line
+    with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True, disable=hidden) as bar:
         line = bar.add_task(label, total=None)
 
         def update(seed: int, task: int, tasks: int, epoch: int, epochs: int) -> None:
