@@ -28,7 +28,7 @@ FORMAT = 1
 INDEX = "learner.json"
 KIND = "evergraph checkpoint"
 TENSORS = "tensors-*.safetensors"
-SCRATCH = ".*.part"  # what a killed writer leaves behind
+SCRATCH = (".*.part", ".tmp??????")  # what a killed writer leaves behind: our names, safetensors' names
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -175,10 +175,19 @@ def _sweep(folder: Path) -> None:
     used = None
     with suppress(EvergraphError):
         used = read_index(folder)["tensors"]["file"]
-    elsewhere = (folder / INDEX).exists() and used is None  # an index that cannot be read: touch nothing
-    for old in [] if elsewhere else [*folder.glob(TENSORS), *folder.glob(SCRATCH)]:
+    if used is None and (folder / INDEX).exists():
+        return  # an index that cannot be read: touch nothing
+    for old in folder.glob(TENSORS):
         if old.name != used:
             _remove(old)
+    remove_scratch(folder)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what killed writers left in a folder; only for one who holds it (`only_writer`)."""
+    for pattern in SCRATCH:
+        for left in folder.glob(pattern):
+            _remove(left)
 
 
 def _remove(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import evergraph
-from evergraph.checkpoint import INDEX, make_folder, only_writer, remove_tree, write_atomically
+from evergraph.checkpoint import INDEX, make_folder, only_writer, remove_scratch, remove_tree, write_atomically
 from evergraph.data.stream import Part, TaskStream, TestGraph, stream
 from evergraph.errors import EvergraphError, first_line
 from evergraph.learner import Learner, pick_device
@@ -98,6 +98,7 @@ def run(
     learner = spec.learner(spec.seeds[0])
     make_folder(folder, "name another with --out")
     with only_writer(folder), Logging(loggers) as logging:
+        remove_scratch(folder)
         _write_new(folder, spec)
         logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
         results = []
@@ -164,6 +165,7 @@ class _SeedRun:
         logging: Logging,
     ) -> None:
         make_folder(folder)
+        remove_scratch(folder)
         self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
         self.on_progress, self.logging = on_progress, logging
         self.checkpoint = folder / "checkpoint"
@@ -216,8 +218,8 @@ class _SeedRun:
         self.clock = begun
         learner.save(self.checkpoint, notes=state)
         self.saved = time.perf_counter()
-        # on a slow disk save less often, so that saving never takes more than a tenth of the time
-        self.pause = max(CHECKPOINT_SECONDS, 10 * (self.saved - begun))
+        if CHECKPOINT_SECONDS:  # on a slow disk save less often, so that it takes no more than a tenth of the time
+            self.pause = max(CHECKPOINT_SECONDS, 10 * (self.saved - begun))
 
     def _load(self) -> Learner:
         try:
@@ -245,7 +247,7 @@ def _row(learner: Learner, tasks: TaskStream, test_graph: TestGraph, part: Part 
     return accuracies + [None] * (len(tasks) - len(accuracies))
 
 
-CHECKPOINT_SECONDS = 20.0  # within a task, at most so much work is lost
+CHECKPOINT_SECONDS = 20.0  # within a task, at most so much work is lost; 0 saves after every epoch
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:

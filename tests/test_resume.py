@@ -1,0 +1,252 @@
+"""Stopped at any moment, by anything, a learner or a run goes on as if nothing had happened."""
+
+import errno
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import evergraph as eg
+from evergraph import checkpoint, cli, runs
+from evergraph.data.made import sbm
+from evergraph.errors import EvergraphError
+from evergraph.learner import Learner
+from evergraph.training import Training
+
+STREAM = "sbm:nodes=120,classes=4,features=8,signal=3"
+
+
+@pytest.fixture(scope="module")
+def stream():
+    return eg.TaskStream(sbm(nodes=150, classes=6, degree=4, features=8, signal=3.0, seed=1), 2)
+
+
+def learner(method="finetune", model=None, **settings):
+    settings = {"epochs": 4, "batch_size": 16, "device": "cpu", **settings}
+    return Learner(model or eg.GCN(hidden=8), eg.methods.make_method(method), **settings)
+
+
+def learn_all(one, stream, keep=None):
+    """Learn what remains; `keep(task, epoch)` names the folder to save to then."""
+    for index in range(one.num_tasks, len(stream)):
+
+        def on_epoch(progress, epochs, index=index):
+            folder = keep(index, progress.epoch) if keep else None
+            if folder:
+                one.save(folder)
+
+        one.learn(one.tasks_of(stream)[index], on_epoch)
+        folder = keep(index, None) if keep else None
+        if folder:
+            one.save(folder)
+    return one
+
+
+CASES = {
+    **{name: lambda name=name: learner(name) for name in eg.METHODS},
+    "compose": lambda: learner("ewc+ema+lwf"),
+    "queue": lambda: Learner(
+        eg.GCN(hidden=8), eg.OnlineCurvature(estimator="queue", queue_size=5), epochs=4, batch_size=16, device="cpu"
+    ),
+    "sampled": lambda: Learner(
+        eg.GCN(hidden=8), eg.OnlineCurvature(estimator="sampled"), epochs=4, batch_size=16, device="cpu"
+    ),
+    "dropout": lambda: learner("mas", eg.GCN(hidden=8, dropout=0.5)),
+    "sage, sampled neighbours": lambda: learner("lwf", eg.GraphSAGE(hidden=8), fan_out=(2, 2)),
+    "gat, full batch": lambda: learner("online-ewc", eg.GAT(hidden=8, heads=2), batch_size=0),
+    "early stopping": lambda: learner("ewc", patience=1, epochs=12, lr=0.05),
+    "balanced, all classes": lambda: learner("si", class_balanced=True, label_scope="all", reduction="mean"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loaded_learner_goes_on_bit_for_bit(tmp_path, stream, case):
+    def keep(task, epoch):
+        return tmp_path / f"{task}-{epoch}" if (task, epoch) in {(0, 3), (0, None), (1, 1), (1, 2)} else None
+
+    whole = learn_all(CASES[case](), stream, keep)
+    assert len(list(tmp_path.iterdir())) >= 2
+    for folder in tmp_path.iterdir():
+        loaded = learn_all(Learner.load(folder, device="cpu"), stream)
+        for (name, a), b in zip(whole.model.named_parameters(), loaded.model.parameters()):
+            assert torch.equal(a, b), f"{folder.name}: {name}"
+        assert loaded.evaluate(stream) == whole.evaluate(stream)
+        assert torch.equal(loaded._random_state, whole._random_state)
+        assert torch.equal(loaded._generator.get_state(), whole._generator.get_state())
+
+
+def test_a_learner_does_not_disturb_anybody_elses_random_numbers(stream):
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    learn_all(learner("curvature"), stream)
+    assert torch.equal(torch.rand(4), expected)
+
+
+# runs
+
+
+def spec(**changes):
+    settings = {"epochs": 2, "batch_size": 32, **changes.pop("training", {})}
+    given = {"method": "curvature", "model_settings": {"hidden": 8}, "training": Training(**settings), **changes}
+    return runs.RunSpec(source=STREAM, device="cpu", **given)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing after it runs."""
+
+
+def test_stopped_before_every_single_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    whole = runs.run(spec(), tmp_path / "whole")
+    real, stops = os.replace, 0
+    for at in range(1, 100):
+        left = at
+
+        def replace(source, target):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Killed
+            real(source, target)
+
+        folder = tmp_path / f"stopped-{at}"
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint.os, "replace", replace)
+            try:
+                runs.run(spec(), folder)
+                break
+            except Killed:
+                stops += 1
+        result = runs.run(spec(), folder, resume=True)
+        assert result["matrices"] == whole["matrices"], at
+        assert (folder / "seed-0" / "log.csv").read_text() == (tmp_path / "whole" / "seed-0" / "log.csv").read_text()
+        assert {path.name for path in folder.rglob("*")} == {
+            "run.json",
+            "result.json",
+            "seed-0",
+            "log.csv",
+            "matrix.json",
+        }
+    assert stops >= 18  # every epoch and every task writes
+
+
+def test_a_full_disk_stops_a_run_that_then_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    whole = runs.run(spec(), tmp_path / "whole")
+    real, left = os.fsync, 9
+
+    def fsync(handle):
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "fsync", fsync)
+        with pytest.raises(EvergraphError, match="No space left on device"):
+            runs.run(spec(), tmp_path / "full")
+    assert not (tmp_path / "full" / "result.json").exists()
+    with pytest.raises(EvergraphError, match="holds a run that is not finished"):
+        runs.read_result(tmp_path / "full")
+    assert runs.run(spec(), tmp_path / "full", resume=True)["matrices"] == whole["matrices"]
+
+
+def test_twenty_processes_killed_at_random_moments(tmp_path):
+    script = Path(__file__).with_name("kill_family.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "20"], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["kills"] >= 20
+    assert said["failed"] == 0, done.stderr
+    assert said["rounds"] >= 3
+    assert all(said["equal"]), said
+    assert said["left"] == []
+
+
+def test_two_processes_do_not_work_in_one_folder(tmp_path):
+    def second(*_):
+        runs.run(spec(), tmp_path / "run", resume=True)
+
+    with pytest.raises(EvergraphError, match="another process is working in"):
+        runs.run(spec(), tmp_path / "run", on_progress=second)
+
+
+def test_a_damaged_checkpoint_says_how_to_begin_anew(tmp_path, monkeypatch):
+    def stop(seed, task, tasks, epoch, epochs):
+        if task == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(spec(), tmp_path / "run", on_progress=stop)
+    folder = tmp_path / "run" / "seed-0" / "checkpoint"
+    tensors = next(folder.glob("tensors-*"))
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    with pytest.raises(EvergraphError, match=r"damaged .*; remove .*checkpoint to begin seed 0 anew"):
+        runs.run(spec(), tmp_path / "run", resume=True)
+    with pytest.raises(EvergraphError, match="holds a run with other settings"):
+        runs.run(spec(method="ewc"), tmp_path / "run", resume=True)
+    with pytest.raises(EvergraphError, match="add --resume to go on with it"):
+        runs.run(spec(), tmp_path / "run")
+
+
+def call(monkeypatch, capsys, *words):
+    """The command line in this process: exit status, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["evergraph", *words])
+    try:
+        cli.main()
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    return status, *capsys.readouterr()
+
+
+def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "run",
+        STREAM,
+        "--method",
+        "ewc",
+        "--set",
+        "strength=10",
+        "--epochs",
+        "3",
+        "--hidden",
+        "8",
+        "--device",
+        "cpu",
+    ]
+    assert call(monkeypatch, capsys, *words, "--out", "whole", "--json")[0] == 0
+    real = Learner.learn
+
+    def stopped(self, task, on_epoch=None):
+        def hook(progress, epochs):
+            on_epoch(progress, epochs)
+            if self.num_tasks == 1 and progress.epoch == 2:
+                raise KeyboardInterrupt
+
+        return real(self, task, hook)
+
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "learn", stopped)
+        status, _, error = call(patch, capsys, *words, "--out=my run", "--json")
+    assert status == 130
+    assert "Traceback" not in error
+    command = error.split("go on with: ")[1].strip()
+    assert command.startswith("evergraph run ")
+    assert command.endswith("--out 'my run' --resume")
+    status, printed, _ = call(monkeypatch, capsys, *shlex.split(command)[1:])
+    assert status == 0
+    whole = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert json.loads(printed)["matrices"] == whole["matrices"]
