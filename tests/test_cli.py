@@ -1,0 +1,351 @@
+"""The command line: what it prints, what it leaves on the disk, and how it says no."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import evergraph as eg
+from evergraph.cli import main
+from evergraph.methods import METHODS
+from evergraph.results import average_forgetting, average_performance
+from graph_files import npz_parts
+
+SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
+QUICK = ["--epochs", "2", "--hidden", "16", "--device", "cpu"]
+KEYS = {"stream", "method", "hyperparameters", "protocol", "seeds", "ap", "af", "matrices"}
+KEYS |= {"seconds", "device", "run_dir"}
+PROCESS = [sys.executable, "-c", "from evergraph.cli import main; main()"]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """Run the command line in this process, in an empty folder: (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVERGRAPH_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+def result_of(printed: tuple[int, str, str]) -> dict[str, Any]:
+    status, out, err = printed
+    assert status == 0, err
+    assert out.count("\n") == 1  # one object on one line, nothing else
+    return json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def test_run_prints_one_json_object(call: Call) -> None:
+    result = result_of(call("run", SMALL, "--method", "finetune", "--seeds", 2, "--json", *QUICK))
+    assert result.keys() >= KEYS
+    assert (result["stream"], result["method"], result["seeds"]) == (SMALL, "finetune", [0, 1])
+    assert len(result["matrices"]) == 2
+    for matrix in result["matrices"]:
+        assert [[entry is not None for entry in row] for row in matrix] == [
+            [i <= t for i in range(3)] for t in range(3)
+        ]
+    for key, metric in (("ap", average_performance), ("af", average_forgetting)):
+        values = [metric(matrix) for matrix in result["matrices"]]
+        assert result[key] == {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values, ddof=1))}
+    assert result["seconds"] > 0
+    assert result["device"].startswith("cpu")
+    assert Path(result["run_dir"]).is_dir()
+
+
+def test_the_run_folder_holds_everything(call: Call, tmp_path: Path) -> None:
+    options = ["--seeds", 2, "--json", "--out", tmp_path / "here", "--patience", 5, *QUICK]
+    result = result_of(call("run", SMALL, "--method", "ewc", "--set", "strength=7", *options))
+    folder = tmp_path / "here"
+    assert {path.name for path in folder.iterdir()} == {"run.json", "result.json", "heatmap.png", "seed-0", "seed-1"}
+    configuration = json.loads((folder / "run.json").read_text())
+    assert configuration["spec"]["settings"] == {"strength": "7"}
+    assert configuration["spec"]["seeds"] == [0, 1]
+    assert configuration["spec"]["training"]["epochs"] == 2
+    assert {"evergraph", "python", "torch", "torch_geometric", "numpy"} <= configuration["versions"].keys()
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert (folder / "heatmap.png").read_bytes().startswith(b"\x89PNG")
+    for seed in (0, 1):
+        assert {path.name for path in (folder / f"seed-{seed}").iterdir()} == {"matrix.json", "log.csv"}
+        saved = json.loads((folder / f"seed-{seed}/matrix.json").read_text())
+        assert saved["finished"] is True
+        assert saved["matrix"] == result["matrices"][seed]
+        rows = list(csv.DictReader((folder / f"seed-{seed}/log.csv").open()))
+        assert [(row["task"], row["epoch"]) for row in rows] == [(str(t), str(e)) for t in range(3) for e in (1, 2)]
+        assert all(float(row["loss"]) > 0 and float(row["validation_loss"]) > 0 for row in rows)
+    assert result["hyperparameters"]["strength"] == 7.0
+
+
+def test_one_seed_one_matrix(call: Call) -> None:
+    first, again = (result_of(call("run", SMALL, "--seeds", 2, "--json", *QUICK)) for _ in range(2))
+    assert first["matrices"] == again["matrices"]
+    assert first["matrices"][0] != first["matrices"][1]
+    assert first["run_dir"] != again["run_dir"]
+
+
+def test_every_option_reaches_the_run(call: Call, tmp_path: Path) -> None:
+    words = {
+        "--classes-per-task": "3",
+        "--min-class-size": "6",
+        "--order": "5,4,3,2,1,0",
+        "--label-scope": "seen",
+        "--reduction": "mean",
+        "--test-graph": "seen",
+        "--epochs": "1",
+        "--lr": "0.5",
+        "--weight-decay": "0.25",
+        "--batch-size": "7",
+        "--patience": "3",
+        "--fan-out": "4,5",
+        "--device": "cpu",
+        "--model": "gat",
+        "--hidden": "24",
+        "--data-root": str(tmp_path),
+        "--out": "out/folder",
+    }
+    flags = ["--task-incremental", "--edges-between-tasks", "--class-balanced", "--json"]
+    result = result_of(call("run", SMALL, "--method", "finetune", *flags, *(w for pair in words.items() for w in pair)))
+    protocol = result["protocol"]
+    for option, value in words.items():
+        key = option.removeprefix("--").replace("-", "_")
+        if key in protocol:
+            kind = type(protocol[key])
+            expected = [*value.split(",")] if key == "order" else [4, 5] if key == "fan_out" else kind(value)
+            assert protocol[key] == expected, key
+    assert protocol["scenario"] == "task-incremental"
+    assert protocol["edges_between_tasks"] is True
+    assert protocol["class_balanced"] is True
+    assert protocol["tasks"] == 2
+    assert result["model"]["name"] == "gat"
+    assert result["model"]["hidden"] == 24
+    assert result["run_dir"] == "out/folder"
+    assert result["task_classes"] == [["5", "4", "3"], ["2", "1", "0"]]
+
+
+def test_the_default_run(call: Call) -> None:
+    """`evergraph run` alone is the paper's method on digits."""
+    result = result_of(call("run", "--epochs", 1, "--hidden", 8, "--json"))
+    assert (result["stream"], result["method"], result["protocol"]["tasks"]) == ("digits", "curvature", 5)
+
+
+def test_run_without_json_prints_a_table(call: Call) -> None:
+    status, out, _ = call("run", SMALL, "--method", "finetune", *QUICK)
+    assert status == 0
+    assert "AP (%)" in out
+    assert "AF (%)" in out
+    assert "finetune" in out
+    assert "results: runs/sbm-finetune-" in out
+
+
+def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
+    """A real process: stdout is the object and nothing else, even though bars are drawn."""
+    command = [*PROCESS, "run", SMALL, "--method", "finetune", "--json", *QUICK]
+    environment = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["method"] == "finetune"
+    assert "seed 1/1" in done.stderr
+    assert "\x1b" not in done.stdout
+
+
+def test_methods_and_streams(call: Call) -> None:
+    methods = json.loads(call("methods", "--json")[1])
+    assert {row["name"] for row in methods} == set(METHODS)
+    assert all(row.keys() >= {"name", "family", "reference", "hyperparameters"} for row in methods)
+    streams = {row["name"]: row for row in json.loads(call("streams", "--json")[1])}
+    assert streams.keys() >= {
+        "digits", "coauthor-cs", "coauthor-physics", "amazon-computers", "amazon-photo", "corafull", "arxiv", "sbm"
+    }  # fmt: skip
+    assert streams["corafull"]["classes_per_task"] == 9
+    assert all(row["about"] for row in streams.values())
+    for command in ("methods", "streams"):
+        status, out, _ = call(command)
+        assert status == 0
+        assert "finetune" in out or "digits" in out
+
+
+def test_a_path_of_your_own(call: Call, small_graph: eg.Graph, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", **npz_parts(small_graph, small_graph.x.numpy()), class_names=list("abcdef"))
+    result = result_of(call("run", "mine.npz", "--method", "finetune", "--order", "f,e,d,c,b,a", "--json", *QUICK))
+    assert result["task_classes"] == [["f", "e"], ["d", "c"], ["b", "a"]]
+    assert "mine-finetune-" in result["run_dir"]
+
+
+def test_coauthor_cs_from_a_data_root(call: Call, real_data: Path) -> None:
+    words = ["--method", "finetune", "--json", "--data-root", real_data, "--epochs", 1, "--hidden", 32]
+    result = result_of(call("run", "coauthor-cs", *words))
+    assert result["protocol"]["tasks"] == 5
+    assert result["matrices"][0][0][0] > 80  # one epoch suffices for the first task
+
+
+# bad input
+
+
+def damaged_npz(graph: eg.Graph, path: Path, **change: Any) -> None:
+    parts = npz_parts(graph, graph.x.numpy())
+    for key, edit in change.items():
+        parts[key] = parts[key].copy()
+        edit(parts[key])
+    np.savez(path, **parts)
+
+
+def set_first(value: float) -> Callable[[np.ndarray], None]:
+    def edit(array: np.ndarray) -> None:
+        array.flat[0] = value
+
+    return edit
+
+
+def prepare(graph: eg.Graph, folder: Path) -> None:
+    """Files that are wrong, each in one way."""
+    damaged_npz(graph, folder / "nan.npz", attr_matrix=set_first(np.nan))
+    damaged_npz(graph, folder / "inf.npz", attr_matrix=set_first(np.inf))
+    damaged_npz(graph, folder / "edge.npz", adj_indices=set_first(99))
+    damaged_npz(graph, folder / "label.npz", labels=set_first(-9))
+    damaged_npz(graph, folder / "lonely.npz", labels=set_first(6))
+    damaged_npz(graph, folder / "whole.npz")
+    (folder / "cut.npz").write_bytes((folder / "whole.npz").read_bytes()[:900])
+    (folder / "cut.pt").write_bytes(b"PK\x03\x04 and no more")
+    np.savez(folder / "pickled.npz", **{**npz_parts(graph, graph.x.numpy()), "labels": np.array([{}] * 60)})
+    (folder / "file").write_text("")
+    root = folder / "root/CS/raw"
+    root.mkdir(parents=True)
+    np.savez(root / "ms_academic_cs.npz", **npz_parts(graph, sp.csr_matrix(graph.x.numpy())))
+    shutil.copytree(folder / "root", folder / "listed")
+    (folder / "listed/SHA256SUMS").write_text(f"{'0' * 64}  CS/raw/ms_academic_cs.npz\n")
+    (folder / "empty").mkdir()
+
+
+BAD = [
+    (["run", "nowhere"], "unknown stream 'nowhere'; choose one of: digits, coauthor-cs"),
+    (["run", "--method", "magic"], "unknown method 'magic'; choose one of: finetune, joint"),
+    (["run", "--method", "ema+magic"], "unknown method 'magic'"),
+    (["run", "--model", "mlp"], "unknown model 'mlp'; choose one of: gcn, sage, gat"),
+    (["run", "--model", "gat", "--hidden", "10"], "8 heads do not divide hidden=10"),
+    (["run", "--device", "tpu"], "unknown device 'tpu'; choose one of: auto, cpu, cuda"),
+    (["run", "--order", "alphabetical"], "unknown class order 'alphabetical'; choose one of: labelled"),
+    (["run", "--order", "1,2,twelve"], "unknown class in the order 'twelve'"),
+    (["run", "--order", "1,2,1"], "class '1' is in two tasks"),
+    (["run", "--label-scope", "old"], "unknown label scope 'old'; choose one of: seen, current, all"),
+    (["run", "--reduction", "max"], "unknown reduction 'max'; choose one of: sum, mean"),
+    (["run", "--test-graph", "all"], "unknown test graph 'all'; choose one of: task, seen"),
+    (["run", "--set", "strength"], "--set 'strength' is not KEY=VALUE"),
+    (["run", "--set", "force=3"], "unknown setting of curvature 'force'; choose one of: "),
+    (["run", "--set", "strength=strong"], "strength='strong' is not a float"),
+    (["run", "--epochs", "-1"], "epochs=-1 must be"),
+    (["run", "--epochs", "many"], "Invalid value for '--epochs'"),
+    (["run", "--lr", "nan"], "lr=nan must be"),
+    (["run", "--batch-size", "-1"], "batch_size=-1 must be"),
+    (["run", "--fan-out", "a,b"], "--fan-out 'a,b' is not a list of numbers"),
+    (["run", "--fan-out", "5,0"], "fan_out=[5, 0] must be positive"),
+    (["run", "--seeds", "0"], "Invalid value for '--seeds'"),
+    (["run", "--classes-per-task", "0"], "classes_per_task=0 is impossible with 10 classes; choose 1 to 10"),
+    (["run", "--classes-per-task", "11"], "classes_per_task=11 is impossible"),
+    (["run", "--min-class-size", "5000"], "no class has 5000 nodes or more (the largest has 183)"),
+    (["run", "sbm:nodes=few"], "sbm: nodes='few' is not a number"),
+    (["run", "sbm:homophily=7"], "is impossible"),
+    (["run", "missing.npz"], "no file missing.npz"),
+    (["run", "missing.pt"], "no file missing.pt"),
+    (["run", "file"], "file: cannot tell what this is"),
+    (["run", "cut.npz"], "cut.npz: damaged or not an npz file"),
+    (["run", "cut.pt"], "cut.pt: damaged"),
+    (["run", "pickled.npz"], "pickled.npz: holds pickled objects, which are refused"),
+    (["run", "nan.npz"], "nan: features contain NaN or infinite values"),
+    (["run", "inf.npz"], "inf: features contain NaN or infinite values"),
+    (["run", "edge.npz"], "edge: an edge names node 99, but nodes run from 0 to 59"),
+    (["run", "label.npz"], "label: label -9 is out of range"),
+    (["run", "lonely.npz"], "lonely: class 6 has 1 nodes, too few to split 60/20/20"),
+    (["run", "coauthor-cs", "--data-root", "nowhere"], "data root nowhere is not a folder"),
+    (["run", "coauthor-cs", "--data-root", "root"], "(60, 8, 6) nodes, features, classes, but coauthor-cs has (18333"),
+    (["run", "coauthor-cs", "--data-root", "listed"], "its SHA-256 is not the one in listed/SHA256SUMS"),
+    (["run", "corafull-knn", "--data-root", "empty"], "corafull-knn: no file empty/CoraFullKNN"),
+    (["run", SMALL, "--out", "file"], "file exists and is not a run's folder"),
+    (["run", SMALL, "--out", "file/below"], "cannot write to file/below"),
+    (["run", SMALL, "--out", "root"], "root exists and is not a run's folder"),
+    (["run", SMALL, "--out", "/proc/evergraph"], "cannot write to /proc/evergraph"),
+    (["run", "--nonsense"], "No such option"),
+    (["walk"], "No such command 'walk'"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_bad_input_is_one_line_and_leaves_nothing(
+    call: Call, small_graph: eg.Graph, tmp_path: Path, words: list[str], message: str
+) -> None:
+    prepare(small_graph, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    status, out, err = call(*words, *(["--epochs", "1"] if "--epochs" not in words and words[0] == "run" else []))
+    assert status == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_real_process_says_no_without_a_traceback(tmp_path: Path) -> None:
+    command = [*PROCESS, "run", "missing.npz", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: no file missing.npz; give a stream's name or the path of an .npz or .pt file\n"
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    status, _, err = call("run", SMALL, "--out", "locked/run", *QUICK)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "cannot write to locked/run" in err
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(call: Call, tmp_path: Path) -> None:
+    words = ["run", SMALL, "--method", "finetune", "--json", "--out", "here", *QUICK]
+    first = result_of(call(*words))
+    status, _, err = call(*words)
+    assert status == 2
+    assert "here holds a run already; add --resume" in err
+    assert result_of(call(*words, "--resume")) == first  # finished: nothing to do
+    status, _, err = call(*words, "--resume", "--lr", "0.5")
+    assert status == 2
+    assert "here holds a run with other settings (training)" in err
+
+
+def test_nothing_looks_finished_unless_it_is(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop in the second task: no result, no finished seed, no picture; then resume to the same numbers."""
+    words = ["run", SMALL, "--method", "finetune", "--json", "--out", "here", *QUICK]
+    whole = result_of(call(*[*words[: -len(QUICK) - 1], "whole", *QUICK]))
+    learn = eg.Learner.learn
+
+    def stop(learner: eg.Learner, task: eg.Task, *rest: Any) -> Any:
+        if task.index == 1:
+            raise KeyboardInterrupt
+        return learn(learner, task, *rest)
+
+    monkeypatch.setattr(eg.Learner, "learn", stop)
+    status, out, err = call(*words)
+    assert status == 130
+    assert out == ""
+    assert err.count("\n") <= 2
+    names = {path.name for path in (tmp_path / "here").rglob("*")}
+    assert "run.json" in names
+    assert not names & {"result.json", "heatmap.png", "log.csv"}
+    assert json.loads((tmp_path / "here/seed-0/matrix.json").read_text())["finished"] is False
+    monkeypatch.setattr(eg.Learner, "learn", learn)
+    assert result_of(call(*words, "--resume"))["matrices"] == whole["matrices"]
