@@ -17,6 +17,7 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.data.graph import Graph, from_pyg, make_graph
+from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
 from evergraph.sparse import SparseMatrix
 
@@ -32,8 +33,10 @@ DAMAGE = (
 
 
 def read_graph_file(path: str | Path) -> Graph:
-    """The graph in a `.npz` (GNN-benchmark layout) or `.pt` (saved PyG `Data`) file."""
+    """The graph in a `.npz` (GNN-benchmark layout) or `.pt` (saved PyG `Data`) file, or a converted graph's folder."""
     path = Path(path)
+    if is_mapped(path):
+        return read_mapped(path)
     if path.suffix not in GRAPH_FILES:
         raise EvergraphError(f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data)")
     if not path.is_file():

@@ -29,6 +29,7 @@ class Graph:
         y: labels as positions in `class_names`; -1 where a node has none.
         class_names: the user's own names of the classes.
         name: what to call the graph in messages.
+        on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
     """
 
     x: Features
@@ -37,6 +38,7 @@ class Graph:
     class_names: list[ClassName]
     name: str = "graph"
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    on_disk: bool = False
 
     @property
     def num_nodes(self) -> int:

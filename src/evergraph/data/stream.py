@@ -51,13 +51,39 @@ class Task:
         return f"Task({self.index}, classes={self.class_names}, nodes={self.graph.num_nodes}, {sizes})"
 
     @classmethod
-    def of(cls, graph: Graph | Any, *, seed: int = 0, index: int = 0) -> Task:
-        """A task made of everything in `graph`: its labelled nodes split 60/20/20 within each class."""
+    def of(
+        cls,
+        graph: Graph | Any,
+        classes: Sequence[ClassName] | None = None,
+        *,
+        hold_out: bool = True,
+        seed: int = 0,
+        index: int = 0,
+    ) -> Task:
+        """A task made of the labelled nodes of a graph; all its nodes and edges are there to read from.
+
+        Args:
+            graph: a `Graph` or a PyG `Data` object.
+            classes: learn the nodes of these classes alone, by name; all classes with nodes by default.
+            hold_out: split 60/20/20 within each class; otherwise train on every node, and test on none.
+            seed: of the split.
+            index: the task's number, for messages.
+        """
         graph = graph if isinstance(graph, Graph) else from_pyg(graph)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()
         if not present:
             raise EvergraphError(f"{graph.name}: no node has a label; there is nothing to learn")
-        train, val, test = split_nodes(graph, present, seed)
+        if classes is not None:
+            position_of = {str(graph.class_names[position]): position for position in present}
+            for name in classes:
+                if str(name) not in position_of:
+                    raise unknown(f"class with labelled nodes in {graph.name}", str(name), position_of)
+            present = list(dict.fromkeys(position_of[str(name)] for name in classes))
+        if hold_out:
+            train, val, test = split_nodes(graph, present, seed)
+        else:
+            train = torch.nonzero(torch.isin(graph.y, torch.tensor(present))).reshape(-1)
+            val = test = train[:0]
         return cls(index, present, graph, train, val, test, graph.num_classes)
 
 
@@ -103,10 +129,11 @@ class TaskStream:
         rank = torch.full((graph.num_classes + 1,), -1)
         rank[arranged] = torch.arange(len(arranged))
         y = rank[graph.y]  # an unlabelled node's -1 meets the last entry, also -1
-        nodes = torch.nonzero(y >= 0).reshape(-1)
+        # a graph on disk is not copied: nodes without a class stay, and belong to no task
+        nodes = torch.arange(graph.num_nodes) if graph.on_disk else torch.nonzero(y >= 0).reshape(-1)
         whole = graph.subgraph(nodes) if nodes.numel() < graph.num_nodes else graph
         names = [graph.class_names[position] for position in arranged]
-        self.graph = Graph(whole.x, whole.adjacency, y[nodes], names, graph.name)
+        self.graph = Graph(whole.x, whole.adjacency, y[nodes], names, graph.name, on_disk=graph.on_disk)
         # 0, 1, 2 for training, validation and test nodes
         part = torch.full((graph.num_nodes,), -1)
         for number, chosen in enumerate(split_nodes(graph, arranged, seed)):
@@ -114,7 +141,7 @@ class TaskStream:
         self._part = part[nodes]
         self.tasks_classes = [piece.tolist() for piece in torch.arange(len(arranged)).split(sizes.tolist())]
         task_of_class = torch.repeat_interleave(torch.arange(len(groups)), sizes)
-        self._task_of_node = task_of_class[self.graph.y]
+        self._task_of_node = torch.where(self.graph.y >= 0, task_of_class[self.graph.y], -1)
         self._tasks: dict[int, Task] = {}
         self._seen: tuple[int, Task] | None = None
 
@@ -136,6 +163,8 @@ class TaskStream:
             raise IndexError(f"task {index} of a stream of {len(self)}")
         index %= len(self)
         if index not in self._tasks:
+            if self.graph.on_disk:
+                self._tasks.clear()  # one task in memory at a time
             first = 0 if self.edges_between_tasks else index
             self._tasks[index] = self._cut(index, first, joined=True, own=[index])
         return self._tasks[index]
@@ -268,6 +297,17 @@ def stream(
         options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`,
             `task_incremental`.
     """
+    graph, preset = find_graph(source, data_root)
+    return TaskStream(
+        graph,
+        preset.classes_per_task if classes_per_task is None else classes_per_task,
+        min_class_size=preset.min_class_size if min_class_size is None else min_class_size,
+        **options,
+    )
+
+
+def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = None) -> tuple[Graph, Preset]:
+    """The graph that a stream's name, a path or an object stands for, and how it is cut where nothing else is said."""
     preset = Preset("", classes_per_task=2)
     if isinstance(source, Graph):
         graph = source
@@ -285,12 +325,7 @@ def stream(
             graph = read_graph_file(source)
         else:
             raise unknown("stream", str(source), [*PRESETS, "a path to an .npz or .pt file"])
-    return TaskStream(
-        graph,
-        preset.classes_per_task if classes_per_task is None else classes_per_task,
-        min_class_size=preset.min_class_size if min_class_size is None else min_class_size,
-        **options,
-    )
+    return graph, preset
 
 
 def _named_graph(source: str, settings: str, data_root: str | Path | None) -> Graph:

@@ -1,0 +1,147 @@
+"""Graphs on disk: what comes back is what was written, and training cannot tell."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse as sp
+from typer.testing import CliRunner
+
+import evergraph as eg
+from evergraph.cli import app
+from evergraph.data import mapped
+from evergraph.data.graph import Graph, make_graph
+from evergraph.data.made import sbm
+from evergraph.data.mapped import read_mapped, write_mapped, write_mapped_blocks
+from evergraph.errors import EvergraphError
+from evergraph.params import copy_params
+from evergraph.sparse import SparseMatrix, as_dense
+
+
+def with_words(graph: Graph) -> Graph:
+    x = sp.random(graph.num_nodes, 9, 0.3, format="csr", rng=0, dtype="float32")
+    return make_graph(x, graph.edge_index, graph.y, class_names=[f"c{i}" for i in range(graph.num_classes)])
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_graph_comes_back_as_it_was(small_graph: Graph, sparse: bool, tmp_path: Path) -> None:
+    graph = with_words(small_graph) if sparse else small_graph
+    found = read_mapped(write_mapped(graph, tmp_path / "graph"))
+    assert found.on_disk
+    assert found.class_names == graph.class_names
+    assert found.name == graph.name
+    assert isinstance(found.x, SparseMatrix) is sparse
+    assert torch.equal(as_dense(found.x), as_dense(graph.x))
+    assert torch.equal(found.adjacency.dense(), graph.adjacency.dense())
+    assert torch.equal(found.y, graph.y)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("model", [eg.GCN, eg.GraphSAGE])
+def test_training_from_disk_is_training_from_memory(
+    small_graph: Graph, sparse: bool, model: type, tmp_path: Path
+) -> None:
+    graph = with_words(small_graph) if sparse else small_graph
+    write_mapped(graph, tmp_path / "graph")
+
+    def trained(source: object) -> tuple[dict[str, torch.Tensor], list[float]]:
+        stream = eg.stream(source, classes_per_task=2, min_class_size=5)
+        learner = eg.Learner(model(hidden=5), eg.OnlineCurvature(), epochs=2, batch_size=8, device="cpu")
+        return copy_params(learner.model), learner.fit(stream).accuracies
+
+    (found, accuracies), (plain, plain_accuracies) = trained(tmp_path / "graph"), trained(graph)
+    assert accuracies == plain_accuracies
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+def test_dropped_classes_and_unlabelled_nodes_belong_to_no_task(small_graph: Graph, tmp_path: Path) -> None:
+    small_graph.y[::11] = -1
+    write_mapped(small_graph, tmp_path / "graph")
+    order = [[4, 1], [0, 3]]  # classes 2 and 5 are left out
+    for found, plain in zip(eg.stream(tmp_path / "graph", order=order), eg.stream(small_graph, order=order)):
+        assert torch.equal(as_dense(found.graph.x), as_dense(plain.graph.x))
+        assert torch.equal(found.graph.adjacency.dense(), plain.graph.adjacency.dense())
+        for part in ("train", "val", "test"):
+            assert torch.equal(getattr(found, part), getattr(plain, part))
+
+
+def test_one_task_of_a_graph_on_disk_is_in_memory_at_a_time(small_graph: Graph, tmp_path: Path) -> None:
+    stream = eg.stream(write_mapped(small_graph, tmp_path / "graph"))
+    for index in range(len(stream)):
+        stream[index]
+        assert list(stream._tasks) == [index]
+
+
+@pytest.mark.parametrize("at_once", [7, 2**22])
+def test_blocks_make_the_graph_that_memory_makes(at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "ROWS_AT_ONCE", at_once)
+    random = np.random.default_rng(0)
+    edges = random.integers(0, 40, (2, 300))  # many duplicates and some self-loops
+    x, y = random.standard_normal((40, 3)).astype(np.float32), random.integers(0, 4, 40)
+
+    def blocks() -> Iterator[np.ndarray]:
+        yield from np.array_split(edges, 5, axis=1)
+
+    folder = write_mapped_blocks(
+        tmp_path / "graph", features=np.array_split(x, 3), edges=blocks, y=y, num_features=3, class_names=[0, 1, 2, 3]
+    )
+    found, plain = read_mapped(folder), make_graph(x, edges, y, undirected=True)
+    assert torch.equal(found.adjacency.indptr, plain.adjacency.indptr)
+    assert torch.equal(found.adjacency.indices, plain.adjacency.indices)
+    assert torch.equal(as_dense(found.x), as_dense(plain.x))
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "graph.json",
+        "indices.npy",
+        "indptr.npy",
+        "x.npy",
+        "y.npy",
+    ]
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
+    with pytest.raises(EvergraphError, match="2 rows of features but 3 labels"):
+        write_mapped_blocks(
+            tmp_path / "graph",
+            features=[np.zeros((2, 1), dtype=np.float32)],
+            edges=lambda: [np.zeros((2, 0), dtype=np.int64)],
+            y=np.zeros(3, dtype=np.int64),
+            num_features=1,
+            class_names=[0],
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_left_alone(small_graph: Graph, tmp_path: Path) -> None:
+    with pytest.raises(EvergraphError, match="exists; name a folder that does not"):
+        write_mapped(small_graph, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_folders_are_one_line(small_graph: Graph, tmp_path: Path) -> None:
+    folder = write_mapped(small_graph, tmp_path / "graph")
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for name, content in {
+        "graph.json": b"{}",
+        "y.npy": whole["y.npy"][:100],
+        "indptr.npy": b"",
+        "indices.npy": whole["indices.npy"][:200],
+        "x.npy": whole["y.npy"],
+    }.items():
+        (folder / name).write_bytes(content)
+        with pytest.raises(EvergraphError, match="damaged or not a converted graph"):
+            read_mapped(folder)
+        (folder / name).write_bytes(whole[name])
+    read_mapped(folder)
+
+
+def test_convert_on_the_command_line(tmp_path: Path) -> None:
+    folder = tmp_path / "graph"
+    done = CliRunner().invoke(app, ["convert", "sbm:nodes=200,classes=4", str(folder), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    graph = sbm(nodes=200, classes=4)
+    assert told == {"folder": str(folder), "nodes": 200, "edges": graph.num_edges}
+    assert torch.equal(as_dense(eg.stream(folder).graph.x), as_dense(graph.x))
