@@ -13,6 +13,7 @@ import torch
 from evergraph.bench.baselines import has_pyg_sampler
 from evergraph.bench.figures import Figures, fisher_figures, sampler_figures, scaling_figures, step_figures
 from evergraph.bench.gpu import gpu_figures
+from evergraph.bench.large import large_figures
 from evergraph.bench.resident import resident_megabytes
 from evergraph.bench.setting import coauthor
 from evergraph.data.stream import TaskStream
@@ -51,6 +52,8 @@ TARGETS: dict[str, Target] = {
     "sampler_nodes_per_second": Target(None, False, "neighbour sampling, fan-out 10, 25"),
     "sampler_scipy_nodes_per_second": Target(None, False, "the same with scipy rows"),
     "sampler_pyg_nodes_per_second": Target(None, False, "the same with PyG"),
+    "large_train_mb": Target(8000, True, "peak memory, 2.4M nodes and 60M edges from disk"),
+    "large_train_seconds": Target(None, True, "its five tasks, one epoch each, tests included"),
     "gpu_pyg_over_evergraph": Target(5, False, "on the GPU: eager PyG step over ours, ogbn-arxiv's size"),
     "gpu_curvature_over_plain": Target(None, True, "on the GPU: regularized step over a plain one"),
     "gpu_eager_over_captured": Target(None, False, "on the GPU: our eager step over the captured one"),
@@ -64,6 +67,7 @@ TARGETS: dict[str, Target] = {
 def bench(
     *,
     quick: bool = False,
+    large: bool = False,
     device: torch.device | str = "cpu",
     data_root: str | Path | None = None,
     threads: int = 1,
@@ -73,6 +77,7 @@ def bench(
 
     Args:
         quick: fewer repetitions and a smaller pair of graphs for the scaling.
+        large: also write and train a graph of ogbn-products' size; takes a quarter of an hour or more.
         device: a GPU adds the figures that need one.
         data_root: folder of the datasets; without Coauthor-CS a generated graph like it is used.
         threads: of torch; one is the steadiest on a shared machine.
@@ -84,7 +89,7 @@ def bench(
     start = time.perf_counter()
     found: dict[str, Any] = {}
     try:
-        for part, measure in _parts(quick, device, data_root, threads, found):
+        for part, measure in _parts(quick, large, device, data_root, threads, found):
             if on_part is not None:
                 on_part(part)
             found |= measure()
@@ -96,7 +101,7 @@ def bench(
 
 
 def _parts(
-    quick: bool, device: torch.device, data_root: str | Path | None, threads: int, found: dict[str, Any]
+    quick: bool, large: bool, device: torch.device, data_root: str | Path | None, threads: int, found: dict[str, Any]
 ) -> Iterator[tuple[str, Callable[[], Figures]]]:
     graph, found["graph"] = coauthor(data_root)
     found["pyg_sampler"] = "NeighborLoader" if has_pyg_sampler() else "k_hop_subgraph (all neighbours; no pyg-lib)"
@@ -108,6 +113,8 @@ def _parts(
     yield "neighbour sampling", lambda: sampler_figures(seconds / 4, 20_000 if quick else 100_000)
     sizes = (20_000, 200_000) if quick else (100_000, 1_000_000)
     yield "scaling", lambda: scaling_figures(seconds, sizes)
+    if large:
+        yield "a graph larger than memory", large_figures
     if device.type == "cuda":
         yield "GPU", lambda: gpu_figures(device, quick)
 

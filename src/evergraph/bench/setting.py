@@ -28,12 +28,12 @@ def coauthor(root: str | Path | None) -> tuple[Graph, str]:
     return coauthor_like(), "a generated graph of Coauthor-CS's size and sparsity"
 
 
-def coauthor_like(seed: int = 0) -> Graph:
+def coauthor_like(nodes: int = 18333, words: int = 6805, seed: int = 0) -> Graph:
     """18,333 nodes in 15 classes, 8.9 neighbours each, 6,805 sparse word counts with about 60 words a node.
 
     Words are as frequent as 1/rank, and a third of a node's words come from its class's own list.
     """
-    nodes, words, classes, length = 18333, 6805, 15, 64
+    classes, length = 15, 64
     edges = sbm(nodes, classes, degree=8.9, homophily=0.8, features=1, seed=seed)
     random = np.random.default_rng(seed)
     frequency = 1.0 / (10.0 + np.arange(words))

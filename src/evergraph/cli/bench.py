@@ -18,6 +18,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def bench_command(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, smaller graphs.")] = False,
+    large: Annotated[bool, typer.Option("--large", help="Also train 2.4M nodes and 60M edges from disk.")] = False,
     json: common.Json = False,
     device: common.Device = "cpu",
     data_root: common.DataRoot = None,
@@ -29,6 +30,7 @@ def bench_command(
 
     found = bench(
         quick=quick,
+        large=large,
         device=pick_device(device),
         data_root=data_root,
         threads=threads,

@@ -1,0 +1,169 @@
+"""The benchmark's parts on small inputs: that it measures what it says, and prints it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import evergraph.bench as package
+from evergraph.bench import TARGETS, Target
+from evergraph.bench.baselines import pyg_step, scipy_neighbours
+from evergraph.bench.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
+from evergraph.bench.large import write_large
+from evergraph.bench.resident import peak_megabytes
+from evergraph.bench.setting import Steps, coauthor, coauthor_like, make_context
+from evergraph.bench.timing import alternate
+from evergraph.cli import app
+from evergraph.cli.bench import figure_table
+from evergraph.data.graph import Graph
+from evergraph.data.mapped import read_mapped
+from evergraph.data.stream import Task, TaskStream
+from evergraph.methods import Finetune
+from evergraph.models.gcn import GCN
+from evergraph.sparse import SparseMatrix
+
+
+@pytest.fixture(scope="module")
+def words() -> Graph:
+    return coauthor_like(nodes=3000, words=500)
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+    found = alternate({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, seconds=0, least=3)
+    assert order == ["a", "b"] * 4  # a warm-up and three rounds
+    assert found.keys() == {"a", "b"}
+    assert min(found.values()) >= 0
+
+
+def test_the_generated_graph_is_like_coauthor_cs() -> None:
+    words = coauthor_like()
+    assert (words.num_nodes, words.num_features, words.num_classes) == (18333, 6805, 15)
+    assert isinstance(words.x, SparseMatrix)
+    assert 40 < words.x.nnz / words.num_nodes < 65  # 59 in the real one
+    assert 8 < words.num_edges / words.num_nodes < 9.5  # 8.9 in the real one
+
+
+def test_the_real_graph_is_used_where_it_is_there(real_data: Path, tmp_path: Path) -> None:
+    assert coauthor(real_data)[1] == "Coauthor-CS"
+    assert "generated" in coauthor(tmp_path)[1]
+
+
+def test_steps_repeat_their_batches_and_learn(words: Graph) -> None:
+    steps = Steps(make_context(GCN(hidden=8), TaskStream(words, 3)[2]), Finetune())
+    first = steps.batch()
+    for _ in range(len(steps.pieces) - 1):
+        steps()
+    assert torch.equal(steps.batch().nodes, first.nodes)
+
+
+def test_pyg_s_step_is_our_step() -> None:
+    """The contender is the same network on the same seeds: with our weights its loss is ours."""
+    from evergraph.bench import baselines
+    from evergraph.data.made import sbm
+
+    task = Task.of(sbm(nodes=400, classes=3, degree=6, features=5, seed=1))
+    steps = Steps(make_context(GCN(hidden=6), task), Finetune())
+    networks = []
+
+    class Kept(baselines.PyGNetwork):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*sizes)
+            networks.append(self)
+
+    original, baselines.PyGNetwork = baselines.PyGNetwork, Kept  # type: ignore[misc]
+    try:
+        step = pyg_step(steps)
+    finally:
+        baselines.PyGNetwork = original  # type: ignore[misc]
+    (network,) = networks
+    first, second = steps.context.model.weights  # type: ignore[union-attr,misc]
+    with torch.no_grad():
+        network.first.lin.weight.copy_(first[:-1].T)
+        network.second.lin.weight.copy_(second[:-1].T)
+    # ours has its biases inside the propagation, PyG's outside: they start at zero, so the losses agree
+    batch = steps.batch()
+    logits = steps.context.model(batch)
+    ours = torch.nn.functional.cross_entropy(logits, steps.context.targets(batch), reduction="sum")
+    # PyG's degrees at the rim of the subgraph are those of the subgraph, so it is close, not equal
+    assert float(step().detach()) == pytest.approx(float(ours.detach()), rel=0.05)  # type: ignore[attr-defined]
+
+
+def test_the_figures_of_steps(words: Graph) -> None:
+    found = step_figures(TaskStream(words, 3)[2], seconds=0)
+    assert found["tasks_50_over_2_memory"] == 1
+    assert all(value > 0 for value in found.values())
+
+
+def test_the_figures_of_the_fisher_diagonal_and_of_size(words: Graph) -> None:
+    task = TaskStream(words, 3)[2]
+    task.train = task.train[:150]
+    assert fisher_figures(task, seconds=0)["fisher_diagonal_over_epoch"] > 0
+    assert scaling_figures(0, nodes=(500, 1000))["epoch_scaling"] > 0
+    rates = sampler_figures(0, nodes=500)
+    assert min(rates.values()) > 0
+
+
+def test_the_scipy_sampler_keeps_to_the_fan_out() -> None:
+    from evergraph.data.made import sbm
+
+    graph = sbm(nodes=300, classes=3, degree=20, features=1)
+    seeds = torch.arange(5)
+    assert 5 < scipy_neighbours(graph, seeds, (2,)) <= 15
+    everything = torch.unique(torch.cat([seeds, graph.adjacency.rows(seeds).indices])).numel()
+    assert scipy_neighbours(graph, seeds, (300,)) == everything
+
+
+def test_peak_memory_is_this_process_s() -> None:
+    before = peak_megabytes()
+    block = torch.ones(40 * 2**18)  # 40 MB
+    assert peak_megabytes() >= before
+    assert peak_megabytes() > block.numel() * 4 / 2**20
+
+
+def test_a_large_graph_is_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergraph.bench.large.BLOCK", 1000)
+    graph = read_mapped(write_large(tmp_path / "graph", nodes=900, edges=4500, classes=6, features=4))
+    assert (graph.num_nodes, graph.num_features, graph.num_classes) == (900, 4, 6)
+    assert 8000 < graph.num_edges <= 9000
+    dense = graph.adjacency.dense()
+    assert torch.equal(dense, dense.T)
+    source, target = graph.edge_index
+    assert 0.75 < float((graph.y[source] == graph.y[target]).float().mean()) < 0.9
+
+
+def test_targets_say_whether_they_are_met() -> None:
+    assert Target(1.5, True, "").met(1.4) is True
+    assert Target(1.5, True, "").met(1.6) is False
+    assert Target(4, False, "").met(5) is True
+    assert Target(None, True, "").met(5) is None
+    assert [str(Target(1.5, True, "")), str(Target(4, False, "")), str(Target(None, True, ""))] == [
+        "≤ 1.5",
+        "≥ 4",
+        "reported",
+    ]
+
+
+def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {key: 1.0 for key in TARGETS if not key.startswith(("gpu", "large"))}
+
+    def parts(*given: object) -> object:
+        found = given[-1]
+        assert isinstance(found, dict)
+        found |= {"graph": "a small one", "pyg_sampler": "none"}
+        return [("everything", lambda: figures)]
+
+    monkeypatch.setattr(package, "_parts", parts)
+    done = CliRunner().invoke(app, ["bench", "--quick", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert figures.items() <= told.items()
+    assert all(not isinstance(value, (dict, list)) for value in told.values())
+    assert (told["device"], told["threads"], told["graph"]) == ("cpu", 1, "a small one")
+    plain = CliRunner().invoke(app, ["bench", "--quick"])
+    assert plain.exit_code == 0
+    assert "pyg_over_evergraph" in plain.stdout
+    assert "a small one" in plain.stdout
+    assert figure_table(told).row_count == len(figures)
