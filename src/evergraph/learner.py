@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,7 +74,7 @@ class Learner:
         self.history: list[dict[str, Any]] = []  # what each task was, for people
         self.notes: dict[str, Any] = {}
         self._progress: Progress | None = None
-        self._task_mark: str | None = None
+        self.task_mark: str | None = None  # which task it is in the middle of
         self._generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -97,7 +98,7 @@ class Learner:
                 progress = train(context, self.method, self.training, self._progress, self._between_epochs(on_epoch))
                 self.model.eval()
                 self.method.end_task(context)
-        self._progress, self._task_mark = None, None
+        self._progress, self.task_mark = None, None
         self.num_tasks += 1
         units = self._units(task.graph)
         candidates = list(range(len(self.classes)))
@@ -120,7 +121,7 @@ class Learner:
         """Enter a task, or go on with the one that was left; says which. Undone if nothing comes of it."""
         mark = task_mark(task)
         if self._progress is not None:
-            if mark != self._task_mark:
+            if mark != self.task_mark:
                 raise EvergraphError(
                     f"the learner is in the middle of another task (epoch {self._progress.epoch}); "
                     "learn that one to its end, or load an earlier checkpoint"
@@ -129,14 +130,14 @@ class Learner:
             return
         before = (list(self.classes), copy_params(self.model), self._generator.get_state())
         self.classes += new_names(self.classes, task)
-        self._progress, self._task_mark = Progress(), mark
+        self._progress, self.task_mark = Progress(), mark
         try:
             yield False
         except BaseException:
             if self._progress.epoch == 0:
                 self.classes, params, state = before
                 self._generator.set_state(state)
-                self._progress, self._task_mark = None, None
+                self._progress, self.task_mark = None, None
                 with torch.no_grad():
                     for name, value in self.model.named_parameters():
                         value.copy_(params[name])
@@ -168,26 +169,30 @@ class Learner:
         self.method.grow(before, copy_params(self.model))
         self.num_classes = num_classes
 
-    def _set_up(self, task: Task) -> None:
-        """Build the model at the first task; check that later ones fit."""
+    def check(self, task: Task) -> None:
+        """Raise the error that `learn(task)` would raise before it begins, if the task does not fit."""
         if task.train.numel() == 0:
             raise EvergraphError(f"task {task.index}: no training nodes")
-        if self.model.in_channels is None:
-            self.num_classes = self.num_classes or task.num_classes
-            self.model.setup(task.graph.num_features, self.num_classes)
-        self.model.to(device=self.device, dtype=self.dtype)
-        if task.graph.num_features != self.model.in_channels:
+        if task.graph.num_features != (self.model.in_channels or task.graph.num_features):
             raise EvergraphError(
                 f"task {task.index} has {task.graph.num_features} features a node, but the learner was built for "
                 f"{self.model.in_channels}; all tasks must have the same features"
             )
-        room = self.model.out_channels
+        room = self.model.out_channels or self.num_classes or task.num_classes
         needed = len(self.classes) + len(new_names(self.classes, task))
-        if room is not None and needed > room:
+        if needed > room:
             raise EvergraphError(
                 f"task {task.index} brings the classes to {needed}, but the output layer has {room} units; "
-                f"call learner.grow({needed}) first"
+                f"call learner.grow({needed}) first (--grow on the command line)"
             )
+
+    def _set_up(self, task: Task) -> None:
+        """Check the task; build the model at the first one."""
+        self.check(task)
+        if self.model.in_channels is None:
+            self.num_classes = self.num_classes or task.num_classes
+            self.model.setup(task.graph.num_features, self.num_classes)
+        self.model.to(device=self.device, dtype=self.dtype)
 
     def _context(self, task: Task, old: list[int]) -> Context:
         units = self._units(task.graph)
@@ -231,7 +236,7 @@ class Learner:
         with torch.random.fork_rng(devices):
             torch.set_rng_state(self._random_state)
             if devices:
-                torch.cuda.manual_seed(int(torch.randint(2**31, (1,))))
+                torch.cuda.manual_seed(zlib.crc32(self._random_state.numpy().tobytes()))  # draws nothing here
             yield
             self._random_state = torch.get_rng_state()
 

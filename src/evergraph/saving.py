@@ -47,7 +47,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "seed": learner.seed,
         "random_state": learner._random_state,
         "method_random_state": learner._generator.get_state(),
-        "progress": {**vars(progress), "task_mark": learner._task_mark} if progress is not None else None,
+        "progress": {**vars(progress), "task_mark": learner.task_mark} if progress is not None else None,
     }
 
 
@@ -77,7 +77,7 @@ def restore(
         learner._generator.set_state(tree["method_random_state"])
         if tree["progress"] is not None:
             progress = _to_device(tree["progress"], learner.device)
-            learner._task_mark = progress.pop("task_mark")
+            learner.task_mark = progress.pop("task_mark")
             learner._progress = Progress(**progress)
     except EvergraphError as error:
         raise EvergraphError(f"{path}: {error}") from None

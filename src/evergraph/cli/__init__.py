@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from evergraph.cli import bench, convert, paper, run
+from evergraph.cli import bench, convert, learner, paper, run
 from evergraph.errors import EvergraphError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 run.add_commands(app)
+learner.add_commands(app)
 bench.add_commands(app)
 convert.add_commands(app)
 app.command("paper")(paper.paper_command)

@@ -80,23 +80,34 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
 """The options of every command that runs something: name → (type for typer, default)."""
 
 
-def takes_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above; it finds them in its first argument, a dictionary."""
-    signature = inspect.signature(command, eval_str=True)
-    own = list(signature.parameters.values())[1:]
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in RUN_OPTIONS.items()
-    ]
+Command = Callable[..., None]
 
-    @functools.wraps(command)
-    def wrapper(**given: Any) -> None:
-        command({name: given.pop(name) for name in RUN_OPTIONS}, **given)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
-    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapper
+def takes_options(*names: str) -> Callable[[Command], Command]:
+    """Give a command some of the options above; it finds them in its first argument, a dictionary."""
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = list(signature.parameters.values())[1:]
+        shared = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for name, (kind, default) in RUN_OPTIONS.items()
+            if name in names
+        ]
+
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> None:
+            command({name: given.pop(name) for name in names}, **given)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapper
+
+    return decorate
+
+
+takes_run_options = takes_options(*RUN_OPTIONS)
 
 
 def parse_settings(items: list[str] | None) -> dict[str, str]:
@@ -125,6 +136,14 @@ def parse_order(text: str) -> str | list[str]:
     return text.split(",") if "," in text else text
 
 
+TRAINING_OPTIONS = tuple(f.name for f in dataclasses.fields(Training))
+
+
+def make_training(options: dict[str, Any]) -> Training:
+    """How a task is trained, from the command line's options."""
+    return Training(**{**{n: options[n] for n in TRAINING_OPTIONS}, "fan_out": parse_fan_out(options["fan_out"])})
+
+
 def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, options: dict[str, Any]) -> RunSpec:
     """A run's specification from the command line's options."""
     stream_keys = (
@@ -136,8 +155,6 @@ def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, op
     )
     chosen = {key: options[key] for key in stream_keys if options.get(key) is not None}
     chosen["order"] = parse_order(options["order"])
-    names = {f.name for f in dataclasses.fields(Training)} - {"fan_out"}
-    training = Training(**{n: options[n] for n in names}, fan_out=parse_fan_out(options["fan_out"]))
     return RunSpec(
         source=source,
         stream=chosen,
@@ -145,7 +162,7 @@ def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, op
         settings=settings,
         model=options["model"],
         model_settings={"hidden": options["hidden"]},
-        training=training,
+        training=make_training(options),
         seeds=list(range(seeds)),
         device=options["device"],
     )

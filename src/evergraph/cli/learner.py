@@ -1,0 +1,235 @@
+"""`evergraph learn`, `predict`, `info`: a learner that lives in a folder."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from evergraph.checkpoint import write_atomically
+from evergraph.cli import common
+from evergraph.data.graph import ClassName, Graph
+from evergraph.data.stream import Task, find_graph
+from evergraph.describe import describe
+from evergraph.errors import EvergraphError, first_line
+from evergraph.keeping import learn_kept, load_kept
+from evergraph.learner import Learner, Prediction
+from evergraph.methods import make_method
+from evergraph.models import make_model
+from evergraph.saving import describe_method, method_title, model_name
+
+GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
+Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
+Classes = Annotated[str | None, typer.Option(help="Names with commas.")]
+CREATION = ("set_", "model", "hidden")
+OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "device", "data_root")
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put these commands on the command line."""
+    app.command("learn")(learn_command)
+    app.command("predict")(predict_command)
+    app.command("info")(info_command)
+
+
+@common.takes_options(*OPTIONS)
+def learn_command(
+    options: dict[str, Any],
+    context: typer.Context,
+    graph: GraphSource,
+    checkpoint: Checkpoint,
+    classes: Annotated[str | None, typer.Option(help="Learn the nodes of these classes alone (names, commas).")] = None,
+    method: common.Method = "curvature",
+    num_classes: Annotated[int | None, typer.Option(help="Outputs to begin with; the graph's classes else.")] = None,
+    grow: Annotated[bool, typer.Option("--grow", help="Add outputs where new classes need them.")] = False,
+    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Hold no nodes out for validation and test.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Drop a task that was left in the middle.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    json: common.Json = False,
+) -> None:
+    """Learn a graph's classes. The first call makes the learner, every further one teaches it more.
+
+    Method, model and seed are chosen at the first call. Training settings may change from call to call;
+    those not given stay as they were. Killed or stopped, the same command goes on where it was.
+    """
+    given = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
+    if all_nodes and options["patience"]:
+        raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
+    data = find_graph(graph, options["data_root"])[0]
+    learner = load_kept(checkpoint, device=options["device"])
+    if learner is None:
+        made = make_model(options["model"], hidden=options["hidden"])
+        chosen = make_method(method, common.parse_settings(options["set_"]))
+        training = common.make_training(options)
+        learner = Learner(made, chosen, training, num_classes=num_classes, device=options["device"], seed=seed)
+    else:
+        _check_same(learner, checkpoint, given, {**options, "method": method, "seed": seed, "num_classes": num_classes})
+        changes = {name: options[name] for name in common.TRAINING_OPTIONS if name in given}
+        if "fan_out" in changes:
+            changes["fan_out"] = common.parse_fan_out(changes["fan_out"])
+        learner.training = dataclasses.replace(learner.training, **changes)
+    task = Task.of(
+        data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+    )  # fmt: skip
+    if learner.method.joint and (missing := [name for name in learner.classes if name not in task.class_names]):
+        raise EvergraphError(f"joint training needs the nodes of all classes, and {graph} has none of {missing[0]!r}")
+    known = len(learner.classes)
+    hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
+    with common.on_interrupt(lambda: hint), common.progress_bar(f"{graph} {method}", 1) as update:
+        learner = learn_kept(
+            checkpoint,
+            learner,
+            task,
+            grow=grow,
+            restart=restart,
+            on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
+        )
+    last, accuracy = learner.history[-1], learner.first_accuracies[-1]
+    if json:
+        new = [name for name in last["classes"] if name in learner.classes[known:]]
+        common.print_json({"checkpoint": str(checkpoint), **last, "new_classes": new, "test_accuracy": accuracy})
+        return
+    held_out = "none held out to test on" if accuracy is None else f"accuracy on held-out nodes {accuracy:.1f} %"
+    sys.stdout.write(
+        f"learned {_listed(last['classes'])} from {last['nodes']} nodes in {last['epochs']} epochs; {held_out}\n"
+        f"{checkpoint} knows {len(learner.classes)} classes now (task {learner.num_tasks})\n"
+    )
+
+
+def predict_command(
+    graph: GraphSource,
+    checkpoint: Checkpoint,
+    out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file; CSV on stdout by default.")] = None,
+    classes: Annotated[str | None, typer.Option(help="Choose among these classes alone (names, commas).")] = None,
+    ignore_labels: Annotated[
+        bool, typer.Option("--ignore-labels", help="Predict even where the graph's labels name classes never learned.")
+    ] = False,
+    device: common.Device = "auto",
+    data_root: common.DataRoot = None,
+) -> None:
+    """Write the most probable class of every node, and its probability: columns node, class, probability."""
+    if out is not None and out.suffix not in {".csv", ".parquet"}:
+        raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
+    parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
+    learner = Learner.load(checkpoint, device=device)
+    data = find_graph(graph, data_root)[0]
+    if not ignore_labels:
+        _check_labels(data, learner, checkpoint)
+    by_name = {str(name): name for name in learner.classes}
+    chosen = [by_name.get(name, name) for name in _names(classes) or ()]
+    prediction = learner.predict(data, classes=chosen or None)
+    if out is None:
+        sys.stdout.write(_as_csv(prediction))
+        return
+    write_atomically(out, _as_csv(prediction) if parquet is None else _as_parquet(prediction, parquet))
+
+
+def info_command(
+    checkpoint: Annotated[Path, typer.Argument(help="The folder in which a learner lives.")],
+    json: common.Json = False,
+) -> None:
+    """Say what a learner is: its model, method, training, classes, tasks, and what it stores."""
+    found = describe(checkpoint)
+    if json:
+        common.print_json(found)
+        return
+    table = Table(title=str(checkpoint), title_justify="left", show_header=False)
+    for key, value in found.items():
+        if key != "tasks":
+            table.add_row(key.replace("_", " "), _shown(value))
+    for number, task in enumerate(found["tasks"], start=1):
+        accuracy = "not measured" if task["test_accuracy"] is None else f"{task['test_accuracy']:.1f} % when learned"
+        about = f"{_listed(task['classes'])}: {task['nodes']} nodes, {task['epochs']} epochs, {accuracy}"
+        table.add_row(f"task {number}", about)
+    Console().print(table)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _check_same(learner: Learner, checkpoint: Path, given: set[str], options: dict[str, Any]) -> None:
+    """What was chosen when the learner was made cannot be chosen otherwise now."""
+    title = method_title(describe_method(learner.method))
+    now = {"method": title, "model": model_name(learner.model), "seed": learner.seed}
+    now |= {"hidden": learner.model.hyperparameters().get("hidden"), "num_classes": learner.model.out_channels}
+    for name, value in now.items():
+        if name in given and options[name] != value:
+            advice = "use --grow" if name == "num_classes" else "leave it out, or name another folder"
+            raise EvergraphError(
+                f"--{name.replace('_', '-')} {options[name]} does not fit: {checkpoint} has {value}; {advice}"
+            )
+    if "set_" in given:
+        wanted = make_method(title, common.parse_settings(options["set_"])).hyperparameters()
+        if wanted != learner.method.hyperparameters():
+            raise EvergraphError(f"--set does not fit: {checkpoint} has {learner.method!r}; leave it out")
+
+
+def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
+    """A node whose label names a class never learned can only be predicted wrongly."""
+    present = [data.class_names[position] for position in data.y[data.y >= 0].unique().tolist()]
+    missing = [name for name in present if name not in learner.classes]
+    if missing:
+        raise EvergraphError(
+            f"{data.name}: unknown classes {_listed(missing)}: {checkpoint} has not learned them; learn them first, "
+            "or add --ignore-labels to choose among the classes it knows"
+        )
+
+
+def _names(text: str | None) -> list[str] | None:
+    """Names with commas."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise EvergraphError("--classes is empty; give names with commas, e.g. --classes 3,5")
+    return names
+
+
+def _listed(names: Iterable[ClassName], most: int = 8) -> str:
+    shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
+    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + rest
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return _listed(value, 40) if isinstance(value, list) else str(value)
+
+
+def _as_csv(prediction: Prediction) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["node", "class", "probability"])
+    rows = zip(prediction.nodes.tolist(), prediction.classes, prediction.probabilities.tolist())
+    writer.writerows((node, name, f"{probability:.6g}") for node, name, probability in rows)
+    return text.getvalue()
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise EvergraphError(
+            f"a .parquet file needs pyarrow ({first_line(error)}); pip install 'evergraph[parquet]', or write a .csv"
+        ) from None
+    return pyarrow
+
+
+def _as_parquet(prediction: Prediction, pyarrow: Any) -> bytes:
+    mixed = len({type(name) for name in prediction.classes}) > 1
+    names = [str(name) for name in prediction.classes] if mixed else prediction.classes
+    columns = {"node": prediction.nodes.numpy(), "class": names, "probability": prediction.probabilities.numpy()}
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+    return sink.getvalue()

@@ -1,0 +1,265 @@
+"""`evergraph learn`, `predict` and `info`: a learner that lives in a folder, from the command line."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import evergraph as eg
+from evergraph import cli, keeping
+from evergraph.data.made import sbm
+from evergraph.data.stream import find_graph
+from evergraph.learner import Learner
+
+SMALL = ["--hidden", "8", "--epochs", "3", "--device", "cpu"]
+
+
+@pytest.fixture
+def evergraph(monkeypatch, capsys):
+    """Calls the command line in this process: exit status, stdout, stderr."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code or 0
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def graph_file(tmp_path):
+    """Six classes with names of several kinds, saved as people save them."""
+
+    def write(name="graph.pt", labels=True, features=8, names=("zebra", "1", "ant", "ü, quoted", "e", "f")):
+        graph = sbm(nodes=120, classes=6, degree=4, features=features, signal=3.0, seed=1)
+        data = Data(x=graph.x, edge_index=graph.edge_index)
+        if labels:
+            data.y = graph.y
+            data.class_names = list(names)
+        torch.save(data, tmp_path / name)
+        return tmp_path / name
+
+    return write
+
+
+def bad(answer, *parts):
+    """One clear line, exit status 2, no traceback."""
+    status, out, error = answer
+    assert status == 2, answer
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    for part in parts:
+        assert part in error
+
+
+def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
+    graph, folder = graph_file(), tmp_path / "learner"
+    status, out, _ = evergraph(
+        "learn", graph, "--checkpoint", folder, "--classes", "zebra, e", *SMALL, "--method", "ewc"
+    )
+    assert status == 0
+    assert "learned 'zebra', 'e' from" in out
+    status, out, _ = evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--json")
+    said = json.loads(out)
+    assert (said["classes"], said["new_classes"], said["epochs"]) == (["ant"], ["ant"], 3)
+    assert evergraph("learn", graph, "--checkpoint", folder, "--lr", "0.01", "--class-balanced")[0] == 0
+    info = json.loads(evergraph("info", folder, "--json")[1])
+    assert info["classes"] == ["zebra", "e", "ant", "1", "ü, quoted", "f"]
+    assert info["method"]["name"] == "ewc"
+    assert info["training"]["epochs"] == 3  # kept from the first call
+    assert info["training"]["lr"] == 0.01
+    assert [len(task["classes"]) for task in info["tasks"]] == [2, 1, 6]
+    assert info["parameters"] == 9 * 8 + 9 * 6
+    assert info["method_state_bytes"] == 2 * 4 * info["parameters"]
+    status, out, _ = evergraph("info", folder)
+    assert "curvature" not in out
+    assert "'ü, quoted'" in out
+
+
+def test_the_command_line_learns_what_python_learns(evergraph, graph_file, tmp_path):
+    graph, folder = graph_file(), tmp_path / "learner"
+    learner = Learner(eg.GCN(hidden=8), eg.MAS(strength=3.0), epochs=3, device="cpu", seed=5)
+    data = find_graph(graph)[0]
+    for names in (["f", "1"], ["zebra"]):
+        learner.learn(eg.Task.of(data, names, seed=5))
+        options = ["--method", "mas", "--set", "strength=3", "--seed", "5", *SMALL]
+        assert evergraph("learn", graph, "--checkpoint", folder, "--classes", ",".join(names), *options)[0] == 0
+    kept = Learner.load(folder, device="cpu")
+    for a, b in zip(learner.model.parameters(), kept.model.parameters()):
+        assert torch.equal(a, b)
+    out = tmp_path / "predictions.csv"
+    assert evergraph("predict", graph, "--checkpoint", folder, "--out", out, "--ignore-labels") == (0, "", "")
+    rows = list(csv.DictReader(out.open(encoding="utf-8", newline="")))
+    expected = learner.predict(data)
+    assert [row["class"] for row in rows] == expected.classes
+    assert [int(row["node"]) for row in rows] == list(range(120))
+    np.testing.assert_allclose([float(row["probability"]) for row in rows], expected.probabilities, rtol=1e-5)
+
+
+def test_predictions_as_parquet_and_on_stdout(evergraph, graph_file, tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    graph, folder = graph_file(), tmp_path / "learner"
+    evergraph("learn", graph, "--checkpoint", folder, *SMALL)
+    out = tmp_path / "p.parquet"
+    assert evergraph("predict", graph, "--checkpoint", folder, "--out", out)[0] == 0
+    table = parquet.read_table(out)
+    printed = evergraph("predict", graph, "--checkpoint", folder)[1]
+    rows = list(csv.DictReader(printed.splitlines()))
+    assert table.column_names == ["node", "class", "probability"]
+    assert table.column("class").to_pylist() == [row["class"] for row in rows]
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    bad(evergraph("predict", graph, "--checkpoint", folder, "--out", tmp_path / "q.parquet"), "evergraph[parquet]")
+    bad(evergraph("predict", graph, "--checkpoint", folder, "--out", tmp_path / "q.txt"), ".csv or .parquet")
+    assert not list(tmp_path.glob("q.*"))
+
+
+def test_a_graph_without_labels_is_enough_to_predict(evergraph, graph_file, tmp_path):
+    folder = tmp_path / "learner"
+    evergraph("learn", graph_file(), "--checkpoint", folder, *SMALL)
+    bare = graph_file("bare.pt", labels=False)
+    status, out, _ = evergraph("predict", bare, "--checkpoint", folder, "--classes", "ant,zebra")
+    assert status == 0
+    assert {row["class"] for row in csv.DictReader(out.splitlines())} <= {"ant", "zebra"}
+    bad(evergraph("learn", bare, "--checkpoint", folder), "no node has a label")
+
+
+def test_outputs_grow_on_request(evergraph, graph_file, tmp_path):
+    graph, folder = graph_file(), tmp_path / "learner"
+    first = ["--classes", "e,f", "--num-classes", "2", *SMALL]
+    assert evergraph("learn", graph, "--checkpoint", folder, *first)[0] == 0
+    before = (folder / "learner.json").read_bytes()
+    bad(evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant"), "output layer has 2 units", "--grow")
+    bad(evergraph("learn", graph, "--checkpoint", folder, "--num-classes", "4", "--classes", "ant"), "use --grow")
+    assert (folder / "learner.json").read_bytes() == before
+    assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--grow")[0] == 0
+    assert Learner.load(folder).classes == ["e", "f", "ant"]
+
+
+def test_every_node_can_be_trained_on(evergraph, graph_file, tmp_path):
+    graph, folder = graph_file(), tmp_path / "learner"
+    said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--all-nodes", "--json", *SMALL)[1])
+    assert said["nodes"] == 120
+    assert said["test_accuracy"] is None
+    bad(evergraph("learn", graph, "--checkpoint", folder, "--all-nodes", "--patience", "3"), "--all-nodes")
+
+
+def stop_at(monkeypatch, epoch):
+    """Ctrl-C after an epoch, with a checkpoint after each."""
+    real = Learner.learn
+
+    def learn(self, task, on_epoch=None):
+        def hook(progress, epochs):
+            on_epoch(progress, epochs)
+            if progress.epoch == epoch:
+                raise KeyboardInterrupt
+
+        return real(self, task, hook)
+
+    monkeypatch.setattr(keeping, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(Learner, "learn", learn)
+
+
+@pytest.mark.parametrize("at", ["first task", "second task"])
+def test_stopped_in_the_middle_it_goes_on_or_drops_the_task(evergraph, graph_file, tmp_path, monkeypatch, at):
+    graph, whole, folder = graph_file(), tmp_path / "whole", tmp_path / "learner"
+    calls = [["--classes", "ant,e", *SMALL], ["--classes", "zebra,f", "--epochs", "4"]]
+    for words in calls:
+        evergraph("learn", graph, "--checkpoint", whole, *words)
+    if at == "second task":
+        evergraph("learn", graph, "--checkpoint", folder, *calls.pop(0))
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        status, _, error = evergraph("learn", graph, "--checkpoint", folder, *calls[0])
+    assert status == 130
+    assert "stopped; the same command goes on" in error
+    bad(
+        evergraph("learn", graph, "--checkpoint", folder, "--classes", "1"),
+        "another task was left in the middle",
+        "--restart",
+    )
+    if at == "second task":
+        assert json.loads(evergraph("info", folder, "--json")[1])["unfinished_task"]
+        assert Learner.load(folder).num_tasks == 1  # the last finished task is untouched
+    else:
+        bad(evergraph("info", folder), "first task is not finished")
+        bad(evergraph("predict", graph, "--checkpoint", folder), "holds no checkpoint")
+    for words in calls:
+        assert evergraph("learn", graph, "--checkpoint", folder, *words)[0] == 0
+    for a, b in zip(Learner.load(whole).model.parameters(), Learner.load(folder).model.parameters()):
+        assert torch.equal(a, b)
+    assert not (folder / "unfinished").exists()
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1)
+        evergraph("learn", graph, "--checkpoint", folder, "--classes", "1")
+    assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ü", "--restart")[0] == 2  # no such class
+    assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e", "--restart")[0] == 0
+    assert "1" not in Learner.load(folder).classes
+
+
+def test_bad_input(evergraph, graph_file, tmp_path):
+    graph, folder = graph_file(), tmp_path / "learner"
+    evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant,e", *SMALL)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    learn = ["learn", graph, "--checkpoint"]
+    bad(evergraph(*learn, folder, "--classes", "moth"), "unknown class", "'moth'", "ant")
+    bad(evergraph(*learn, folder, "--classes", ","), "--classes is empty")
+    bad(evergraph(*learn, folder, "--method", "ewc"), "--method ewc does not fit", "curvature")
+    bad(evergraph(*learn, folder, "--hidden", "9"), "--hidden 9 does not fit")
+    bad(evergraph(*learn, folder, "--seed", "9"), "--seed 9 does not fit")
+    bad(evergraph(*learn, folder, "--set", "strength=7"), "--set does not fit")
+    bad(evergraph(*learn, tmp_path / "new", "--method", "moth"), "unknown method 'moth'", "curvature")
+    bad(evergraph(*learn, graph), "is a file")
+    bad(evergraph(*learn, graph / "below"), "cannot write to")
+    bad(evergraph(*learn, "/proc/evergraph"), "cannot write to")
+    bad(evergraph(*learn, tmp_path), "no checkpoint; name a new or empty folder")
+    bad(evergraph("learn", tmp_path / "none.npz", "--checkpoint", folder), "no file")
+    wide = graph_file("wide.pt", features=9)
+    bad(evergraph("learn", wide, "--checkpoint", folder), "9 features a node, but the learner was built for 8")
+    bad(evergraph("predict", wide, "--checkpoint", folder, "--ignore-labels"), "9 features a node")
+    bad(evergraph("predict", graph, "--checkpoint", folder), "unknown classes", "'zebra'", "--ignore-labels")
+    bad(
+        evergraph("predict", graph, "--checkpoint", folder, "--classes", "moth", "--ignore-labels"),
+        "unknown class 'moth'",
+    )
+    bad(evergraph("predict", graph, "--checkpoint", tmp_path), "holds no checkpoint")
+    known = graph_file("bare.pt", labels=False)
+    bad(evergraph("predict", known, "--checkpoint", folder, "--out", graph / "p.csv"), "cannot write")
+    bad(evergraph("info", tmp_path), "holds no checkpoint")
+    torch.save(Data(x=torch.zeros(0, 8), edge_index=torch.zeros(2, 0, dtype=torch.long)), tmp_path / "empty.pt")
+    for command in ("learn", "predict"):
+        bad(evergraph(command, tmp_path / "empty.pt", "--checkpoint", folder), "empty")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_damaged_foreign_and_newer_checkpoints(evergraph, graph_file, tmp_path):
+    graph, folder = graph_file(), tmp_path / "learner"
+    evergraph("learn", graph, "--checkpoint", folder, *SMALL)
+    index = folder / "learner.json"
+    whole = index.read_text()
+    commands = (["learn", graph, "--checkpoint", folder], ["predict", graph, "--checkpoint", folder], ["info", folder])
+    for text, said in (
+        ('{"a": 1}', "not an evergraph checkpoint"),
+        (whole[: len(whole) // 2], "damaged"),
+        (whole.replace('"format": 1', '"format": 2'), "newer than this evergraph"),
+        (whole.replace("zebra", "zebro"), "damaged"),
+    ):
+        index.write_text(text)
+        for words in commands:
+            bad(evergraph(*words), said)
+        assert index.read_text() == text
+    index.write_text(whole)
+    next(folder.glob("tensors-*")).write_bytes(b"")
+    for words in commands:
+        bad(evergraph(*words), "damaged")
