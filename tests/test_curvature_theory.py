@@ -1,5 +1,7 @@
 """The paper's two propositions, as far as numbers can show them."""
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -44,19 +46,19 @@ def unbiased(draws: Tensor, exact: Tensor) -> None:
     allowed = 5 * draws.std(0) / draws.size(0) ** 0.5 + 1e-12
     assert ((draws.mean(0) - exact).abs() <= allowed).all()
     assert float(draws.std(0).max()) > 0
-    assert error_rate(draws, exact) == pytest.approx(-0.5, abs=0.1)
+    assert error_rate(draws, exact) == pytest.approx(-0.5, abs=0.12)
 
 
 def test_proposition_2_regularizer_and_product_are_unbiased() -> None:
     setting, d, generator = make("gcn"), make("gcn").direction(), seeded()
     exact = quadratic_form(setting.function, setting.params, d)
     draws = torch.stack(
-        [quadratic_form(setting.function, setting.params, d, "sample", generator=generator) for _ in range(512)]
+        [quadratic_form(setting.function, setting.params, d, "sample", generator=generator) for _ in range(256)]
     )
     unbiased(draws.unsqueeze(1), exact.reshape(1))
     product = flat(fisher_product(setting.function, setting.params, d))
     sampled = [
-        flat(fisher_product(setting.function, setting.params, d, "sample", generator=generator)) for _ in range(256)
+        flat(fisher_product(setting.function, setting.params, d, "sample", generator=generator)) for _ in range(160)
     ]
     unbiased(torch.stack(sampled), product)
 
@@ -82,7 +84,7 @@ def test_proposition_2_sampled_training_gradients_are_unbiased() -> None:
     exact, context = anchored(OnlineCurvature(estimator="exact", ema=0))
     want = pull(exact, context)
     sampled, context = anchored(OnlineCurvature(estimator="sampled", ema=0))
-    unbiased(draw(sampled, context, 256), want)
+    unbiased(draw(sampled, context, 192), want)
 
 
 def test_at_fixed_parameters_the_queue_is_unbiased_too() -> None:
@@ -90,7 +92,7 @@ def test_at_fixed_parameters_the_queue_is_unbiased_too() -> None:
     want = pull(exact, context)
     # a queue of one entry is one draw
     single, context = anchored(OnlineCurvature(estimator="queue", queue_size=1, ema=0))
-    draws = draw(single, context, 512)
+    draws = draw(single, context, 320)
     unbiased(draws, want)
     # and a long queue is the mean of the draws it holds
     long, context = anchored(OnlineCurvature(estimator="queue", queue_size=200, ema=0))

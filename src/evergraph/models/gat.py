@@ -60,11 +60,13 @@ class GAT(GraphModel):
             nn.init.xavier_uniform_(target)
 
     def grow(self, out_channels: int) -> None:
-        """More output units in the last layer."""
+        """More output units in the last layer; attention does not look at them yet, so the old ones stay as they are."""
         for group in (self.weights, self.sources, self.targets):
             group[-1] = grown(group[-1], out_channels)
         with torch.no_grad():
             self.weights[-1][-1, self.out_channels :] = 0
+            for group in (self.sources, self.targets):
+                group[-1][:, self.out_channels :] = 0
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:

@@ -1,0 +1,310 @@
+"""Rules that every method on the list keeps. A new method joins by being registered.
+
+A method that breaks a rule for a good reason is named below, with the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import evergraph as eg
+from brute_force import Setting, close, make, pull, step_gradient
+from evergraph.data.made import sbm
+from evergraph.methods import METHODS, make_method
+from evergraph.methods.base import Compose, Method
+from evergraph.training import Progress
+
+FROM_THE_START = {"joint": "draws its parameters anew at every task"}
+NO_EFFECT = {"finetune": "is what the others are compared with"}
+"""Methods that do not equal fine-tuning on the first task, and those that always do."""
+
+VARIANTS: dict[str, Callable[[], Method]] = {
+    "curvature, sampled": lambda: eg.OnlineCurvature(estimator="sampled"),
+    "curvature, queue": lambda: eg.OnlineCurvature(estimator="queue", queue_size=3),
+    "curvature, between": lambda: eg.OnlineCurvature(point=0.5),
+    "curvature, previous": lambda: eg.OnlineCurvature(anchors="previous", ema=0.0),
+    "ewc, sample": lambda: eg.EWC(labels="sample"),
+    "ewc, squared batch": lambda: eg.EWC(fisher="squared-batch"),
+    "ewc++, sample": lambda: eg.EWCPlusPlus(labels="sample"),
+}
+SUITE: dict[str, Callable[[], Method]] = {**METHODS, **VARIANTS}
+every_method = pytest.mark.parametrize("name", SUITE)
+MODELS = {"gcn": lambda: eg.GCN(hidden=5), "gat": lambda: eg.GAT(hidden=4, heads=2)}
+every_model = pytest.mark.parametrize("model", MODELS)
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+GRAPH = sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1)
+STREAM = eg.TaskStream(GRAPH, 2)
+
+
+def learner(method: Method, model: str = "gcn", dtype: torch.dtype = torch.float32, **more: object) -> eg.Learner:
+    settings = {"epochs": 2, "lr": 0.02, "batch_size": 7, "label_scope": "seen", "device": "cpu", **more}
+    return eg.Learner(MODELS[model](), method, dtype=dtype, **settings)
+
+
+def tasks(of: eg.Learner) -> list[eg.Task]:
+    return list(of.tasks_of(STREAM))
+
+
+def learned(of: eg.Learner, number: int) -> eg.Learner:
+    for task in tasks(of)[:number]:
+        of.learn(task)
+    return of
+
+
+def tensors(state: object) -> list[Tensor]:
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in tensors(value)]
+    if isinstance(state, (list, tuple)):
+        return [tensor for value in state for tensor in tensors(value)]
+    return [state] if isinstance(state, Tensor) else []
+
+
+def same(a: eg.Learner, b: eg.Learner) -> None:
+    """Equal bit for bit: parameters, the method's state, and random numbers to come."""
+    for (name, left), right in zip(a.model.state_dict().items(), b.model.state_dict().values()):
+        assert torch.equal(left, right), name
+    left_state, right_state = a.method.state_dict(), b.method.state_dict()
+    assert left_state.keys() == right_state.keys()
+    left_tensors, right_tensors = tensors(left_state), tensors(right_state)
+    assert len(left_tensors) == len(right_tensors)
+    for left, right in zip(left_tensors, right_tensors):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+    assert torch.equal(a._generator.get_state(), b._generator.get_state())
+    assert torch.equal(a._random_state, b._random_state)
+
+
+def equal_parameters(a: eg.Learner, b: eg.Learner) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.model.parameters(), b.model.parameters()))
+
+
+@functools.cache
+def fine_tuned(model: str, number: int, epochs: int = 2) -> eg.Learner:
+    """What every method is compared with."""
+    return learned(learner(Method(), model, epochs=epochs), number)
+
+
+@every_method
+@every_model
+def test_no_effect_before_the_second_task_one_after_and_always_finite(name: str, model: str) -> None:
+    of = learned(learner(SUITE[name](), model), 1)
+    if name not in FROM_THE_START:
+        assert equal_parameters(of, fine_tuned(model, 1))
+        assert of.first_accuracies == fine_tuned(model, 1).first_accuracies
+    logs = [of.learn(task) for task in tasks(of)[1:]]
+    assert equal_parameters(of, fine_tuned(model, 3)) == (name in NO_EFFECT)
+    for tensor in [*of.model.state_dict().values(), *tensors(of.method.state_dict())]:
+        assert torch.isfinite(tensor).all()
+    assert all(math.isfinite(row["loss"]) for log in logs for row in log)
+
+
+@every_method
+@every_model
+def test_strength_zero_is_fine_tuning(name: str, model: str) -> None:
+    method = SUITE[name]()
+    off = {"strength": 0.0, "ema": 0.0} if hasattr(method, "strength") else {"decay": 0.0}
+    known = {f.name for f in dataclasses.fields(method)}
+    if not known & off.keys() or name in FROM_THE_START:
+        pytest.skip("nothing to turn off")
+    weak = dataclasses.replace(method, **{key: value for key, value in off.items() if key in known})
+    assert equal_parameters(learned(learner(weak, model), 2), fine_tuned(model, 2))
+
+
+@every_method
+@every_type
+def test_a_saved_learner_goes_on_as_if_nothing_had_happened(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Saved after a task, and in the middle of the next one."""
+    whole = learned(learner(SUITE[name](), dtype=dtype), 1)
+    whole.save(tmp_path / "between")
+
+    def save(progress: Progress, epochs: int) -> None:
+        if progress.epoch == 1:
+            whole.save(tmp_path / "middle")
+
+    whole.learn(tasks(whole)[1], save)
+    for point in ("between", "middle"):
+        again = eg.Learner.load(tmp_path / point, device="cpu")
+        assert again.in_mid_task == (point == "middle")
+        assert again.method.hyperparameters() == whole.method.hyperparameters()
+        again.learn(tasks(again)[1])
+        same(whole, again)
+    whole.learn(tasks(whole)[2])
+    again.learn(tasks(again)[2])
+    same(whole, again)
+    kept = [*whole.model.parameters(), *tensors(whole.method.state_dict())]
+    assert all(tensor.dtype == dtype for tensor in kept if tensor.is_floating_point())
+
+
+# composition
+
+
+@every_method
+def test_composed_with_fine_tuning_in_either_order_nothing_changes(name: str) -> None:
+    alone = learned(learner(SUITE[name](), epochs=1), 2)
+    for composed in (Compose(SUITE[name](), eg.Finetune()), Compose(eg.Finetune(), SUITE[name]())):
+        assert equal_parameters(alone, learned(learner(composed, epochs=1), 2))
+
+
+@every_method
+@pytest.mark.parametrize("other", ["curvature", "ema"])
+@pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
+def test_composed_with_another_method_the_rules_hold(name: str, other: str, first: bool, tmp_path: Path) -> None:
+    def composed() -> Compose:
+        parts = [SUITE[name](), METHODS[other]()]
+        return Compose(*parts if first else reversed(parts))
+
+    of = learned(learner(composed(), epochs=1), 1)
+    if name not in FROM_THE_START:
+        assert equal_parameters(of, fine_tuned("gcn", 1, epochs=1))
+    of.save(tmp_path / "learner")
+    of.learn(tasks(of)[1])
+    again = eg.Learner.load(tmp_path / "learner", device="cpu")
+    again.learn(tasks(again)[1])
+    same(of, again)
+    assert all(torch.isfinite(value).all() for value in of.model.parameters())
+
+
+ADDITIVE = [name for name in SUITE if name not in {"joint", "finetune", "ema"}]
+
+
+def after_two_tasks(method: Method, setting: Setting) -> eg.methods.Context:
+    """The method after two tasks that ended at random parameters, at the start of a third."""
+    context, theta = setting.context(old=(0, 2)), setting.params
+    method.start_task(context)
+    for seed in (1, 2):
+        setting.load(setting.direction(seed))
+        step_gradient(method, context)
+        if isinstance(method, eg.SI):  # its path integral needs steps that move
+            method.path_ = {key: torch.ones_like(value) for key, value in method.path_.items()}
+        method.end_task(context)
+        method.start_task(context)
+    setting.load(theta)
+    return context
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+@pytest.mark.parametrize("other", ["curvature", "lwf"])
+def test_composed_pulls_add_up_in_either_order(name: str, other: str) -> None:
+    setting = make("gcn")
+    one, two = SUITE[name](), METHODS[other]()
+    for method in (one, two):
+        method.strength = 1.0  # so that neither drowns the other
+        context = after_two_tasks(method, setting)
+    want = pulled(one, context) + pulled(two, context)
+    assert float(pulled(one, context).abs().max()) > 0
+    close(pulled(Compose(one, two), context), want)
+    close(pulled(Compose(two, one), context), want)
+
+
+def pulled(method: Method, context: eg.methods.Context) -> Tensor:
+    """What a copy of the method adds to the gradient, with the same random numbers every time."""
+    context.generator.manual_seed(3)
+    return pull(copy.deepcopy(method), context)
+
+
+# growth of the output layer
+
+
+@every_method
+@every_model
+def test_after_the_output_layer_has_grown_learning_goes_on(name: str, model: str, tmp_path: Path) -> None:
+    of = learned(learner(SUITE[name](), model, num_classes=4, epochs=1), 2)
+    graph, nodes = STREAM[0].graph, STREAM[0].test
+    before = of.logits(graph, nodes)
+    of.grow(6)
+    assert torch.allclose(of.logits(graph, nodes)[:, :4], before, atol=1e-6)
+    of.save(tmp_path / "grown")
+    of.learn(tasks(of)[2])
+    again = eg.Learner.load(tmp_path / "grown", device="cpu")
+    again.learn(tasks(again)[2])
+    same(of, again)
+    assert all(torch.isfinite(value).all() for value in of.model.parameters())
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+@pytest.mark.parametrize("case", ["gcn", "gat"])
+def test_growth_keeps_the_pull_on_what_was_there(name: str, case: str) -> None:
+    """Right after growth old parameters are pulled as before, and new ones not at all."""
+    setting, method = make(case), SUITE[name]()
+    if hasattr(method, "sparsity"):
+        method.sparsity = 0.0  # the new units' part in the loss's gradient is not the old task's
+    context, before = after_two_tasks(method, setting), setting.params
+    want = by_name(pulled(method, context), before)
+    setting.model.grow(6)
+    method.grow(before, setting.params)
+    got = by_name(pulled(method, context), setting.params)
+    scale = max(float(value.abs().max()) for value in want.values())
+    assert scale > 0
+    for key, value in want.items():
+        old = tuple(slice(size) for size in value.shape)
+        assert torch.allclose(got[key][old], value, rtol=1e-9, atol=1e-9 * scale), key
+        got[key][old] = 0
+        if key.startswith("weights"):  # old outputs do depend on where attention to new units stands
+            assert float(got[key].abs().max()) <= 1e-9 * scale, key
+
+
+def by_name(vector: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    parts = vector.split([value.numel() for value in params.values()])
+    return {key: part.view_as(value).clone() for (key, value), part in zip(params.items(), parts)}
+
+
+# the list itself
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_list_says_what_a_method_is(name: str) -> None:
+    kind = METHODS[name]
+    assert kind.name == name
+    assert kind.family
+    assert kind.reference
+    assert kind.__doc__
+    made = make_method(name, kind().hyperparameters())
+    assert made == kind()
+    assert repr(made).startswith(kind.__name__ + "(")
+    for key in kind().hyperparameters():
+        assert f"{key}:" in kind.__doc__ or key in kind.__doc__, f"{name}: the docstring does not explain {key}"
+
+
+def test_a_registered_method_is_on_the_list_and_names_are_unique() -> None:
+    @dataclasses.dataclass(repr=False)
+    class Mine(Method):
+        """Does nothing."""
+
+        name = "mine"
+
+    try:
+        assert eg.register(Mine) is Mine
+        assert isinstance(make_method("mine+ema"), Compose)
+
+        class Other(Method):
+            name = "mine"
+
+        with pytest.raises(eg.EvergraphError, match="'mine' already"):
+            eg.register(Other)
+    finally:
+        METHODS.pop("mine", None)
+
+
+def test_a_state_that_is_not_the_methods_own_is_refused() -> None:
+    with pytest.raises(eg.EvergraphError, match="ema: unknown state 'importance_'"):
+        eg.EMA().load_state_dict({"previous_": {}, "importance_": {}})
+    with pytest.raises(eg.EvergraphError, match="ema: no state 'previous_'"):
+        eg.EMA().load_state_dict({})
+
+
+def test_a_loaded_state_is_a_copy() -> None:
+    one, two = eg.SI(), eg.SI()
+    one.path_ = {"a": torch.zeros(2)}
+    two.load_state_dict(one.state_dict())
+    two.path_["a"] += 1
+    assert one.path_["a"].tolist() == [0.0, 0.0]
