@@ -11,11 +11,14 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from torch_geometric.datasets import Amazon, CitationFull, Coauthor
+from torch_geometric.io import read_npz
 
 import evergraph as eg
 from evergraph.data import official
@@ -309,6 +312,33 @@ def test_where_the_data_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.delenv("EVERGRAPH_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert data_root(None) == tmp_path / ".cache/evergraph"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "name"),
+    [
+        ("coauthor-cs", Coauthor, "CS"),
+        ("coauthor-physics", Coauthor, "Physics"),
+        ("amazon-computers", Amazon, "computers"),
+        ("amazon-photo", Amazon, "photo"),
+        ("corafull", CitationFull, "cora"),
+    ],
+)
+def test_files_are_where_pyg_puts_them(ours: str, theirs: type, name: str) -> None:
+    dataset = SimpleNamespace(root="", name=name)
+    file = theirs.raw_file_names.fget(dataset)
+    assert OFFICIAL[ours].path == f"{theirs.raw_dir.fget(dataset)}/{file}"
+    address = theirs.url.format(name) if "{}" in theirs.url else theirs.url + file
+    assert OFFICIAL[ours].url == address
+
+
+def test_a_real_graph_equals_what_pyg_reads(real_data: Path) -> None:
+    theirs = read_npz(str(real_data / OFFICIAL["amazon-computers"].path), to_undirected=True)
+    ours = read_official("amazon-computers", real_data)
+    assert torch.equal(ours.x, theirs.x)
+    assert torch.equal(ours.y, theirs.y)
+    order = torch.argsort(theirs.edge_index[1] * ours.num_nodes + theirs.edge_index[0])
+    assert torch.equal(ours.edge_index, theirs.edge_index[:, order])
 
 
 def test_every_official_graph_with_an_address_has_a_hash() -> None:
