@@ -1,7 +1,4 @@
-"""A stream of ogbn-products' size, trained from disk in a process whose memory is measured.
-
-`python -m evergraph.bench.large FOLDER EPOCHS THREADS` trains; the folder is written by `write_large`.
-"""
+"""A stream of ogbn-products' size, written and trained from disk in processes whose memory is measured."""
 
 from __future__ import annotations
 
@@ -69,7 +66,8 @@ def large_figures(folder: str | Path | None = None, *, epochs: int = 1, threads:
 
 
 def _child(what: str, folder: Path, epochs: int, threads: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "evergraph.bench.large", what, str(folder), str(epochs), str(threads)]
+    command = [sys.executable, "-c", "from evergraph.bench.large import main; main()", what, str(folder), str(epochs)]
+    command.append(str(threads))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ, check=False)
     if done.returncode:
         raise EvergraphError(f"bench: the run of {folder} failed with status {done.returncode}")
@@ -94,11 +92,13 @@ def _train(folder: str, epochs: int, threads: int) -> list[Any]:
     return [sum(accuracies) / len(accuracies)]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """What a child process does: `write` or `train`, the folder, epochs, threads; prints seconds and megabytes."""
+    what, folder, epochs, threads = sys.argv[1:]
     began = time.perf_counter()
     rest: list[Any] = []
-    if sys.argv[1] == "write":
-        write_large(sys.argv[2])
+    if what == "write":
+        write_large(folder)
     else:
-        rest = _train(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        rest = _train(folder, int(epochs), int(threads))
     print(time.perf_counter() - began, peak_megabytes(), *rest)

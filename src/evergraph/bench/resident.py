@@ -1,4 +1,4 @@
-"""Peak memory of a whole run, measured in a process of its own: `python -m evergraph.bench.resident`."""
+"""Peak memory of a whole run, measured in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from evergraph.errors import EvergraphError
 
 def resident_megabytes(root: str | Path | None, epochs: int, threads: int) -> float:
     """Largest resident memory, in MB, of a process that learns and tests all five tasks of Coauthor-CS."""
-    command = [sys.executable, "-m", "evergraph.bench.resident", str(root or ""), str(epochs), str(threads)]
+    code = "from evergraph.bench.resident import main; main()"
+    command = [sys.executable, "-c", code, str(root or ""), str(epochs), str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     if done.returncode:
         raise EvergraphError(f"bench: the memory run failed ({(done.stderr.strip().splitlines() or ['?'])[-1][:120]})")
@@ -33,7 +34,8 @@ def peak_megabytes() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 1024)  # bytes on macOS, else kilobytes
 
 
-def _run(root: str | None, epochs: int, threads: int) -> None:
+def main() -> None:
+    """What the child process does; prints its peak."""
     import torch
 
     from evergraph.bench.setting import coauthor
@@ -42,6 +44,7 @@ def _run(root: str | None, epochs: int, threads: int) -> None:
     from evergraph.methods import OnlineCurvature
     from evergraph.models.gcn import GCN
 
+    root, epochs, threads = sys.argv[1] or None, int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(threads)
     stream = TaskStream(coauthor(root)[0], 3)
     learner = Learner(GCN(), OnlineCurvature(), epochs=epochs, device="cpu")
@@ -49,7 +52,3 @@ def _run(root: str | None, epochs: int, threads: int) -> None:
         learner.learn(task)
         learner.evaluate(stream)
     print(peak_megabytes())
-
-
-if __name__ == "__main__":
-    _run(sys.argv[1] or None, int(sys.argv[2]), int(sys.argv[3]))
