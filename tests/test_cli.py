@@ -160,6 +160,7 @@ def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["method"] == "finetune"
     assert "seed 1/1" in done.stderr
+    assert "Warning" not in done.stderr
     assert "\x1b" not in done.stdout
 
 
