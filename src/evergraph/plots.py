@@ -1,17 +1,25 @@
-"""Pictures of results, drawn from what is on disk."""
+"""Pictures of results, drawn from what is on disk, in colours that read alike with and without colour vision."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evergraph.errors import EvergraphError, first_line
+from evergraph.checkpoint import write_atomically
 from evergraph.results import as_array
 
-COLOURS = "cividis"  # reads the same with and without colour vision
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = "cividis"  # a scale whose brightness alone tells the value
+# Okabe and Ito's palette, its yellow and its light blue darkened to stand out from paper
+PALETTE = ("#0072b2", "#d55e00", "#007a5a", "#a9468a", "#8a6d00", "#2b8cc4", "#000000", "#7a7a7a")
+MARKERS = "osD^vPX*"
 
 
 def mean_matrix(result: dict[str, Any]) -> np.ndarray:
@@ -20,36 +28,164 @@ def mean_matrix(result: dict[str, Any]) -> np.ndarray:
 
 
 def heatmaps(results: Sequence[dict[str, Any]], path: str | Path) -> Path:
-    """The accuracy matrices of several runs side by side, on one scale. PNG, PDF or SVG by the path's ending."""
-    import matplotlib
+    """The accuracy matrices of several results side by side, on one scale. PNG, PDF or SVG by the path's ending."""
+    runs = [
+        {**result, "label": result["method"], "metrics": {key: result[key] for key in ("ap", "af")}}
+        for result in results
+    ]
+    return save(draw_heatmaps(runs), path)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    columns = min(len(results), 4)
-    rows = -(-len(results) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns + 0.8, 3.4 * rows), squeeze=False)
-    for axis in axes.flat[len(results) :]:
-        axis.set_axis_off()
-    for axis, result in zip(axes.flat, results):
-        matrix = mean_matrix(result)
+def draw(name: str, runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """One of the report's figures as PNG and PDF; nothing where the runs have no data for it."""
+    figure = FIGURES[name](runs)
+    return [save(figure, folder / f"{name}.{ending}") for ending in ("png", "pdf")] if figure else []
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure whole or not at all."""
+    path, buffer = Path(path), io.BytesIO()
+    # no date inside: the same figure is the same file
+    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=dated)
+    write_atomically(path, buffer.getvalue())
+    return path
+
+
+def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Accuracy on each task (columns) after each task (rows)."""
+    figure, axes = _panels(len(runs), 3.4, 3.4)
+    for axis, run in zip(axes, runs):
+        matrix = mean_matrix(run)
         image = axis.imshow(np.ma.masked_invalid(matrix), vmin=0, vmax=100, cmap=COLOURS)
-        for t, i in np.argwhere(~np.isnan(matrix)):
+        for t, i in np.argwhere(~np.isnan(matrix)) if len(matrix) <= 15 else []:
             colour = "black" if matrix[t, i] > 55 else "white"
             axis.text(i, t, f"{matrix[t, i]:.0f}", ha="center", va="center", color=colour, fontsize=8)
-        numbers = range(1, len(matrix) + 1)
-        axis.set_xticks(range(len(matrix)), [str(n) for n in numbers])
-        axis.set_yticks(range(len(matrix)), [str(n) for n in numbers])
-        axis.set_title(f"{result['method']}\nAP {result['ap']['mean']:.1f}   AF {result['af']['mean']:.1f}", fontsize=9)
+        every = range(0, len(matrix), 1 + len(matrix) // 16)
+        for ticks in (axis.set_xticks, axis.set_yticks):
+            ticks(list(every), [str(number + 1) for number in every])
+        ap, af = (run["metrics"][key]["mean"] for key in ("ap", "af"))
+        axis.set_title(f"{run['label']}\nAP {ap:.1f}   AF {af:.1f}", fontsize=9)
         axis.set_xlabel("accuracy on task", fontsize=8)
         axis.set_ylabel("after task", fontsize=8)
-    figure.suptitle(str(results[0]["stream"]), fontsize=10)
-    figure.tight_layout()
+    figure.suptitle(_streams(runs), fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.8, label="accuracy (%)")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise EvergraphError(f"cannot write {path} ({first_line(error)})") from None
-    finally:
-        plt.close(figure)
-    return Path(path)
+    return figure
+
+
+def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Accuracy on each task over time: a line begins where its task was learned."""
+    figure, axes = _panels(len(runs), 3.4, 2.8)
+    for axis, run in zip(axes, runs):
+        matrix = mean_matrix(run)
+        shades = np.linspace(0, 0.85, len(matrix))
+        for i, colour in enumerate(_shade(shades)):
+            after = np.arange(i, len(matrix))
+            axis.plot(after + 1, matrix[i:, i], color=colour, marker=MARKERS[i % len(MARKERS)], markersize=4)
+            axis.annotate(str(i + 1), (len(matrix), matrix[-1, i]), (4, 0), textcoords="offset points", fontsize=7)
+        _frame(axis, run["label"], "after task", "accuracy (%)", (0, 103))
+        axis.set_xticks(range(1, len(matrix) + 1, 1 + len(matrix) // 16))
+    figure.suptitle(f"{_streams(runs)}: each line is a task", fontsize=10)
+    return figure
+
+
+def draw_anytime(runs: Sequence[dict[str, Any]]) -> Figure:
+    """AP after each task: mean over the tasks met so far, with the standard deviation over seeds."""
+    figure, (axis,) = _panels(1, 6.4, 4)
+    for number, run in enumerate(runs):
+        curves = np.array([[np.mean(m[t, : t + 1]) for t in range(len(m))] for m in map(as_array, run["matrices"])])
+        after, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
+        spread = curves.std(0, ddof=1) if len(curves) > 1 else np.zeros_like(mean)
+        axis.fill_between(after, mean - spread, mean + spread, color=_colour(number), alpha=0.15, linewidth=0)
+        axis.plot(after, mean, color=_colour(number), marker=_marker(number), markersize=5, label=run["label"])
+    _frame(axis, _streams(runs), "after task", "AP: mean accuracy on the tasks so far (%)", (0, 103))
+    axis.legend(fontsize=8)
+    return figure
+
+
+def draw_plane(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Stability against plasticity: AF (0 forgets nothing) and AP, a point a run, with error bars over seeds."""
+    figure, (axis,) = _panels(1, 6.4, 4.4)
+    for number, run in enumerate(runs):
+        af, ap = run["metrics"]["af"], run["metrics"]["ap"]
+        axis.errorbar(
+            af["mean"], ap["mean"], xerr=af["std"], yerr=ap["std"], color=_colour(number), marker=_marker(number),
+            markersize=7, capsize=3, linestyle="none", label=run["label"],
+        )  # fmt: skip
+    axis.axvline(0, color="0.6", linewidth=0.8, linestyle=":")
+    _frame(axis, _streams(runs), "AF: average forgetting (0 is none, negative is forgetting)", "AP (%)", None)
+    axis.legend(fontsize=8)
+    return figure
+
+
+def draw_learning(runs: Sequence[dict[str, Any]]) -> Figure | None:
+    """Training loss, dashed the validation loss, over all epochs: a line a seed; dotted lines part the tasks."""
+    shown = [run for run in runs if run["curves"]]
+    if not shown:
+        return None
+    figure, axes = _panels(len(shown), 3.4, 2.6)
+    for axis, run in zip(axes, shown):
+        for number, curve in enumerate(run["curves"]):
+            steps = np.array(curve["step"])
+            for key, style in (("loss", "-"), ("validation_loss", "--")):
+                if key in curve:
+                    values = np.array([np.nan if value is None else value for value in curve[key]])
+                    axis.plot(steps, values, style, color=_colour(number), linewidth=0.9, alpha=0.8)
+        tasks = np.array(run["curves"][0]["task"])
+        for start in np.array(run["curves"][0]["step"])[1:][np.diff(tasks) != 0]:
+            axis.axvline(start - 0.5, color="0.7", linewidth=0.7, linestyle=":")
+        _frame(axis, run["label"], "epoch, over all tasks", "loss a node", None)
+    figure.suptitle(f"{_streams(runs)}: training loss", fontsize=10)
+    return figure
+
+
+FIGURES: dict[str, Callable[[Sequence[dict[str, Any]]], Figure | None]] = {
+    "heatmaps": draw_heatmaps,
+    "tasks": draw_tasks,
+    "anytime": draw_anytime,
+    "plane": draw_plane,
+    "learning": draw_learning,
+}
+"""The report's figures by name."""
+
+
+def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of equal panels, at most four a row."""
+    from matplotlib.figure import Figure  # takes a moment to import: only where something is drawn
+
+    columns = min(number, 4)
+    rows = -(-number // columns)
+    figure = Figure(figsize=(width * columns + 0.8, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[number:]:
+        axis.set_axis_off()
+    return figure, axes[:number]
+
+
+def _frame(axis: Axes, title: str, x: str, y: str, limits: tuple[float, float] | None) -> None:
+    axis.set_title(title, fontsize=9)
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    if limits is not None:
+        axis.set_ylim(*limits)
+
+
+def _streams(runs: Sequence[dict[str, Any]]) -> str:
+    return " and ".join(dict.fromkeys(str(run["stream"]) for run in runs))
+
+
+def _shade(values: np.ndarray) -> list[Any]:
+    from matplotlib import colormaps
+
+    return list(colormaps[COLOURS](values))
+
+
+def _colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
+
+
+def _marker(number: int) -> str:
+    return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from evergraph.cli import bench, convert, learner, paper, run
+from evergraph.cli import bench, convert, learner, paper, report, run
 from evergraph.errors import EvergraphError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 run.add_commands(app)
 learner.add_commands(app)
+report.add_commands(app)
 bench.add_commands(app)
 convert.add_commands(app)
 app.command("paper")(paper.paper_command)

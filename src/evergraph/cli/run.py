@@ -16,6 +16,7 @@ from evergraph.data.stream import DEFAULT_STREAM, PRESETS
 from evergraph.loggers import make_loggers
 from evergraph.methods import METHODS
 from evergraph.plots import heatmaps
+from evergraph.report import write_report
 from evergraph.runs import RunSpec, default_folder, run
 
 
@@ -69,12 +70,13 @@ def compare_command(
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
         results = [_run(spec, folder / spec.method, options) for spec in specs]
         picture = heatmaps(results, folder / "heatmaps.png")
+        page = write_report([folder / spec.method for spec in specs], folder / "report.html").page
     if json:
-        common.print_json({"results": results, "heatmaps": str(picture)})
+        common.print_json({"results": results, "heatmaps": str(picture), "report": str(page)})
         return
     console = Console()
     console.print(common.result_table(results))
-    console.print(f"heatmaps: {picture}", soft_wrap=True)
+    console.print(f"heatmaps: {picture}\nreport: {page}", soft_wrap=True)
 
 
 def _settings_of(method: str, given: dict[str, str]) -> dict[str, str]:

@@ -1,0 +1,449 @@
+"""The report: built from what is on disk, safe, and working in a real browser."""
+
+import csv
+import io
+import itertools
+import json
+import re
+import sys
+import time
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from browser import chromium, look
+from evergraph import cli
+from evergraph.errors import EvergraphError
+from evergraph.report import payload, render, write_report
+from evergraph.report.collect import find_runs, read_runs
+from evergraph.results import average_forgetting, average_performance, mean_std
+
+EVIL = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>\u2028&"\''
+MATRICES = {
+    "finetune": [[[90, None, None], [40, 95, None], [10, 30, 85]], [[80, None, None], [50, 85, None], [20, 40, 95]]],
+    "curvature": [[[90, None, None], [80, 85, None], [70, 75, 80]], [[92, None, None], [82, 87, None], [72, 77, 82]]],
+    "joint": [[[91, None, None], [90, 96, None], [90, 95, 97]], [[93, None, None], [92, 94, None], [92, 93, 95]]],
+}
+
+
+def write_run(folder, method, matrices, *, log=True, **changes):
+    """A finished run's folder as `evergraph run` leaves it."""
+    folder.mkdir(parents=True)
+    seeds = list(range(len(matrices)))
+    protocol = {"tasks": len(matrices[0]), "test_graph": "task", "label_scope": "current", "reduction": "sum"}
+    protocol |= {"scenario": "class-incremental", "epochs": 4, "lr": 0.001, "batch_size": 128, "fan_out": None}
+    result = {
+        "stream": "digits",
+        "method": method,
+        "hyperparameters": {"strength": 0.1},
+        "model": {"name": "gcn", "hidden": 64},
+        "protocol": protocol | changes.pop("protocol", {}),
+        "seeds": seeds,
+        "ap": mean_std([average_performance(matrix) for matrix in matrices]),
+        "af": mean_std([average_forgetting(matrix) for matrix in matrices]),
+        "matrices": matrices,
+        "task_classes": [[f"{2 * i}", EVIL if i == 1 else f"{2 * i + 1}"] for i in range(len(matrices[0]))],
+        "seconds": 12.5,
+        "device": "cpu (1 threads)",
+        "versions": {"torch": "2.13.0"},
+    } | changes
+    (folder / "run.json").write_text("{}")
+    (folder / "result.json").write_text(json.dumps(result))
+    for seed in seeds if log else ():
+        (folder / f"seed-{seed}").mkdir()
+        rows = [f"{task},{epoch},{1.5 / epoch + seed / 10},{2 / epoch}" for task in range(3) for epoch in range(1, 5)]
+        text = "task,epoch,loss,validation_loss\n" + "\n".join(rows) + "\n"
+        (folder / f"seed-{seed}" / "log.csv").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "compare"
+    for method, matrices in MATRICES.items():
+        write_run(folder / method, method, matrices)
+    return folder
+
+
+def test_the_numbers_are_those_of_the_runs(comparison):
+    runs = read_runs(find_runs([comparison])[0])
+    assert [run["label"] for run in runs] == ["curvature", "finetune", "joint"]
+    for run in runs:
+        result = json.loads((comparison / run["method"] / "result.json").read_text())
+        assert run["matrices"] == result["matrices"]
+        for key in ("ap", "af"):
+            assert run["metrics"][key]["mean"] == pytest.approx(result[key]["mean"], rel=1e-5)
+            assert run["metrics"][key]["std"] == pytest.approx(result[key]["std"], rel=1e-5)
+        assert [curve["seed"] for curve in run["curves"]] == [0, 1]
+        assert run["curves"][1]["loss"][:2] == [1.6, 0.85]
+        assert run["curves"][0]["task"] == [0] * 4 + [1] * 4 + [2] * 4
+    finetune = runs[1]["metrics"]
+    assert finetune["ap"]["values"] == pytest.approx([125 / 3, 155 / 3], rel=1e-5)
+    assert finetune["learning"]["values"] == pytest.approx([90, 260 / 3], rel=1e-5)
+
+
+def test_runs_of_one_method_are_told_apart(tmp_path):
+    for name, changes in {
+        "a": {},
+        "b": {"hyperparameters": {"strength": 0.5}},
+        "c": {"protocol": {"label_scope": "seen"}},
+        "d": {},
+    }.items():
+        write_run(tmp_path / name, "curvature", MATRICES["curvature"], **changes)
+    runs = read_runs(find_runs([tmp_path])[0])
+    labels = [run["label"] for run in runs]
+    assert len(set(labels)) == 4
+    assert labels[1] == "curvature (label_scope current, strength 0.5)"
+    data = payload(runs)
+    assert data["unlike"] == ["protocol.label_scope"]
+    assert data["differ"] == ["protocol.label_scope", "hyperparameters.strength"]
+
+
+def test_other_test_graphs_are_rows_of_their_own(tmp_path):
+    other = {"matrices": MATRICES["finetune"], "ap": {}, "af": {}}
+    write_run(tmp_path / "run", "ewc", MATRICES["curvature"], also_tested={"seen": other})
+    runs = read_runs([tmp_path / "run"])
+    assert [run["protocol"]["test_graph"] for run in runs] == ["task", "seen"]
+    assert [run["label"] for run in runs] == ["ewc (test_graph task)", "ewc (test_graph seen)"]
+    assert runs[1]["metrics"]["ap"]["values"][0] == pytest.approx(125 / 3, rel=1e-5)
+
+
+class Scripts(HTMLParser):
+    """What a parser makes of a page: its elements, and the text of its scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.scripts, self._open = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._open = tag == "script"
+        if self._open:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._open = False
+
+    def handle_data(self, data):
+        if self._open:
+            self.scripts[-1] += data
+
+
+def test_no_name_can_become_markup(comparison):
+    runs = read_runs(find_runs([comparison])[0])
+    for run in runs:
+        run["stream"], run["label"] = EVIL, EVIL
+    page = Scripts(render(payload(runs)))
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == 2
+    assert "img" not in tags
+    assert json.loads(page.scripts[0])["runs"][0]["label"] == EVIL
+
+
+def test_the_page_asks_the_network_for_nothing(comparison):
+    text = render(payload(read_runs(find_runs([comparison])[0])))
+    page = Scripts(text)
+    for _, attributes in page.elements:
+        for key in ("src", "href"):
+            assert attributes.get(key, "#").startswith(("#", "data:,"))
+    addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", text))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not a place
+    policy = next(
+        a["content"] for tag, a in page.elements if tag == "meta" and "content-security-policy" in str(a).lower()
+    )
+    assert policy.startswith("default-src 'none'")
+
+
+def test_figures_as_png_and_pdf(comparison, tmp_path):
+    report = write_report([comparison], tmp_path / "page.html")
+    names = {
+        f"{name}.{kind}" for name in ("heatmaps", "tasks", "anytime", "plane", "learning") for kind in ("png", "pdf")
+    }
+    assert {path.name for path in report.figures} == names
+    for path in report.figures:
+        start = {".png": b"\x89PNG", ".pdf": b"%PDF"}[path.suffix]
+        content = path.read_bytes()
+        assert content.startswith(start)
+        assert len(content) > 5000
+
+
+def test_single_runs_one_task_and_no_log(tmp_path):
+    write_run(tmp_path / "one", "ewc", [[[50.0]]], log=False)
+    report = write_report([tmp_path / "one"])
+    assert report.page == tmp_path / "one" / "report.html"
+    assert {path.stem for path in report.figures} == {"heatmaps", "tasks", "anytime", "plane"}
+
+
+def bad(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    captured = capsys.readouterr()
+    assert stop.value.code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_bad_input(comparison, tmp_path, monkeypatch, capsys):
+    assert "no folder" in bad(monkeypatch, capsys, "report", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "holds no run" in bad(monkeypatch, capsys, "report", tmp_path / "empty")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "run.json").write_text("{}")
+    assert "not finished" in bad(monkeypatch, capsys, "report", tmp_path / "half")
+    assert "only runs that are not finished" in bad(monkeypatch, capsys, "report", tmp_path)
+    (tmp_path / "half" / "result.json").write_text('{"matrices": []')
+    assert "damaged" in bad(monkeypatch, capsys, "report", tmp_path / "half")
+    assert "end it in .html" in bad(monkeypatch, capsys, "report", comparison, "--out", tmp_path / "page.pdf")
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in bad(monkeypatch, capsys, "report", comparison, "--out", tmp_path / "file" / "page.html")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "half"]
+
+
+def test_unfinished_runs_of_a_comparison_are_named(comparison, tmp_path):
+    write_run(tmp_path / "ewc", "ewc", MATRICES["joint"])
+    (tmp_path / "mas").mkdir()
+    (tmp_path / "mas" / "run.json").write_text("{}")
+    report = write_report([tmp_path], figures=False)
+    assert report.unfinished == [tmp_path / "mas"]
+    assert json.dumps(str(tmp_path / "mas")) in report.page.read_text()
+    with pytest.raises(EvergraphError, match="no run named"):
+        write_report([])
+
+
+def test_compare_writes_the_report(tmp_path, monkeypatch, capsys):
+    words = ["compare", "sbm:nodes=120,classes=4,features=8", "--methods", "finetune,ewc", "--seeds", "2"]
+    words += ["--epochs", "1", "--hidden", "8", "--device", "cpu", "--out", str(tmp_path / "c"), "--json"]
+    monkeypatch.setattr(sys, "argv", ["evergraph", *words])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["report"] == str(tmp_path / "c" / "report.html")
+    data = json.loads(Scripts((tmp_path / "c" / "report.html").read_text()).scripts[0])
+    assert [run["label"] for run in data["runs"]] == ["finetune", "ewc"]
+    assert data["runs"][0]["metrics"]["ap"]["mean"] == pytest.approx(said["results"][0]["ap"]["mean"], rel=1e-5)
+    assert (tmp_path / "c" / "figures" / "plane.pdf").exists()
+
+
+# in a real browser
+
+
+@pytest.fixture(scope="module")
+def opened(comparison, tmp_path_factory):
+    """The page in a browser, with the folder its downloads go to."""
+    downloads = tmp_path_factory.mktemp("downloads")
+    page = write_report([comparison], figures=False).page
+    with chromium(tmp_path_factory.mktemp("profile"), downloads) as browser:
+        look(browser, 1280)
+        browser.get(page.as_uri())
+        yield browser, downloads
+
+
+def run_js(browser, text, *values):
+    return browser.execute_script(text, *values)
+
+
+def no_errors(browser):
+    messages = [entry for entry in browser.get_log("browser") if entry["level"] in {"SEVERE", "WARNING"}]
+    assert messages == []
+
+
+def test_it_loads_without_errors_and_without_the_network(opened, comparison):
+    browser, _ = opened
+    assert run_js(browser, "return document.documentElement.dataset.ready") == "yes"
+    assert browser.title == "Evergraph report: digits"
+    no_errors(browser)
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
+    # a new browser shows a page of its own first, made of parts of its own (chrome://)
+    assert {a for a in asked if not a.startswith(("data:", "chrome"))} == {(comparison / "report.html").as_uri()}
+    counts = run_js(
+        browser,
+        "return ['#table tbody tr', '#heatmap-panels figure', '#heatmap-panels .cell', '#task-panels svg',"
+        "'#plane-figure .mark', '#learning-panels svg', '#protocol-cards article', '.whisker']"
+        ".map((name) => document.querySelectorAll(name).length)",
+    )
+    assert counts == [3, 3, 18, 3, 3 + 3, 3, 3, 6]  # the plane's legend has its marks too
+
+
+def test_the_heatmap_answers_to_pointer_and_keyboard(opened):
+    from selenium.webdriver import ActionChains, Keys
+
+    browser, _ = opened
+    figure = browser.find_element("css selector", "#heatmap-panels figure[data-run='1']")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", figure)
+    time.sleep(0.1)
+    cell = figure.find_element("css selector", ".cell[data-row='2'][data-column='0']")
+    tip = browser.find_element("id", "tip")
+    assert not tip.is_displayed()
+    ActionChains(browser).move_to_element(cell).perform()
+    assert tip.is_displayed()
+    assert tip.text == "After task 3, task 1 (0, 1)\n15.0 ± 7.1 %, −70.0 since it was learned"
+    assert figure.find_element("css selector", ".readout").text == tip.text.replace("\n", ": ")
+    ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
+    assert not tip.is_displayed()
+    # the keyboard: one tab stop a heatmap, arrows inside it
+    first = figure.find_element("css selector", ".cell[tabindex='0']")
+    assert len(figure.find_elements("css selector", ".cell[tabindex='0']")) == 1
+    browser.execute_script("arguments[0].focus()", first)
+    ActionChains(browser).send_keys(Keys.ARROW_DOWN, Keys.ARROW_RIGHT).perform()
+    here = browser.switch_to.active_element
+    assert (here.get_attribute("data-row"), here.get_attribute("data-column")) == ("1", "1")
+    assert EVIL.split("\u2028")[0] in here.get_attribute("aria-label")  # an evil name is a name
+    assert "90.0 ± 7.1 %, just learned" in tip.text
+    ActionChains(browser).send_keys(Keys.ARROW_UP).perform()  # nothing above the diagonal
+    assert browser.switch_to.active_element == here
+    ActionChains(browser).send_keys(Keys.ESCAPE).perform()
+    assert not tip.is_displayed()
+    no_errors(browser)
+
+
+def test_single_seeds_and_the_change_since_learned(opened):
+    from selenium.webdriver.support.ui import Select
+
+    browser, _ = opened
+    view, seed = (Select(node) for node in browser.find_elements("css selector", "#heatmap-controls select"))
+    text = "return [...document.querySelectorAll(\"figure[data-run='1'] .value\")].map((node) => node.textContent)"
+    assert run_js(browser, text) == ["85", "45", "90", "15", "35", "90"]
+    seed.select_by_value("0")
+    assert run_js(browser, text) == ["90", "40", "95", "10", "30", "85"]
+    view.select_by_value("change")
+    assert run_js(browser, text) == ["0", "−50", "0", "−80", "−65", "0"]
+    view.select_by_value("accuracy")
+    seed.select_by_value("mean")
+
+
+def column(browser, number):
+    return run_js(
+        browser,
+        "return [...document.querySelectorAll('#table tbody tr')]"
+        ".map((row) => row.children[arguments[0]].innerText.trim())",
+        number,
+    )
+
+
+def test_sorting(opened):
+    from selenium.webdriver import Keys
+
+    browser, _ = opened
+    heads = browser.find_elements("css selector", "#table thead th")
+    assert heads[1].get_attribute("aria-sort") == "descending"  # highest AP first
+    assert column(browser, 0) == ["joint", "curvature", "finetune"]
+    heads[1].find_element("tag name", "button").click()
+    assert column(browser, 0) == ["finetune", "curvature", "joint"]
+    assert heads[1].get_attribute("aria-sort") == "ascending"
+    heads[0].find_element("tag name", "button").send_keys(Keys.ENTER)
+    assert column(browser, 0) == ["curvature", "finetune", "joint"]
+    assert heads[1].get_attribute("aria-sort") is None
+    heads[2].find_element("tag name", "button").click()
+    assert [text.split(" ")[0] for text in column(browser, 2)] == ["−1.0", "−15.0", "−62.5"]
+    shared = browser.find_element("id", "shared").text
+    assert "label scope current" in shared
+    assert "test graph task" in shared
+
+
+def downloaded(folder, name):
+    path = folder / name
+    for _ in range(100):
+        if path.exists() and path.stat().st_size:
+            return path.read_text(encoding="utf-8")
+        time.sleep(0.05)
+    raise AssertionError(f"{name} was not downloaded")
+
+
+def test_downloads(opened):
+    browser, folder = opened
+    for button in browser.find_elements("css selector", "[data-save]"):
+        browser.execute_script("arguments[0].click()", button)
+    rows = list(csv.DictReader(io.StringIO(downloaded(folder, "evergraph-heatmaps.csv"))))
+    wanted = [row["accuracy"] for row in rows if (row["run"], row["seed"], row["after_task"]) == ("finetune", "1", "3")]
+    assert wanted == ["20", "40", "95"]
+    assert {row["classes"] for row in rows if row["task"] == "2"} == {f"2, {EVIL}"}
+    table = list(csv.DictReader(io.StringIO(downloaded(folder, "evergraph-compare.csv"))))
+    assert {row["run"]: float(row["ap_mean"]) for row in table}["curvature"] == pytest.approx(76)
+    assert table[0]["protocol.label_scope"] == "current"
+    for name in ("over-time", "plane", "learning", "protocols"):
+        assert len(downloaded(folder, f"evergraph-{name}.csv").splitlines()) > 3
+    for name in ("heatmaps", "over-time", "plane", "learning"):
+        picture = ElementTree.fromstring(downloaded(folder, f"evergraph-{name}.svg"))
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        text = ElementTree.tostring(picture, encoding="unicode")
+        assert "var(--" not in text  # colours are written out
+        assert len(list(picture.iter("{http://www.w3.org/2000/svg}text"))) > 5
+    no_errors(browser)
+
+
+OVERFLOW = """
+const wide = document.documentElement.clientWidth;
+return [...document.querySelectorAll('body *')].filter((node) => {
+  if (node.closest('.scroll, nav, .skip, .unseen, #tip')) return false;
+  const box = node.getBoundingClientRect();
+  return box.width && (box.right > wide + 1 || box.left < -1);
+}).map((node) => node.outerHTML.slice(0, 80));
+"""
+CONTRAST = """
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const linear = (v) => v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+const ground = (node) => {
+  for (let at = node; at; at = at.parentElement) {
+    const colour = parse(getComputedStyle(at).backgroundColor);
+    if (colour.length < 4 || colour[3] > 0) return colour;
+  }
+  return [255, 255, 255];
+};
+const kinds = 'h1, h2, h3, p, td, th, a, button, summary, small, dt, dd, label, svg text:not(.value)';
+return [...document.querySelectorAll(kinds)]
+  .filter((node) => node.getBoundingClientRect().width && node.textContent.trim())
+  .map((node) => {
+    const style = getComputedStyle(node), ink = parse(node.namespaceURI.includes('svg') ? style.fill : style.color);
+    const [a, b] = [light(ink), light(ground(node))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), node.outerHTML.slice(0, 80)];
+  }).filter(([ratio]) => ratio < 4.5);
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 375, 320])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_phones_and_dark_mode(opened, width, dark):
+    browser, _ = opened
+    look(browser, width, dark=dark, phone=width < 500)
+    time.sleep(0.2)
+    assert run_js(browser, "return document.documentElement.scrollWidth") <= width
+    assert run_js(browser, OVERFLOW) == []
+    assert run_js(browser, CONTRAST) == []
+    ground = run_js(browser, "return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == dark
+    no_errors(browser)
+
+
+def test_colours_can_be_switched_by_hand(opened):
+    browser, _ = opened
+    look(browser, 1280)
+    button = browser.find_element("id", "theme")
+    before = run_js(browser, "return getComputedStyle(document.body).backgroundColor")
+    button.click()
+    assert run_js(browser, "return getComputedStyle(document.body).backgroundColor") != before
+    assert button.get_attribute("aria-label") == "Switch to light colours"
+    button.click()
+    assert run_js(browser, "return getComputedStyle(document.body).backgroundColor") == before
+
+
+def test_everything_has_a_name(opened):
+    browser, _ = opened
+    nameless = run_js(
+        browser,
+        "return [...document.querySelectorAll('button, select, [tabindex], svg[role], figure > svg')]"
+        ".filter((node) => !(node.ariaLabel || node.textContent.trim() || node.labels?.length))"
+        ".map((node) => node.outerHTML.slice(0, 90))",
+    )
+    assert nameless == []
+    headings = run_js(
+        browser, "return [...document.querySelectorAll('h1, h2, h3')].map((node) => Number(node.tagName[1]))"
+    )
+    assert headings[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(headings))
