@@ -105,12 +105,12 @@ def test_sampled_aggregation_is_unbiased(graph: eg.Graph, loops: bool) -> None:
     exact = exact_batch.layer(0) @ exact_batch.x
     sampler, generator = cut(graph, 1, (2,), loops), torch.Generator().manual_seed(0)
     draws = []
-    for _ in range(1000):
+    for _ in range(400):
         batch = sampler.batch(seeds, generator)
         draws.append(batch.layer(0) @ batch.x)
     stack = torch.stack(draws)
     deviation = (stack.mean(0) - exact).abs()
-    error = stack.std(0) / 1000**0.5
+    error = stack.std(0) / 400**0.5
     assert float(stack.std(0).max()) > 0.1  # there is something to average
     assert bool((deviation <= 5 * error + 1e-12).all())
     assert float((deviation / error.clamp(min=1e-12)).square().mean()) < 1.5  # as wide as theory says
@@ -121,11 +121,11 @@ def test_all_neighbours_are_likely_to_be_drawn(graph: eg.Graph) -> None:
     degree = int(graph.adjacency.counts()[node])
     sampler, generator = cut(graph, 1, (4,), loops=False), torch.Generator().manual_seed(1)
     counts = torch.zeros(200)
-    for _ in range(2000):
+    for _ in range(800):
         counts[sampler.batch(torch.tensor([node]), generator).nodes[1:]] += 1
-    drawn = counts[counts > 0] / 2000
+    drawn = counts[counts > 0] / 800
     assert drawn.numel() == degree
-    assert torch.allclose(drawn, torch.full_like(drawn, 4 / degree), atol=0.06)
+    assert torch.allclose(drawn, torch.full_like(drawn, 4 / degree), atol=0.09)
 
 
 def test_a_fan_out_that_covers_everything_is_exact(graph: eg.Graph) -> None:
