@@ -76,9 +76,7 @@ class Learner:
         self._progress: Progress | None = None
         self.task_mark: str | None = None  # which task it is in the middle of
         self._generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self._random_state = torch.get_rng_state()
+        self._random_state = torch.Generator().manual_seed(seed).get_state()
 
     # learning
 
