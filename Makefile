@@ -4,16 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow browser docs lint format clean
 
 demo: $(STAMP)
 	$(BIN)/evergraph compare digits --methods finetune,curvature,joint --seeds 3
 
-test: $(STAMP) lint
+test: $(STAMP) lint browser
 	$(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or paper"
+
+# The report's tests open it in a real Chromium: installed where that can be done, else those tests are skipped.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing chromium for the report's tests"; export DEBIAN_FRONTEND=noninteractive; \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1 \
+		|| echo "chromium could not be installed: the report's tests in a browser will be skipped"; \
+	else echo "no chromium and chromedriver here: the report's tests in a browser will be skipped"; fi
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests
