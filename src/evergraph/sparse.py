@@ -143,16 +143,16 @@ class SparseMatrix:
         return out.index_put_((self.row_of_entry(), self.indices), self.values, accumulate=True)
 
     def t(self) -> SparseMatrix:
-        """The transpose, computed once."""
+        """The transpose, computed once. It does not know its matrix: a cycle would keep batches alive."""
         if self._transpose is None and self.device.type == "cpu":
             flipped = self.to_scipy().tocsc()  # a counting sort: several times faster than argsort
             indptr, indices = torch.from_numpy(flipped.indptr), torch.from_numpy(flipped.indices)
-            self._transpose = SparseMatrix(indptr, indices, torch.from_numpy(flipped.data), self.num_rows, self)
+            self._transpose = SparseMatrix(indptr, indices, torch.from_numpy(flipped.data), self.num_rows)
         elif self._transpose is None:
             order = torch.argsort(self.indices, stable=True)
             indptr = torch.zeros(self.num_columns + 1, dtype=torch.long, device=self.device)
             torch.cumsum(torch.bincount(self.indices, minlength=self.num_columns), 0, out=indptr[1:])
-            self._transpose = SparseMatrix(indptr, self.row_of_entry()[order], self.values[order], self.num_rows, self)
+            self._transpose = SparseMatrix(indptr, self.row_of_entry()[order], self.values[order], self.num_rows)
         return self._transpose
 
     def multiply(self, dense: Tensor) -> Tensor:
