@@ -13,6 +13,8 @@ from evergraph.methods import (
     METHODS,
     SI,
     TWP,
+    Analytic,
+    Auto,
     Compose,
     EWCPlusPlus,
     Finetune,
@@ -23,7 +25,7 @@ from evergraph.methods import (
     OnlineEWC,
     register,
 )
-from evergraph.models import GAT, GCN, GraphModel, GraphSAGE
+from evergraph.models import GAT, GCN, GraphModel, GraphSAGE, RandomFeatures
 from evergraph.results import Evaluation
 from evergraph.training import Training
 
@@ -37,6 +39,8 @@ __all__ = [
     "METHODS",
     "SI",
     "TWP",
+    "Analytic",
+    "Auto",
     "Compose",
     "EWCPlusPlus",
     "Evaluation",
@@ -52,6 +56,7 @@ __all__ = [
     "OnlineCurvature",
     "OnlineEWC",
     "Prediction",
+    "RandomFeatures",
     "Task",
     "TaskStream",
     "Training",

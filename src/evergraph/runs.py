@@ -21,9 +21,10 @@ from evergraph.data.stream import Part, TaskStream, TestGraph, stream
 from evergraph.errors import EvergraphError, first_line
 from evergraph.learner import Learner, pick_device
 from evergraph.loggers import Logger, Logging
-from evergraph.methods import make_method
-from evergraph.models import make_model
+from evergraph.methods import make_method, preferred_model
+from evergraph.models import GraphModel, make_model
 from evergraph.results import average_forgetting, average_performance, mean_std
+from evergraph.saving import model_name
 from evergraph.training import Progress, Training
 
 ROW = list[float | None]
@@ -40,28 +41,30 @@ class RunSpec:
         stream: settings of the stream (`order`, `test_graph`, `classes_per_task`, …).
         method: the method's name.
         settings: the method's hyper-parameters.
-        model: the model's name.
+        model: the model's name; the one that the method prefers where it is empty.
         model_settings: the model's hyper-parameters.
         training: how a task is trained.
         seeds: one run each.
         device: `auto`, `cpu` or `cuda`.
         also_test: further test graphs on which the same learner is measured.
+        validate: measure the accuracy matrix on validation nodes too, to choose settings by.
     """
 
     source: str
     stream: dict[str, Any] = field(default_factory=dict)
     method: str = "curvature"
     settings: dict[str, Any] = field(default_factory=dict)
-    model: str = "gcn"
+    model: str = ""
     model_settings: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
     seeds: list[int] = field(default_factory=lambda: [0])
     device: str = "auto"
     also_test: list[TestGraph] = field(default_factory=list)
+    validate: bool = False
 
     def learner(self, seed: int) -> Learner:
         """A learner that has learned nothing yet."""
-        model = make_model(self.model, **self.model_settings)
+        model = model_for(self.method, self.model, self.model_settings)
         return Learner(model, make_method(self.method, self.settings), self.training, device=self.device, seed=seed)
 
     def make_stream(self, seed: int, data_root: str | Path | None) -> TaskStream:
@@ -71,6 +74,14 @@ class RunSpec:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {**asdict(self), "training": self.training.protocol()}
+
+
+def model_for(method: str, model: str = "", settings: dict[str, Any] | None = None) -> GraphModel:
+    """The model named, or the one that the method prefers."""
+    name, preferred = preferred_model(method)
+    if model:
+        name, preferred = model, {}
+    return make_model(name, **{**preferred, **(settings or {})})
 
 
 def run(
@@ -126,7 +137,7 @@ def _result(
         "stream": spec.source,
         "method": spec.method,
         "hyperparameters": learner.method.hyperparameters(),
-        "model": {"name": spec.model, **learner.model.hyperparameters()},
+        "model": {"name": model_name(learner.model), **learner.model.hyperparameters()},
         "protocol": {**first.protocol(), **spec.training.protocol()},
         "seeds": spec.seeds,
         **_summary(matrices),
@@ -206,7 +217,8 @@ class _SeedRun:
         state["matrix"].append(_row(learner, self.tasks, self.tasks.test_graph))
         for name in self.spec.also_test:
             state["also_tested"][name].append(_row(learner, self.tasks, name))
-        state["validation"].append(_row(learner, self.tasks, self.tasks.test_graph, "val"))
+        if self.spec.validate:
+            state["validation"].append(_row(learner, self.tasks, self.tasks.test_graph, "val"))
         state["log"] += [{"task": index, **row} for row in log]
         self.logging.task(self.seed, state["matrix"])
         self._save(learner, state)

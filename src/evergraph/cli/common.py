@@ -47,8 +47,8 @@ Patience = Annotated[int, typer.Option(help="Early stopping on the current task'
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
-Model = Annotated[str, typer.Option(help="gcn, sage or gat.")]
-Hidden = Annotated[int, typer.Option(help="Width of the hidden layer.", min=1)]
+Model = Annotated[str | None, typer.Option(help="gcn, sage, gat or random-features; the method's own by default.")]
+Hidden = Annotated[int | None, typer.Option(help="Width of the hidden layer; the model's own by default.", min=1)]
 
 stderr = Console(stderr=True)
 DEFAULTS = Training()
@@ -69,8 +69,8 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "class_balanced": (ClassBalanced, False),
     "patience": (Patience, 0),
     "fan_out": (FanOut, None),
-    "model": (Model, "gcn"),
-    "hidden": (Hidden, 256),
+    "model": (Model, None),
+    "hidden": (Hidden, None),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),
     "out": (Out, None),
@@ -160,8 +160,8 @@ def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, op
         stream=chosen,
         method=method,
         settings=settings,
-        model=options["model"],
-        model_settings={"hidden": options["hidden"]},
+        model=options["model"] or "",
+        model_settings={"hidden": options["hidden"]} if options["hidden"] else {},
         training=make_training(options),
         seeds=list(range(seeds)),
         device=options["device"],

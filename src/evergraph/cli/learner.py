@@ -23,7 +23,7 @@ from evergraph.errors import EvergraphError, first_line
 from evergraph.keeping import learn_kept, load_kept
 from evergraph.learner import Learner, Prediction
 from evergraph.methods import make_method
-from evergraph.models import make_model
+from evergraph.runs import model_for
 from evergraph.saving import describe_method, method_title, model_name
 
 GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
@@ -66,7 +66,7 @@ def learn_command(
     data = find_graph(graph, options["data_root"])[0]
     learner = load_kept(checkpoint, device=options["device"])
     if learner is None:
-        made = make_model(options["model"], hidden=options["hidden"])
+        made = model_for(method, options["model"] or "", {"hidden": options["hidden"]} if options["hidden"] else {})
         chosen = make_method(method, common.parse_settings(options["set_"]))
         training = common.make_training(options)
         learner = Learner(made, chosen, training, num_classes=num_classes, device=options["device"], seed=seed)

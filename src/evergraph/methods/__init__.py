@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 from evergraph.errors import EvergraphError, unknown
+from evergraph.methods.analytic import Analytic
+from evergraph.methods.auto import Auto
 from evergraph.methods.base import Compose, Context, Method, Step
 from evergraph.methods.curvature import OnlineCurvature
 from evergraph.methods.ema import EMA
@@ -22,7 +24,22 @@ from evergraph.methods.twp import TWP
 
 METHODS: dict[str, type[Method]] = {
     kind.name: kind
-    for kind in (Finetune, Joint, EMA, OnlineCurvature, EWC, OnlineEWC, EWCPlusPlus, KFAC, MAS, SI, LwF, TWP)
+    for kind in (
+        Finetune,
+        Joint,
+        EMA,
+        OnlineCurvature,
+        EWC,
+        OnlineEWC,
+        EWCPlusPlus,
+        KFAC,
+        MAS,
+        SI,
+        LwF,
+        TWP,
+        Analytic,
+        Auto,
+    )
 }
 
 
@@ -32,6 +49,13 @@ def register(kind: type[Method]) -> type[Method]:
         raise EvergraphError(f"there is a method {kind.name!r} already; give yours another name")
     METHODS[kind.name] = kind
     return kind
+
+
+def preferred_model(name: str) -> tuple[str, dict[str, Any]]:
+    """The model, and its settings, that a run with this method takes where none is named."""
+    kinds = [METHODS[part] for part in name.split("+") if part in METHODS]
+    special = next((kind for kind in kinds if kind.model != Method.model), Method)
+    return special.model, dict(special.model_settings)
 
 
 def make_method(name: str, settings: dict[str, Any] | None = None) -> Method:
@@ -80,6 +104,8 @@ __all__ = [
     "METHODS",
     "SI",
     "TWP",
+    "Analytic",
+    "Auto",
     "Compose",
     "Context",
     "EWCPlusPlus",

@@ -56,14 +56,8 @@ class Context:
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The training nodes in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
-        exact = Neighbourhoods(
-            self.neighbourhoods.x,
-            self.neighbourhoods.operator,
-            self.neighbourhoods.y,
-            self.neighbourhoods.num_hops,
-        )
         seeds = self.task.train.to(self.neighbourhoods.y.device)
-        return exact.batches(seeds, batch_size or self.batch_size)
+        return self.neighbourhoods.exact().batches(seeds, batch_size or self.batch_size)
 
     def targets(self, batch: Batch) -> Tensor:
         """The batch's labels as positions in `classes`."""
@@ -133,7 +127,8 @@ class Method:
     joint: ClassVar[bool] = False
     """Whether the method is given all earlier tasks' data too (an upper bound, not a continual learner)."""
     model: ClassVar[str] = "gcn"
-    """The model that a run takes where none is named."""
+    """The model that a run takes where none is named, and its settings."""
+    model_settings: ClassVar[dict[str, Any]] = {}
 
     def start_task(self, context: Context) -> None:
         """Before the first step of a task."""

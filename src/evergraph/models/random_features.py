@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from evergraph.data.batches import Batch
 from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
 from evergraph.models.base import GraphModel, linear, neighbourhoods
 from evergraph.sparse import Features, SparseMatrix, with_column, with_ones, with_self_loops
 
@@ -30,16 +31,17 @@ class RandomFeatures(GraphModel):
     rows of length one, W random Gaussian, and P_b = D^(b−1) (A + I) D^(−b): b = ½ is GCN's normalization, b = 1
     divides each neighbour's message by that neighbour's degree, b = 0 takes the mean.
 
-    At test time a whole graph may hold edges between tasks that training never saw. `passes=2` predicts once,
-    weighs every edge by the agreement of its two ends on which task they are from, cos² of the predicted
-    distributions over tasks, and computes features and logits anew; `smoothing` then mixes every node's
-    probabilities with its neighbours'. Both use the test graph alone.
+    At test time a graph may hold edges between tasks that training never saw. So nodes are predicted twice: once
+    to weigh every edge by the agreement of its two ends on which task they are from (cos² of the predicted
+    distributions over tasks), and then on the graph with those weights: either with features computed anew, or,
+    where the validation nodes say that it helps, by mixing every node's probabilities with its neighbours'
+    (`smooths`). Both use the test graph alone.
 
     Args:
         hidden: number of random features, all blocks together.
         blocks: pairs (k, b).
-        passes: 2 weighs edges by agreement at test time; 1 takes the graph as it is.
-        smoothing: share of the neighbours' probabilities in the prediction, five rounds; 0 turns it off.
+        agree: weigh edges by agreement at test time; off, the graph is taken as it is.
+        smoothing: share of the neighbours' probabilities in the prediction, five rounds; 0 never smooths.
         temperature: of the softmax that makes probabilities of the head's least-squares scores.
     """
 
@@ -47,22 +49,26 @@ class RandomFeatures(GraphModel):
         self,
         hidden: int = 3072,
         blocks: Sequence[Sequence[float]] = BLOCKS,
-        passes: int = 2,
+        agree: bool = True,
         smoothing: float = 0.5,
         temperature: float = 0.1,
     ) -> None:
         super().__init__()
         self.hidden = hidden
         self.blocks: list[Block] = [(int(depth), float(balance)) for depth, balance in blocks]
-        self.passes, self.smoothing, self.temperature = passes, smoothing, temperature
+        if not self.blocks or hidden < len(self.blocks):
+            raise EvergraphError(f"random features: hidden={hidden} is too narrow for {len(self.blocks)} blocks")
+        self.agree, self.smoothing, self.temperature = agree, smoothing, temperature
         self.block_width = hidden // len(self.blocks)
         self.projection_seed: Tensor
         self.task_of_unit: Tensor
+        self.block_scale: Tensor
+        self.smooths: Tensor
         self._drawn: tuple[int, Tensor] | None = None
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments that make an equal model."""
-        names = ("hidden", "passes", "smoothing", "temperature")
+        names = ("hidden", "agree", "smoothing", "temperature")
         return {"blocks": [list(block) for block in self.blocks], **{name: getattr(self, name) for name in names}}
 
     @property
@@ -76,6 +82,8 @@ class RandomFeatures(GraphModel):
         width = self.block_width * len(self.blocks)
         self.register_buffer("projection_seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("task_of_unit", torch.full((out_channels,), -1, dtype=torch.long))
+        self.register_buffer("block_scale", torch.ones(len(self.blocks)))
+        self.register_buffer("smooths", torch.zeros((), dtype=torch.bool))
         self.head = nn.Parameter(torch.zeros(width + 1, out_channels))
         self.reset_parameters()
 
@@ -138,7 +146,7 @@ class RandomFeatures(GraphModel):
         """The features of a batch's seeds, with a column of ones."""
         if not batch.num_hops:
             assert isinstance(batch.x, Tensor)
-            return batch.x
+            return self._scaled(batch.x)
         assert self.in_channels is not None
         degree = column(batch.x, self.in_channels)
         out = []
@@ -150,7 +158,14 @@ class RandomFeatures(GraphModel):
                 h = degree[: operator.num_columns] ** -balance * h
                 h = degree[: operator.num_rows] ** (balance - 1) * (operator @ h)
             out.append(self._activate(h))
-        return with_ones(torch.cat(out, dim=1))
+        return self._scaled(with_ones(torch.cat(out, dim=1)))
+
+    def _scaled(self, features: Tensor) -> Tensor:
+        """Every block times its factor; the column of ones as it is."""
+        if bool((self.block_scale == 1).all()):
+            return features
+        factors = torch.repeat_interleave(self.block_scale, self.block_width)
+        return features * torch.cat([factors, factors.new_ones(1)]).to(features)
 
     def _blocks(self) -> list[tuple[int, float, slice]]:
         width = self.block_width
@@ -173,20 +188,20 @@ class RandomFeatures(GraphModel):
 
     @torch.no_grad()
     def graph_logits(self, graph: Graph, nodes: Tensor, device: torch.device) -> Tensor:
-        """Scores at `nodes`; with two passes and smoothing where the graph's features fit into memory."""
-        cut = neighbourhoods(self, graph, device=device)
-        known = self.task_of_unit >= 0
-        if cut.num_hops or not bool(known.any()):
+        """Scores at `nodes`: plain, and where the graph's features fit into memory, a second time by agreement."""
+        smooths = bool(self.smooths) and self.smoothing > 0
+        several = int(self.task_of_unit.max()) > 0
+        if neighbourhoods(self, graph, device=device).num_hops or not (smooths or (self.agree and several)):
             return super().graph_logits(graph, nodes, device)
-        assert isinstance(cut.x, Tensor)
+        scores = super().graph_logits(graph, torch.arange(graph.num_nodes), device).to(device)
         adjacency = graph.adjacency.to(self.head.dtype).to(device)
-        scores = cut.x @ self.head
-        if self.passes > 1 and int(self.task_of_unit.max()) > 0:
+        if self.agree and several:
             adjacency = self.agreement(adjacency, scores)
-            x = graph.x.to(self.head.dtype).to(device)
-            scores = self.graph_features(x, with_self_loops(adjacency)) @ self.head
-        if self.smoothing:
+        if smooths:
             scores = self.smooth(adjacency, scores)
+        else:
+            x = graph.x.to(self.head.dtype).to(device)
+            scores = self._scaled(self.graph_features(x, with_self_loops(adjacency))) @ self.head
         return scores[nodes.to(device)].cpu()
 
     def probabilities(self, scores: Tensor) -> Tensor:

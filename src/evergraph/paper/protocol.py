@@ -72,6 +72,7 @@ class Protocol:
             seeds=list(seeds),
             device=self.device,
             also_test=[other],
+            validate=True,
         )
 
     def key(self, name: str) -> str:

@@ -1,0 +1,75 @@
+"""`auto`: the closed-form learner with its encoder chosen by the first task, for people who just want it to work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from evergraph.errors import EvergraphError
+from evergraph.methods.analytic import RIDGES, Analytic
+from evergraph.methods.base import Context, state
+from evergraph.models.random_features import RandomFeatures
+
+DEPTHS: tuple[tuple[int, ...], ...] = ((1, 2), (0, 1, 2), (0, 1), (1,), (0,))
+"""Sets of propagation depths to choose from; the first is taken unless another is clearly better."""
+
+
+@dataclass(repr=False)
+class Auto(Analytic):
+    """`analytic`, with the depths of propagation chosen on the first task's validation nodes.
+
+    Graphs differ in how much a node's neighbours say about it: where edges mostly join nodes of one class,
+    two steps of propagation are best; where they do not, none is. Each candidate set of depths is fitted on
+    the first task's training nodes; the first candidate on the list is kept unless another one's accuracy
+    on the validation nodes is higher by more than one standard error. Everything else (ridge, smoothing) is
+    chosen as `analytic` chooses it, while the stream goes on.
+    """
+
+    name = "auto"
+    family = "closed form"
+    reference = "analytic, with its encoder chosen by the first task; see docs/analytic.md"
+    model_settings: ClassVar[dict[str, Any]] = {
+        "hidden": 3840,
+        "blocks": [[0, 0.5], [1, 1.0], [1, 0.5], [2, 1.0], [2, 0.5]],
+    }
+
+    depths_: list[int] = state(list)
+
+    @torch.no_grad()
+    def end_task(self, context: Context) -> None:
+        """At the first task choose the depths; then as `analytic`."""
+        if not self.tasks_:
+            if not isinstance(context.model, RandomFeatures):
+                raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
+            self.depths_ = list(self._choose_depths(context, context.model))
+            _use(context.model, self.depths_)
+        super().end_task(context)
+
+    def _choose_depths(self, context: Context, model: RandomFeatures) -> tuple[int, ...]:
+        """The first candidate, or one that is better by more than one standard error."""
+        nodes = context.task.val.to(context.neighbourhoods.y.device)
+        present = {depth for depth, _ in model.blocks}
+        candidates = [depths for depths in DEPTHS if set(depths) <= present] or [tuple(sorted(present))]
+        if not nodes.numel() or len(candidates) == 1:
+            return candidates[0]
+        rates = []
+        for depths in candidates:
+            _use(model, depths)
+            trial = Analytic(self.ridge or RIDGES[1], self.balance)
+            trial._accumulate(context, "train", context.task.train.to(nodes.device))
+            head = trial.solve(trial.ridge, ("train",))
+            hits = 0
+            for batch in context.neighbourhoods.exact().batches(nodes, nodes.numel()):
+                hits += int(((model.features(batch).double() @ head).argmax(1) == batch.y).sum())
+            rates.append(hits / nodes.numel())
+        best = max(range(len(rates)), key=rates.__getitem__)
+        error = (rates[best] * (1 - rates[best]) / nodes.numel()) ** 0.5
+        return candidates[best] if rates[best] > rates[0] + error else candidates[0]
+
+
+def _use(model: RandomFeatures, depths: tuple[int, ...] | list[int]) -> None:
+    """Turn off the blocks of all other depths."""
+    chosen = [float(depth in depths) for depth, _ in model.blocks]
+    model.block_scale.copy_(torch.tensor(chosen))

@@ -1,0 +1,260 @@
+"""The closed-form head: equal to joint learning, whatever the order and the batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import evergraph as eg
+from evergraph.data.batches import Batch
+from evergraph.data.graph import Graph
+from evergraph.data.made import sbm
+from evergraph.methods.analytic import Analytic
+from evergraph.models.base import GraphModel, neighbourhoods
+from evergraph.models.random_features import unit_rows
+from evergraph.sparse import SparseMatrix, as_dense
+
+BLOCKS = ((0, 0.5), (1, 1.0), (2, 0.5), (2, 0.0))
+
+
+def encoder(**settings: object) -> eg.RandomFeatures:
+    return eg.RandomFeatures(hidden=32, blocks=BLOCKS, **settings)
+
+
+def built(graph: Graph, classes: int = 6) -> eg.RandomFeatures:
+    torch.manual_seed(3)
+    model = encoder().double()
+    model.setup(graph.num_features, classes)
+    return model.double()
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return sbm(nodes=90, classes=6, degree=4, features=7, signal=3.0, seed=2)
+
+
+def dense_features(model: eg.RandomFeatures, graph: Graph) -> Tensor:
+    """The blocks' formula with dense matrices."""
+    x = as_dense(graph.x).double()
+    x = x / x.norm(dim=1, keepdim=True)
+    looped = graph.adjacency.dense().double() + torch.eye(graph.num_nodes, dtype=torch.float64)
+    degree = looped.sum(1)
+    blocks = []
+    for number, (depth, balance) in enumerate(BLOCKS):
+        propagate = torch.diag(degree ** (balance - 1)) @ looped @ torch.diag(degree**-balance)
+        h = x @ model.projection[:, 8 * number : 8 * (number + 1)]
+        h = torch.linalg.matrix_power(propagate, depth) @ h
+        blocks.append((h / h.norm(dim=1, keepdim=True)).relu() * (8 / 4) ** 0.5)
+    return torch.cat([*blocks, torch.ones(graph.num_nodes, 1, dtype=torch.float64)], dim=1)
+
+
+@pytest.mark.parametrize("propagate", [True, False], ids=["whole graph", "batches"])
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+def test_features_are_the_formula(graph: Graph, propagate: bool, sparse: bool) -> None:
+    model = built(graph)
+    if sparse:
+        dense = as_dense(graph.x)
+        graph.x = SparseMatrix.from_scipy(__import__("scipy.sparse").sparse.csr_matrix(dense.numpy()))
+    cut = neighbourhoods(model, graph, propagate=propagate)
+    assert cut.num_hops == (0 if propagate else 2)
+    nodes = torch.tensor([5, 17, 80, 3])
+    assert torch.allclose(model.features(cut.batch(nodes)), dense_features(model, graph)[nodes], atol=1e-6)
+
+
+def joint_head(features: Tensor, y: Tensor, weights: Tensor, ridge: float, classes: int) -> Tensor:
+    """Ridge regression on everything at once, by its normal equations."""
+    targets = nn.functional.one_hot(y, classes).double()
+    gram = features.T @ (weights[:, None] * features)
+    diagonal = gram.diagonal()  # a feature that is zero everywhere does not count
+    damping = ridge * diagonal[diagonal > 0].mean() / len(y.unique())
+    eye = torch.eye(gram.size(0), dtype=torch.float64)
+    return torch.linalg.solve(gram + damping * eye, features.T @ (weights[:, None] * targets))
+
+
+@pytest.mark.parametrize("order", ["labelled", "random:1", "size"])
+def test_learning_in_turn_is_learning_at_once(graph: Graph, order: str) -> None:
+    stream = eg.TaskStream(graph, 2, order=order)
+    learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3, balance=0.5), dtype=torch.float64)
+    features, labels, weights = [], [], []
+    for task in stream:
+        learner.learn(task)
+        cut = neighbourhoods(learner.model, task.graph)
+        for nodes in (task.train, task.val):
+            sizes = torch.bincount(task.graph.y[task.train], minlength=6).double()
+            features.append(learner.model.features(cut.batch(nodes)))
+            labels.append(task.graph.y[nodes])
+            weights.append(sizes[task.graph.y[nodes]] ** -0.5)
+    expected = joint_head(torch.cat(features), torch.cat(labels), torch.cat(weights), 0.3, 6)
+    assert (learner.model.output_weight() - expected).abs().max() < 1e-8 * expected.abs().max()
+
+
+def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = eg.TaskStream(graph, 2)
+    heads = []
+    for at_hand, nodes in ((2**31, 4096), (0, 7)):
+        monkeypatch.setattr("evergraph.models.random_features.AT_HAND", at_hand)
+        monkeypatch.setattr("evergraph.methods.analytic.NODES_AT_ONCE", nodes)
+        for task in stream:
+            task.graph.cache.clear()
+        learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3), dtype=torch.float64)
+        learner.fit(stream)
+        heads.append(learner.model.output_weight().clone())
+    assert torch.allclose(heads[0], heads[1], atol=1e-10)
+
+
+def test_new_examples_of_an_old_class_add_up(graph: Graph) -> None:
+    halves = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(0)).chunk(2)
+    learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3, balance=0.0), num_classes=6, dtype=torch.float64)
+    total = 0
+    for nodes in halves:
+        part = graph.subgraph(nodes.sort().values)
+        task = eg.Task(0, list(range(6)), part, torch.arange(part.num_nodes), nodes[:0], nodes[:0], 6)
+        learner.learn(task)
+        total += part.num_nodes
+    method = learner.method
+    assert isinstance(method, Analytic)
+    assert method.gram_["train"][-1, -1] == total  # the column of ones counts the nodes
+    assert learner.classes == graph.class_names
+
+
+def test_state_does_not_grow_with_tasks(graph: Graph) -> None:
+    stream = eg.TaskStream(graph, 1)
+    learner = eg.Learner(encoder(), eg.Analytic())
+    sizes = []
+    for task in stream:
+        learner.learn(task)
+        state = learner.method.state_dict()
+        sizes.append(sum(part.numel() for key in ("gram_", "cross_") for part in state[key].values()))
+    assert len(set(sizes)) == 1
+
+
+def test_keeps_what_fine_tuning_forgets() -> None:
+    stream = eg.stream("digits")
+    learner = eg.Learner(eg.RandomFeatures(hidden=512), eg.Analytic())
+    result = learner.fit(stream)
+    assert result.ap > 97
+    assert result.af is not None
+    assert result.af > -1.5
+    assert learner.evaluate(stream, test_graph="seen").ap > 95
+
+
+def test_resumes_identically(graph: Graph, tmp_path: object) -> None:
+    stream = eg.TaskStream(graph, 2)
+    unbroken = eg.Learner(encoder(), eg.Analytic())
+    unbroken.learn(stream[0])
+    unbroken.save(f"{tmp_path}/learner")
+    loaded = eg.Learner.load(f"{tmp_path}/learner")
+    for learner in (unbroken, loaded):
+        learner.learn(stream[1])
+    assert torch.equal(unbroken.model.output_weight(), loaded.model.output_weight())
+    assert unbroken.evaluate(stream).accuracies == loaded.evaluate(stream).accuracies
+
+
+def test_output_grows(graph: Graph) -> None:
+    stream = eg.TaskStream(graph, 2)
+    fixed = eg.Learner(encoder(), eg.Analytic(ridge=0.3))
+    growing = eg.Learner(encoder(), eg.Analytic(ridge=0.3), num_classes=2)
+    for number, task in enumerate(stream):
+        if number:
+            growing.grow(2 * number + 2)
+        fixed.learn(task)
+        growing.learn(task)
+    assert torch.allclose(fixed.model.output_weight(), growing.model.output_weight(), atol=1e-6)
+
+
+def test_auto_reads_the_graph_only_where_it_helps() -> None:
+    settings = eg.Auto.model_settings | {"hidden": 200}
+    chosen = {}
+    for homophily in (0.9, 0.25):  # a quarter is chance: such edges say nothing
+        graph = sbm(nodes=900, classes=4, degree=12, homophily=homophily, features=16, signal=1.6, seed=4)
+        learner = eg.Learner(eg.RandomFeatures(**settings), eg.Auto())
+        learner.learn(eg.TaskStream(graph, 4)[0])
+        assert isinstance(learner.method, eg.Auto)
+        chosen[homophily] = learner.method.depths_
+    assert max(chosen[0.9]) == 2
+    assert 0 in chosen[0.25]
+
+
+def test_smoothing_helps_and_knows_edges_between_tasks(graph: Graph) -> None:
+    model = built(graph)
+    model.task_of_unit.copy_(torch.tensor([0, 0, 1, 1, 2, 2]))
+    scores = torch.zeros(graph.num_nodes, 6, dtype=torch.float64)
+    scores[torch.arange(graph.num_nodes), graph.y] = 1.0
+    weighed = model.agreement(graph.adjacency.to(torch.float64), scores)
+    task = graph.y // 2
+    inside = task[weighed.indices] == task[weighed.row_of_entry()]
+    assert (weighed.values[inside] > 0.9).all()
+    assert (weighed.values[~inside] < 0.1).all()
+    scores[0] = 0.0  # a node that says nothing is told by its neighbours
+    if int(graph.adjacency.counts()[0]):
+        smoothed = model.smooth(graph.adjacency.to(torch.float64), scores)
+        assert smoothed[0].max() - smoothed[0].min() > 0.1
+    assert torch.allclose(smoothed.exp().sum(1), torch.ones(graph.num_nodes, dtype=torch.float64))
+
+
+class LinearFeatures(GraphModel):
+    """φ = X M: features that drift by a linear map when M changes."""
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.mix = nn.Parameter(torch.eye(in_channels))
+        self.head = nn.Parameter(torch.zeros(in_channels, out_channels))
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Tensor, int]:
+        return as_dense(graph.x), 0
+
+    def features(self, batch: Batch) -> Tensor:
+        return batch.x @ self.mix
+
+    def output_weight(self) -> Tensor:
+        return self.head
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.features(batch) @ self.head
+
+
+class Drift(eg.Method):
+    """Moves the encoder by a known map at the end of the second task."""
+
+    def end_task(self, context: object) -> None:
+        if context.index == 1:
+            generator = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                change = torch.randn(7, 7, generator=generator, dtype=torch.float64)
+                context.model.mix.copy_(context.model.mix @ change)
+
+
+def test_statistics_follow_a_linear_drift_of_the_encoder(graph: Graph) -> None:
+    stream = eg.TaskStream(graph, 2)
+    method = eg.Analytic(ridge=0.3, encoder="continual")
+    learner = eg.Learner(LinearFeatures(), eg.Compose(Drift(), method), epochs=0, dtype=torch.float64)
+    learner.learn(stream[0])
+    learner.learn(stream[1])
+    expected = torch.zeros(7, 7, dtype=torch.float64)
+    for task in list(stream)[:2]:
+        x = as_dense(task.graph.x).double() @ learner.model.mix.detach()
+        sizes = torch.bincount(task.graph.y[task.train], minlength=6).double()
+        weights = sizes[task.graph.y[task.train]] ** -0.5
+        expected += x[task.train].T @ (weights[:, None] * x[task.train])
+    assert torch.allclose(method.gram_["train"], expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["first", "continual"])
+def test_trained_encoders_learn_all_tasks(kind: str) -> None:
+    stream = eg.stream("digits")
+    closed = eg.Analytic(encoder=kind)
+    method = closed if kind == "first" else eg.Compose(eg.OnlineCurvature(strength=1.0, ema=0.0), closed)
+    learner = eg.Learner(eg.GCN(hidden=64), method, epochs=3)
+    assert learner.fit(stream).ap > 85
+
+
+def test_a_model_without_a_linear_head_is_refused(small_stream: eg.TaskStream) -> None:
+    learner = eg.Learner(eg.GAT(hidden=8), eg.Analytic())
+    with pytest.raises(eg.EvergraphError, match="linear head"):
+        learner.learn(small_stream[0])
+
+
+def test_rows_of_length_one() -> None:
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    assert torch.allclose(as_dense(unit_rows(x)), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
