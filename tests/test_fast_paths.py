@@ -158,6 +158,19 @@ def test_structured_diagonal_is_the_sum_over_nodes(kind: str, propagate: bool, l
     assert all(relative(found[name], plain[name]) < 1e-12 for name in plain)
 
 
+def test_a_diagonal_after_more_training_is_that_of_the_new_parameters() -> None:
+    context = context_of(sparse_graph())
+    optimizer = make_optimizer(context.model, eg.Training(lr=0.1))
+    measure = partial(fisher_diagonal, context.model, context.batches, context.classes)
+    before = measure()
+    train_step(context, Method(), next(context.batches(16)), optimizer)
+    found = measure()
+    with fast_paths():
+        plain = measure()
+    assert all(relative(found[name], plain[name]) < 1e-12 for name in plain)
+    assert relative(found["weights.0"], before["weights.0"]) > 0.01
+
+
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("memory", [1, 10_000])
 def test_structured_absolute_gradients_in_any_grouping(kind: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:

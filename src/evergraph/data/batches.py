@@ -64,6 +64,24 @@ class Batch:
         return as_dense(self.x)
 
 
+@dataclass(eq=False)
+class _Fixed:
+    """A product and the weight it was made with."""
+
+    weight: Tensor
+    version: int
+    propagated: bool
+    product: Tensor
+
+    def holds(self, weight: Tensor, propagated: bool) -> bool:
+        """Whether it is the product with this weight."""
+        if self.propagated != propagated:
+            return False
+        if weight.requires_grad:
+            return self.weight.shape == weight.shape and torch.equal(self.weight, weight)
+        return self.weight is weight and self.version == weight._version
+
+
 class Neighbourhoods:
     """Cuts batches out of one graph.
 
@@ -90,7 +108,7 @@ class Neighbourhoods:
         self.x, self.operator, self.y = x, operator, y
         self.num_hops, self.fan_out = num_hops, fan_out
         self._propagated: Features | None = None
-        self._fixed: tuple[Tensor, int, bool, Tensor] | tuple[()] = ()
+        self._fixed: _Fixed | None = None
         self._position = torch.full((y.numel(),), -1, dtype=torch.long, device=y.device)
 
     def batch(self, seeds: Tensor, generator: torch.Generator | None = None) -> Batch:
@@ -133,14 +151,16 @@ class Neighbourhoods:
     def fixed_product(self, weight: Tensor, propagate: bool) -> Tensor | None:
         """X W (or Ã X W) at all nodes for a W that stays as it is: computed once, None where it is too large to keep.
 
-        The weight is known by its storage and its version, so a changed one is noticed.
+        A weight is known again by being the same tensor in the same version. A parameter is compared by value:
+        fused optimizers and CUDA graphs move parameters without telling.
         """
-        if not self._fixed or self._fixed[0] is not weight or self._fixed[1:3] != (weight._version, propagate):
+        if self._fixed is None or not self._fixed.holds(weight, propagate):
             if weight.element_size() * self.y.numel() * weight.size(1) > FIXED_BYTES:
                 return None
             product = self.x @ weight.detach()
-            self._fixed = (weight, weight._version, propagate, self.operator @ product if propagate else product)
-        return self._fixed[3]
+            kept = weight.detach().clone() if weight.requires_grad else weight
+            self._fixed = _Fixed(kept, weight._version, propagate, self.operator @ product if propagate else product)
+        return self._fixed.product
 
     def exact(self) -> Neighbourhoods:
         """The same graph with all neighbours."""
