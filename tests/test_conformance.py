@@ -23,7 +23,8 @@ from evergraph.methods import METHODS, make_method
 from evergraph.methods.base import Compose, Method
 from evergraph.training import Progress
 
-FROM_THE_START = {"joint": "draws its parameters anew at every task"}
+CLOSED_FORM = {"analytic": "solves for the head at a task's end", "auto": "likewise"}
+FROM_THE_START = {"joint": "draws its parameters anew at every task", **CLOSED_FORM}
 NO_EFFECT = {"finetune": "is what the others are compared with"}
 """Methods that do not equal fine-tuning on the first task, and those that always do."""
 
@@ -48,7 +49,9 @@ STREAM = eg.TaskStream(GRAPH, 2)
 
 def learner(method: Method, model: str = "gcn", dtype: torch.dtype = torch.float32, **more: object) -> eg.Learner:
     settings = {"epochs": 2, "lr": 0.02, "batch_size": 7, "label_scope": "seen", "device": "cpu", **more}
-    return eg.Learner(MODELS[model](), method, dtype=dtype, **settings)
+    parts = method.methods if isinstance(method, Compose) else [method]
+    closed = any(part.name in CLOSED_FORM for part in parts)  # these bring their own model
+    return eg.Learner(eg.RandomFeatures(hidden=12) if closed else MODELS[model](), method, dtype=dtype, **settings)
 
 
 def tasks(of: eg.Learner) -> list[eg.Task]:
@@ -132,7 +135,7 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(name: str, dtype: to
             whole.save(tmp_path / "middle")
 
     whole.learn(tasks(whole)[1], save)
-    for point in ("between", "middle"):
+    for point in ("between",) if name in CLOSED_FORM else ("between", "middle"):
         again = eg.Learner.load(tmp_path / point, device="cpu")
         assert again.in_mid_task == (point == "middle")
         assert again.method.hyperparameters() == whole.method.hyperparameters()
@@ -141,7 +144,7 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_happened(name: str, dtype: to
     whole.learn(tasks(whole)[2])
     again.learn(tasks(again)[2])
     same(whole, again)
-    kept = [*whole.model.parameters(), *tensors(whole.method.state_dict())]
+    kept = [*whole.model.parameters(), *([] if name in CLOSED_FORM else tensors(whole.method.state_dict()))]
     assert all(tensor.dtype == dtype for tensor in kept if tensor.is_floating_point())
 
 
@@ -174,7 +177,7 @@ def test_composed_with_another_method_the_rules_hold(name: str, other: str, firs
     assert all(torch.isfinite(value).all() for value in of.model.parameters())
 
 
-ADDITIVE = [name for name in SUITE if name not in {"joint", "finetune", "ema"}]
+ADDITIVE = [name for name in SUITE if name not in {"joint", "finetune", "ema", *CLOSED_FORM}]
 
 
 def after_two_tasks(method: Method, setting: Setting) -> eg.methods.Context:

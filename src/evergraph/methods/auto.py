@@ -25,6 +25,11 @@ class Auto(Analytic):
     the first task's training nodes; the first candidate on the list is kept unless another one's accuracy
     on the validation nodes is higher by more than one standard error. Everything else (ridge, smoothing) is
     chosen as `analytic` chooses it, while the stream goes on.
+
+    Args:
+        ridge: as in `analytic`; 0 chooses.
+        balance: as in `analytic`.
+        encoder: as in `analytic`.
     """
 
     name = "auto"

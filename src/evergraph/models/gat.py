@@ -60,7 +60,7 @@ class GAT(GraphModel):
             nn.init.xavier_uniform_(target)
 
     def grow(self, out_channels: int) -> None:
-        """More output units in the last layer; attention does not look at them yet, so the old ones stay as they are."""
+        """More output units in the last layer; attention does not look at them yet, so the old ones stay."""
         for group in (self.weights, self.sources, self.targets):
             group[-1] = grown(group[-1], out_channels)
         with torch.no_grad():
