@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import torch
 from torch_geometric.datasets import Amazon, CitationFull, Coauthor
 from torch_geometric.io import read_npz
@@ -25,45 +24,7 @@ from evergraph.data import official
 from evergraph.data.made import sbm
 from evergraph.data.official import OFFICIAL, data_root, read_official, read_ogb_folder
 from evergraph.sparse import SparseMatrix
-from graph_files import npz_parts
-
-
-def skewed_graph(sizes: list[int], features: int = 20) -> eg.Graph:
-    """A graph with classes of the given sizes."""
-    y = np.repeat(np.arange(len(sizes)), sizes)
-    random = np.random.default_rng(0)
-    edges = random.integers(0, y.size, (2, 3 * y.size))
-    x = sp.random(y.size, features, 0.1, "csr", np.float32, random_state=1)
-    return eg.make_graph(x, edges, random.permutation(y), undirected=True)
-
-
-def npz_bytes(graph: eg.Graph) -> bytes:
-    content = io.BytesIO()
-    assert isinstance(graph.x, SparseMatrix)
-    np.savez(content, **npz_parts(graph, graph.x.to_scipy()), attr_names=np.array([None], dtype=object))
-    return content.getvalue()
-
-
-def ogb_bytes(graph: eg.Graph) -> bytes:
-    """A zip as OGB ships it: arxiv/raw/*.csv.gz and more."""
-    source, target = graph.edge_index.numpy()
-    forward = source < target
-    tables = {
-        "edge": (np.stack([source[forward], target[forward]], 1), "%d"),
-        "node-feat": (graph.x.dense().numpy(), "%.6f"),
-        "node-label": (graph.y.numpy()[:, None], "%d"),
-        "num-node-list": (np.array([[graph.num_nodes]]), "%d"),
-    }
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for name, (table, form) in tables.items():
-            text = io.StringIO()
-            np.savetxt(text, table, form, delimiter=",")
-            archive.writestr(f"arxiv/raw/{name}.csv.gz", gzip.compress(text.getvalue().encode()))
-        archive.writestr("arxiv/raw/", "")
-        archive.writestr("arxiv/RELEASE_v1.txt", "")
-        archive.writestr("arxiv/split/time/test.csv.gz", gzip.compress(b"0\n"))
-    return content.getvalue()
+from graph_files import npz_bytes, npz_parts, ogb_bytes, skewed_graph
 
 
 class Server:
