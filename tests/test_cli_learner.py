@@ -146,6 +146,16 @@ def test_outputs_grow_on_request(evergraph, graph_file, tmp_path):
     assert Learner.load(folder).classes == ["e", "f", "ant"]
 
 
+def test_a_class_alone_is_warned_about(evergraph, graph_file, tmp_path):
+    graph, folder = graph_file(), tmp_path / "learner"
+    assert (
+        "give several classes at once" in evergraph("learn", graph, "--checkpoint", folder, "--classes", "e", *SMALL)[2]
+    )
+    assert "use --label-scope seen" in evergraph("learn", graph, "--checkpoint", folder, "--classes", "f")[2]
+    assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--label-scope", "seen")[2] == ""
+    assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e,f", "--label-scope", "current")[2] == ""
+
+
 def test_every_node_can_be_trained_on(evergraph, graph_file, tmp_path):
     graph, folder = graph_file(), tmp_path / "learner"
     said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--all-nodes", "--json", *SMALL)[1])

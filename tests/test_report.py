@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from browser import chromium, look
-from evergraph import cli
+from evergraph import cli, report
 from evergraph.errors import EvergraphError
 from evergraph.report import payload, render, write_report
 from evergraph.report.collect import find_runs, read_runs
@@ -157,12 +157,12 @@ def test_the_page_asks_the_network_for_nothing(comparison):
 
 
 def test_figures_as_png_and_pdf(comparison, tmp_path):
-    report = write_report([comparison], tmp_path / "page.html")
+    written = write_report([comparison], tmp_path / "page.html")
     names = {
         f"{name}.{kind}" for name in ("heatmaps", "tasks", "anytime", "plane", "learning") for kind in ("png", "pdf")
     }
-    assert {path.name for path in report.figures} == names
-    for path in report.figures:
+    assert {path.name for path in written.figures} == names
+    for path in written.figures:
         start = {".png": b"\x89PNG", ".pdf": b"%PDF"}[path.suffix]
         content = path.read_bytes()
         assert content.startswith(start)
@@ -171,9 +171,9 @@ def test_figures_as_png_and_pdf(comparison, tmp_path):
 
 def test_single_runs_one_task_and_no_log(tmp_path):
     write_run(tmp_path / "one", "ewc", [[[50.0]]], log=False)
-    report = write_report([tmp_path / "one"])
-    assert report.page == tmp_path / "one" / "report.html"
-    assert {path.stem for path in report.figures} == {"heatmaps", "tasks", "anytime", "plane"}
+    written = write_report([tmp_path / "one"])
+    assert written.page == tmp_path / "one" / "report.html"
+    assert {path.stem for path in written.figures} == {"heatmaps", "tasks", "anytime", "plane"}
 
 
 def bad(monkeypatch, capsys, *words):
@@ -207,14 +207,15 @@ def test_unfinished_runs_of_a_comparison_are_named(comparison, tmp_path):
     write_run(tmp_path / "ewc", "ewc", MATRICES["joint"])
     (tmp_path / "mas").mkdir()
     (tmp_path / "mas" / "run.json").write_text("{}")
-    report = write_report([tmp_path], figures=False)
-    assert report.unfinished == [tmp_path / "mas"]
-    assert json.dumps(str(tmp_path / "mas")) in report.page.read_text()
+    written = write_report([tmp_path], figures=False)
+    assert written.unfinished == [tmp_path / "mas"]
+    assert json.dumps(str(tmp_path / "mas")) in written.page.read_text()
     with pytest.raises(EvergraphError, match="no run named"):
         write_report([])
 
 
 def test_compare_writes_the_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "FIGURES", {"plane": report.FIGURES["plane"]})
     words = ["compare", "sbm:nodes=120,classes=4,features=8", "--methods", "finetune,ewc", "--seeds", "2"]
     words += ["--epochs", "1", "--hidden", "8", "--device", "cpu", "--out", str(tmp_path / "c"), "--json"]
     monkeypatch.setattr(sys, "argv", ["evergraph", *words])

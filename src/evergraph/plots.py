@@ -39,7 +39,11 @@ def heatmaps(results: Sequence[dict[str, Any]], path: str | Path) -> Path:
 def draw(name: str, runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """One of the report's figures as PNG and PDF; nothing where the runs have no data for it."""
     figure = FIGURES[name](runs)
-    return [save(figure, folder / f"{name}.{ending}") for ending in ("png", "pdf")] if figure else []
+    if figure is None:
+        return []
+    figure.draw_without_rendering()  # finds the layout, once for both files
+    figure.set_layout_engine("none")
+    return [save(figure, folder / f"{name}.{ending}") for ending in ("png", "pdf")]
 
 
 def save(figure: Figure, path: str | Path) -> Path:

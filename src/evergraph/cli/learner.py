@@ -93,6 +93,9 @@ def learn_command(
             on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
         )
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
+    if last["epochs"] and len(last["classes"]) == 1 and (last["label_scope"] == "current" or len(learner.classes) == 1):
+        advice = "give several classes at once" if len(learner.classes) == 1 else "use --label-scope seen"
+        print(f"warning: a softmax over one class alone teaches nothing; {advice}", file=sys.stderr)
     if json:
         new = [name for name in last["classes"] if name in learner.classes[known:]]
         common.print_json({"checkpoint": str(checkpoint), **last, "new_classes": new, "test_accuracy": accuracy})

@@ -1,0 +1,33 @@
+"""Puts the pages in order. A page that is not named here is listed all the same, so none can be forgotten."""
+
+from pathlib import Path
+from typing import Any
+
+SECTIONS: list[tuple[str, list[str]]] = [
+    ("Start", ["index.md", "quickstart.md", "concepts.md"]),
+    ("Bring your own", ["own-graph.md", "own-model.md", "own-method.md"]),
+    ("Live with it", ["learner.md", "runs.md", "report.md", "loggers.md", "cli.md"]),
+    ("The mathematics", ["curvature.md", "framework.md", "costs.md", "analytic.md"]),
+    ("Methods", ["methods/*.md"]),
+    ("Results", ["results.md", "results*.md", "paper*.md", "performance.md"]),
+]
+
+
+def on_config(config: Any) -> Any:
+    """Build the navigation from the pages that exist."""
+    folder = Path(config["docs_dir"])
+    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*.md") if "hooks" not in path.parts}
+    navigation: list[Any] = []
+    for title, patterns in SECTIONS:
+        pages = []
+        for pattern in patterns:
+            found = sorted(name for name in left if Path(name).match(pattern) and name.count("/") == pattern.count("/"))
+            found.sort(key=lambda name: not name.endswith("index.md"))
+            pages += found
+            left -= set(found)
+        if pages:
+            navigation.append({title: pages})
+    if left:
+        navigation.append({"More": sorted(left)})
+    config["nav"] = navigation
+    return config
