@@ -59,6 +59,8 @@ function drawTasks() {
         const [x, y] = points[points.length - 1];
         if (known(y)) ends.push({ x, y, i });
       }
+      const every = Math.ceil(ends.length / Math.floor(frame.inner.height / 13)); // as many numbers as there is room for
+      ends.splice(0, ends.length, ...ends.filter((end) => end.i % every === 0));
       ends.sort((a, b) => a.y - b.y).forEach((end, k) => { end.at = k ? Math.max(end.y, ends[k - 1].at + 12) : end.y; });
       const over = ends.length ? ends[ends.length - 1].at - (frame.top + frame.inner.height + 4) : 0;
       ends.forEach((end) => frame.picture.append(svg("text", { class: "strong", x: end.x + 10, y: end.at - Math.max(0, over), "dominant-baseline": "central" }, String(end.i + 1))));

@@ -35,7 +35,7 @@ function cellText(run, matrix, seed, t, i) {
 function drawHeatmap(figure, run, seed, view, width) {
   const matrix = matrixOf(run, seed), size = matrix.length;
   const left = 34, top = 6, bottom = 34, cell = Math.min((width - left - 2) / size, 64);
-  const across = left + cell * size + 2, height = top + cell * size + bottom;
+  const across = Math.max(left + cell * size + 2, 140), height = top + cell * size + bottom;
   const picture = svg("svg", { viewBox: `0 0 ${Math.ceil(across)} ${Math.ceil(height)}`, width: Math.ceil(across), height: Math.ceil(height), role: "group", "aria-label": `${view.title} of ${run.label}; arrow keys move between cells`, "data-label": `${run.label}: ${view.title}` });
   const every = Math.ceil(size / Math.floor(Math.max(cell * size, 60) / 22));
   const readout = figure.querySelector(".readout"), cells = [], values = [];

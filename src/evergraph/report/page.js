@@ -7,7 +7,7 @@ function drawNotices() {
   }
   if (DATA.unfinished.length) box.append(html("p", { class: "notice" }, "Not finished, and so not shown: " + DATA.unfinished.join(", ") + "."));
   const count = RUNS.length === 1 ? "1 run" : RUNS.length + " runs", tasks = [...new Set(RUNS.map((run) => run.matrices[0].length))];
-  find("about").textContent = `${count}, ${tasks.length === 1 ? tasks[0] + " tasks" : tasks.join(" or ") + " tasks"}; made ${DATA.made}`;
+  find("about").textContent = `${count}, ${tasks.join(" or ")} ${tasks.length === 1 && tasks[0] === 1 ? "task" : "tasks"}; made ${DATA.made}`;
   find("footer").textContent = `Evergraph ${DATA.version}. This page holds all its data and needs no network.`;
 }
 

@@ -49,6 +49,7 @@ function drawTable() {
   }
   table.append(html("caption", { class: "unseen" }, "Runs, their measures and what sets their protocols apart"), html("thead", {}, html("tr", {}, heads)), body);
   sort(1);
+  if (RUNS.length > 1) find("table-note").append(" ★ marks the highest AP.");
   const shared = PROTOCOL.filter(isShared).map((column) => column.title.toLowerCase() + " " + column.text(RUNS[0]));
   find("shared").textContent = (RUNS.length > 1 ? "All runs: " : "Protocol: ") + shared.join(", ") + ".";
   tools("compare", () => {
