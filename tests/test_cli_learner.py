@@ -84,6 +84,8 @@ def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
     status, out, _ = evergraph("info", folder)
     assert "curvature" not in out
     assert "'ü, quoted'" in out
+    said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--classes", '"ü, quoted",e', "--json")[1])
+    assert said["classes"] == ["ü, quoted", "e"]
 
 
 def test_the_command_line_learns_what_python_learns(evergraph, graph_file, tmp_path):

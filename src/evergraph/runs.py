@@ -228,7 +228,10 @@ class _SeedRun:
         begun = time.perf_counter()
         state["seconds"] += begun - self.clock
         self.clock = begun
-        learner.save(self.checkpoint, notes=state)
+        try:
+            learner.save(self.checkpoint, notes=state)
+        except EvergraphError as error:
+            raise EvergraphError(f"{error}; the run can go on with --resume when there is room") from None
         self.saved = time.perf_counter()
         if CHECKPOINT_SECONDS:  # on a slow disk save less often, so that it takes no more than a tenth of the time
             self.pause = max(CHECKPOINT_SECONDS, 10 * (self.saved - begun))

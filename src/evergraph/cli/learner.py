@@ -189,10 +189,11 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
 
 
 def _names(text: str | None) -> list[str] | None:
-    """Names with commas."""
+    """Names with commas; a name that has a comma itself stands in double quotes, as in a CSV file."""
     if text is None:
         return None
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    parts = next(csv.reader([text], skipinitialspace=True), [])
+    names = [name.strip() for name in parts if name.strip()]
     if not names:
         raise EvergraphError("--classes is empty; give names with commas, e.g. --classes 3,5")
     return names
