@@ -1,5 +1,7 @@
 """Diagonals, Kronecker factors and their kin against loops over single nodes; memory; the guard."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from curvlinops import FisherType, KFACLinearOperator, KFACType
@@ -81,13 +83,15 @@ def test_sums_of_absolute_values(case: str) -> None:
 
 @cases
 def test_memory_is_bounded_and_does_not_change_the_result(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting, real = make(case), torch.autograd.grad
+    setting, real = make(case), torch.vmap
     rows: list[int] = []
 
-    def watched(outputs: Tensor, inputs: list[Tensor], cotangents: Tensor, **more: bool) -> tuple[Tensor, ...]:
-        if more.get("is_grads_batched"):
+    def watched(function: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        def call(cotangents: Tensor) -> tuple[Tensor, ...]:
             rows.append(cotangents.size(0))
-        return real(outputs, inputs, cotangents, **more)
+            return real(function)(cotangents)
+
+        return call
 
     def measure(memory: int) -> tuple[Tensor, int]:
         rows.clear()
@@ -95,11 +99,11 @@ def test_memory_is_bounded_and_does_not_change_the_result(case: str, monkeypatch
             found = fisher_diagonal(setting.model, setting.batches, setting.classes, memory=memory)
         return flat(found), max(rows)
 
-    monkeypatch.setattr(torch.autograd, "grad", watched)
+    monkeypatch.setattr(torch, "vmap", watched)
     wide, all_rows = measure(2**30)
     assert all_rows == 12 * CLASSES  # all nodes and classes at once
-    # a row takes at least its gradients and its logits
-    size = 8 * (sum(value.numel() for value in setting.params.values()) + 12 * CLASSES)
+    # a row takes at least its gradients and its logits, twice
+    size = 2 * 8 * (sum(value.numel() for value in setting.params.values()) + 12 * CLASSES)
     narrow, few_rows = measure(20 * size)
     assert 1 <= few_rows <= 20
     close(narrow, wide)

@@ -70,6 +70,5 @@ def _diagonal(
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for grads in batched_gradients(logits, list(leaves.values()), vectors, sum(sizes)):
         for sum_, grad in zip(total.values(), grads):
-            if grad is not None:
-                sum_ += grad.square().sum(0)
+            sum_ += grad.square().sum(0)
     return total

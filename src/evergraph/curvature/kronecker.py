@@ -65,9 +65,8 @@ def kronecker_factors(
         rows = [out for _, _, out in products]
         for grads in batched_gradients(logits, rows, vectors, sum(sizes), memory):
             for (weight, _, _), grad in zip(products, grads):
-                if grad is not None:
-                    flat, name = grad.flatten(0, 1), names[id(weight)]
-                    outputs[name] = outputs.get(name, 0) + flat.T @ flat
+                flat, name = grad.flatten(0, 1), names[id(weight)]
+                outputs[name] = outputs.get(name, 0) + flat.T @ flat
         num_nodes += batch.num_seeds
     return {name: KroneckerFactor(inputs[name], total / num_nodes) for name, total in outputs.items()}
 

@@ -38,7 +38,7 @@ def counted_bytes() -> Iterator[list[int]]:
 
 def batched_gradients(
     logits: Tensor, inputs: list[Tensor], vectors: Tensor, kept: int, memory: int = MEMORY
-) -> Iterator[tuple[Tensor | None, ...]]:
+) -> Iterator[tuple[Tensor, ...]]:
     """(∂z_v/∂input)ᵀ c for every node v and each of its vectors c, some rows at a time.
 
     Args:
@@ -48,15 +48,19 @@ def batched_gradients(
         kept: bytes that the graph keeps; a row of the batched pass takes about as much again.
         memory: bytes that the pass may take.
     """
+
+    def pulled(cotangent: Tensor) -> tuple[Tensor, ...]:
+        grads = torch.autograd.grad(logits, inputs, cotangent, retain_graph=True, allow_unused=True)
+        return tuple(torch.zeros_like(value) if grad is None else grad for value, grad in zip(inputs, grads))
+
     nodes, count, width = vectors.shape
-    row_bytes = kept + sum(value.numel() * value.element_size() for value in [logits, *inputs])
+    # a row's gradients exist twice for a moment: as they come out, and put in order
+    row_bytes = kept + sum(2 * value.numel() * value.element_size() for value in [logits, *inputs])
     flat, owner = vectors.flatten(0, 1), torch.arange(nodes).repeat_interleave(count)
     for rows in torch.arange(nodes * count).split(max(1, memory // row_bytes)):
         cotangents = flat.new_zeros(rows.numel(), nodes, width)
         cotangents[torch.arange(rows.numel()), owner[rows]] = flat[rows]
-        yield torch.autograd.grad(
-            logits, inputs, cotangents, retain_graph=True, is_grads_batched=True, allow_unused=True
-        )
+        yield torch.vmap(pulled)(cotangents)
 
 
 def sum_of_powers(
@@ -88,8 +92,7 @@ def sum_of_powers(
         vectors = cotangents(batch, logits.detach())
         for grads in batched_gradients(logits, list(params.values()), vectors, sum(sizes), memory):
             for sum_, grad in zip(total.values(), grads):
-                if grad is not None:
-                    sum_ += grad.abs_().sum(0) if power == 1 else grad.square_().sum(0)
+                sum_ += (grad.abs() if power == 1 else grad.square()).sum(0)
     return total
 
 
