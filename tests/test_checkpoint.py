@@ -400,6 +400,21 @@ def test_models_and_methods_of_ones_own_are_passed_in(tmp_path, small_stream):
     assert same(fingerprint(learner), fingerprint(loaded))
 
 
+def test_modules_with_lazy_layers(tmp_path, small_stream):
+    from torch_geometric.nn import GraphSAGE
+
+    def module():
+        return GraphSAGE(-1, 8, num_layers=2, out_channels=6)
+
+    learner = small(eg.EWC(), module())
+    learner.learn(small_stream[0])
+    learner.save(tmp_path)
+    loaded = eg.Learner.load(tmp_path, model=module(), device="cpu")
+    for one in (learner, loaded):
+        one.learn(small_stream[1])
+    assert same(fingerprint(learner), fingerprint(loaded))
+
+
 def test_prediction_among_chosen_classes(small_stream, small_graph):
     learner = small()
     for task in small_stream:

@@ -191,6 +191,11 @@ class Learner:
             self.num_classes = self.num_classes or task.num_classes
             self.model.setup(task.graph.num_features, self.num_classes)
         self.model.to(device=self.device, dtype=self.dtype)
+        if any(isinstance(value, nn.UninitializedParameter) for value in self.model.parameters()):
+            self.model.eval()
+            with torch.no_grad():  # a foreign module's lazy layers take their sizes from a first pass
+                cut = neighbourhoods(self.model, task.graph, device=self.device)
+                self.model(cut.batch(task.train[:1].to(self.device)))
 
     def _context(self, task: Task, old: list[int]) -> Context:
         units = self._units(task.graph)
