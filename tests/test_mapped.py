@@ -1,6 +1,7 @@
 """Graphs on disk: what comes back is what was written, and training cannot tell."""
 
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,26 @@ def test_one_task_of_a_graph_on_disk_is_in_memory_at_a_time(small_graph: Graph, 
     for index in range(len(stream)):
         stream[index]
         assert list(stream._tasks) == [index]
+
+
+def test_testing_holds_two_graphs_at_most(small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = eg.stream(write_mapped(small_graph, tmp_path / "graph"))
+    learner = eg.Learner(eg.GCN(hidden=4), epochs=1, device="cpu")
+    for task in stream:
+        learner.learn(task)
+    del task
+    graphs: list[weakref.ref[Graph]] = []
+    alive = []
+    plain = eg.Learner.logits
+
+    def watched(self: eg.Learner, graph: Graph, nodes: torch.Tensor) -> torch.Tensor:
+        graphs.append(weakref.ref(graph))
+        alive.append(sum(known() is not None for known in graphs))
+        return plain(self, graph, nodes)
+
+    monkeypatch.setattr(eg.Learner, "logits", watched)
+    assert len(learner.evaluate(stream).accuracies) == len(stream) == len(alive)
+    assert max(alive) <= 2
 
 
 @pytest.mark.parametrize("at_once", [7, 2**22])

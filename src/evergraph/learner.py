@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -261,16 +262,21 @@ class Learner:
         if not self.num_tasks:
             raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
         after = min(self.num_tasks, len(stream)) - 1
-        tests = [stream.tests(after, index, test_graph, part) for index in range(after + 1)]
-        predictions = self._logits_together(tests)
-        accuracies = []
-        for index, ((graph, nodes), logits) in enumerate(zip(tests, predictions)):
-            units = self._units(graph)
-            candidates = [int(units[position]) for position in stream.candidates(after, index)]
-            if min(candidates) < 0:
-                raise EvergraphError(f"task {index} of {stream.name} has classes the learner has not met")
-            accuracies.append(accuracy(logits, units[graph.y[nodes]], candidates, balanced))
-        names = [", ".join(map(str, stream[index].class_names)) for index in range(after + 1)]
+        tests = (stream.tests(after, index, test_graph, part) for index in range(after + 1))
+        accuracies: list[float] = []
+        # nodes of one graph are computed together, and graphs one after another: all at once may not fit
+        for _, group in groupby(tests, key=lambda pair: id(pair[0])):
+            pairs = list(group)
+            graph, units = pairs[0][0], self._units(pairs[0][0])
+            logits = self.logits(graph, torch.cat([nodes for _, nodes in pairs]))
+            for (_, nodes), own in zip(pairs, logits.split([nodes.numel() for _, nodes in pairs])):
+                index = len(accuracies)
+                candidates = [int(units[position]) for position in stream.candidates(after, index)]
+                if min(candidates) < 0:
+                    raise EvergraphError(f"task {index} of {stream.name} has classes the learner has not met")
+                accuracies.append(accuracy(own, units[graph.y[nodes]], candidates, balanced))
+        arrived = stream.tasks_classes[: after + 1]
+        names = [", ".join(str(stream.graph.class_names[position]) for position in group) for group in arrived]
         first: list[float | None] = [None] * (after + 1)
         if (
             part == "test"
@@ -320,20 +326,6 @@ class Learner:
         """All output units at the given nodes, with exact neighbourhoods."""
         self.model.eval()
         return self.model.graph_logits(graph, nodes, self.device)
-
-    def _logits_together(self, tests: list[tuple[Graph, Tensor]]) -> list[Tensor]:
-        """Logits at the nodes of each pair; nodes of one graph are computed together."""
-        graphs = {id(graph): graph for graph, _ in tests}
-        found: dict[int, Tensor] = {}
-        for key, graph in graphs.items():
-            found[key] = self.logits(graph, torch.cat([nodes for other, nodes in tests if id(other) == key]))
-        taken = dict.fromkeys(found, 0)
-        parts = []
-        for graph, nodes in tests:
-            start = taken[id(graph)]
-            parts.append(found[id(graph)][start : start + nodes.numel()])
-            taken[id(graph)] = start + nodes.numel()
-        return parts
 
     def _units(self, graph: Graph) -> Tensor:
         """The output unit of each of the graph's class positions; -1 for classes not met."""
