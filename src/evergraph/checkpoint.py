@@ -160,8 +160,10 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             current = os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
-        except OSError:
+        except (BlockingIOError, FileNotFoundError):
             current = False
+        except OSError:  # a file system without locks
+            current = True
         if not current:
             raise EvergraphError(f"another process is working in {folder}; wait for it, or name another folder")
         try:
