@@ -9,6 +9,8 @@ import copy
 import dataclasses
 import functools
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -311,3 +313,24 @@ def test_a_loaded_state_is_a_copy() -> None:
     two.load_state_dict(one.state_dict())
     two.path_["a"] += 1
     assert one.path_["a"].tolist() == [0.0, 0.0]
+
+
+LEARN_ALL = """
+import evergraph as eg
+from evergraph.data.made import sbm
+
+stream = eg.TaskStream(sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1), 2)
+for make in (lambda: eg.GCN(hidden=4), lambda: eg.GAT(hidden=4, heads=2), lambda: eg.GraphSAGE(hidden=4)):
+    for name, kind in eg.METHODS.items():
+        model = eg.RandomFeatures(hidden=12) if kind.family == "closed form" else make()
+        if name == "twp" and isinstance(model, eg.GraphSAGE):
+            continue
+        eg.Learner(model, kind(), epochs=1, device="cpu").fit(stream)
+"""
+
+
+@pytest.mark.slow
+def test_nothing_warns() -> None:
+    """In a process of its own, where warnings are errors from the first import on."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", LEARN_ALL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
