@@ -36,8 +36,6 @@ class GCN(GraphModel):
         propagate_inputs: compute Ã[X 1] once a graph instead of at every step. The results are equal;
             it pays where features are dense (a two-layer batch then needs one hop) and costs where they
             are very sparse. `None` decides by the entries that a batch would read either way.
-        output_scale: factor on the output layer's initial weights. A large one lets new classes be learned in
-            the first layer, along directions of their own, rather than by moving weights that old ones share.
     """
 
     def __init__(
@@ -46,16 +44,15 @@ class GCN(GraphModel):
         num_layers: int = 2,
         dropout: float = 0.0,
         propagate_inputs: bool | None = None,
-        output_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.hidden, self.num_layers, self.dropout = hidden, num_layers, dropout
-        self.propagate_inputs, self.output_scale = propagate_inputs, output_scale
+        self.propagate_inputs = propagate_inputs
         self.weights = nn.ParameterList()
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments that make an equal model."""
-        names = ("hidden", "num_layers", "dropout", "propagate_inputs", "output_scale")
+        names = ("hidden", "num_layers", "dropout", "propagate_inputs")
         return {name: getattr(self, name) for name in names}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
@@ -72,14 +69,11 @@ class GCN(GraphModel):
         for weight in self.weights:
             nn.init.xavier_uniform_(weight[:-1])
             nn.init.zeros_(weight[-1])
-        with torch.no_grad():
-            self.weights[-1].mul_(self.output_scale)
 
     def grow(self, out_channels: int) -> None:
         """More output units; a new unit's bias starts at zero."""
         self.weights[-1] = grown(self.weights[-1], out_channels)
         with torch.no_grad():
-            self.weights[-1][:-1, self.out_channels :] *= self.output_scale
             self.weights[-1][-1, self.out_channels :] = 0
         self.out_channels = out_channels
 
