@@ -94,20 +94,27 @@ def load_tree(folder: str | Path) -> dict[str, Any]:
     """The tree saved in a folder, checked against its hashes."""
     folder = Path(folder)
     index = read_index(folder)
-    for _ in range(3):  # another process's save may remove the tensor file just after the index was read
+    while True:
         path = folder / Path(str(index["tensors"]["file"])).name
-        if path.is_file():
-            break
-        index = read_index(folder)
+        try:
+            return _read_tree(index, path)
+        except FileNotFoundError:
+            # another process's save may have removed the tensor file just after the index was read
+            newer = read_index(folder)
+            if newer == index:
+                raise EvergraphError(f"{path}: missing, so the checkpoint is damaged; restore it from a copy") from None
+            index = newer
+
+
+def _read_tree(index: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tree of an index with the tensors of a file, whose hash must be the index's."""
     try:
         if file_hash(path) != index["tensors"]["sha256"]:
             raise EvergraphError(f"{path}: damaged (its hash is not the one in {INDEX}); restore it from a copy")
         tree: dict[str, Any] = _unflatten(index["tree"], load_file(path))
-    except FileNotFoundError:
-        raise EvergraphError(f"{path}: missing, so the checkpoint is damaged; restore it from a copy") from None
+    except (EvergraphError, FileNotFoundError):
+        raise
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        if isinstance(error, EvergraphError):
-            raise
         raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None
     return tree
 
