@@ -255,6 +255,16 @@ def test_a_model_without_a_linear_head_is_refused(small_stream: eg.TaskStream) -
         learner.learn(small_stream[0])
 
 
+@pytest.mark.parametrize("agree", [True, False])
+def test_probabilities_use_the_temperature(agree: bool) -> None:
+    stream = eg.stream("digits")
+    learner = eg.Learner(eg.RandomFeatures(hidden=128, agree=agree), eg.Analytic())
+    learner.learn(stream[0])
+    learner.learn(stream[1])
+    sure = learner.predict(stream[1].graph, stream[1].test).probabilities
+    assert float(sure.median()) > 0.9
+
+
 def test_rows_of_length_one() -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert torch.allclose(as_dense(unit_rows(x)), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))

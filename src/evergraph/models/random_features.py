@@ -188,11 +188,11 @@ class RandomFeatures(GraphModel):
 
     @torch.no_grad()
     def graph_logits(self, graph: Graph, nodes: Tensor, device: torch.device) -> Tensor:
-        """Scores at `nodes`: plain, and where the graph's features fit into memory, a second time by agreement."""
+        """Logits at `nodes`: plain, and where the graph's features fit into memory, a second time by agreement."""
         smooths = bool(self.smooths) and self.smoothing > 0
         several = int(self.task_of_unit.max()) > 0
         if neighbourhoods(self, graph, device=device).num_hops or not (smooths or (self.agree and several)):
-            return super().graph_logits(graph, nodes, device)
+            return super().graph_logits(graph, nodes, device) / self.temperature
         scores = super().graph_logits(graph, torch.arange(graph.num_nodes), device).to(device)
         adjacency = graph.adjacency.to(self.head.dtype).to(device)
         if self.agree and several:
@@ -201,7 +201,7 @@ class RandomFeatures(GraphModel):
             scores = self.smooth(adjacency, scores)
         else:
             x = graph.x.to(self.head.dtype).to(device)
-            scores = self._scaled(self.graph_features(x, with_self_loops(adjacency))) @ self.head
+            scores = self._scaled(self.graph_features(x, with_self_loops(adjacency))) @ self.head / self.temperature
         return scores[nodes.to(device)].cpu()
 
     def probabilities(self, scores: Tensor) -> Tensor:
