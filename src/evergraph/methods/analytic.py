@@ -67,7 +67,8 @@ class Analytic(Method):
         return planned if trained else 0
 
     def start_task(self, context: Context) -> None:
-        """Keep the encoder's parameters, to see how far it drifts."""
+        """Refuse a model without a linear head; keep the encoder's parameters, to see how far it drifts."""
+        context.model.output_weight()
         self.previous_ = copy_params(context.model) if self.encoder == "continual" and self.tasks_ else {}
 
     @torch.no_grad()
@@ -125,14 +126,10 @@ class Analytic(Method):
 
     def _choose(self, context: Context, heads: list[Tensor]) -> int:
         """Count each head's hits on the current validation nodes; the largest ridge within one error of the best."""
-        hits = self.hits_ or [0] * len(heads)
-        nodes = context.task.val.to(context.neighbourhoods.y.device)
-        for batch in context.neighbourhoods.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-            features = context.model.features(batch).double()
-            hits = [h + int(((features @ head).argmax(1) == batch.y).sum()) for h, head in zip(hits, heads)]
-        self.hits_ = hits
-        self.validated_ += nodes.numel()
-        rates = torch.tensor(hits, dtype=torch.float64) / max(self.validated_, 1)
+        found = validation_hits(context, heads)
+        self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), found)]
+        self.validated_ += context.task.val.numel()
+        rates = torch.tensor(self.hits_, dtype=torch.float64) / max(self.validated_, 1)
         error = float((rates.max() * (1 - rates.max()) / max(self.validated_, 1)).sqrt())
         return max(i for i, rate in enumerate(rates.tolist()) if rate >= float(rates.max()) - error)
 
@@ -167,6 +164,16 @@ class Analytic(Method):
         for part in self.gram_:
             self.gram_[part] = change.T @ self.gram_[part] @ change
             self.cross_[part] = change.T @ self.cross_[part]
+
+
+def validation_hits(context: Context, heads: list[Tensor]) -> list[int]:
+    """How many of the task's validation nodes each head puts right."""
+    hits = [0] * len(heads)
+    nodes = context.task.val.to(context.neighbourhoods.y.device)
+    for batch in context.neighbourhoods.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
+        features = context.model.features(batch).double()
+        hits = [h + int(((features @ head).argmax(1) == batch.y).sum()) for h, head in zip(hits, heads)]
+    return hits
 
 
 class _Features(torch.nn.Module):

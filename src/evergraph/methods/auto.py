@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.analytic import RIDGES, Analytic
+from evergraph.methods.analytic import RIDGES, Analytic, validation_hits
 from evergraph.methods.base import Context, state
 from evergraph.models.random_features import RandomFeatures
 
@@ -42,35 +42,42 @@ class Auto(Analytic):
 
     depths_: list[int] = state(list)
 
+    def start_task(self, context: Context) -> None:
+        """Refuse any other model."""
+        if not isinstance(context.model, RandomFeatures):
+            raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
+        super().start_task(context)
+
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
         """At the first task choose the depths; then as `analytic`."""
         if not self.tasks_:
-            if not isinstance(context.model, RandomFeatures):
-                raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
+            assert isinstance(context.model, RandomFeatures)
             self.depths_ = list(self._choose_depths(context, context.model))
             _use(context.model, self.depths_)
         super().end_task(context)
 
     def _choose_depths(self, context: Context, model: RandomFeatures) -> tuple[int, ...]:
         """The first candidate, or one that is better by more than one standard error."""
-        nodes = context.task.val.to(context.neighbourhoods.y.device)
         present = {depth for depth, _ in model.blocks}
         candidates = [depths for depths in DEPTHS if set(depths) <= present] or [tuple(sorted(present))]
-        if not nodes.numel() or len(candidates) == 1:
+        count = context.task.val.numel()
+        if not count or len(candidates) == 1:
             return candidates[0]
-        rates = []
+        whole = Analytic(self.ridge or RIDGES[1], self.balance)
+        whole._accumulate(context, "train", context.task.train.to(context.neighbourhoods.y.device))
+        heads = []
         for depths in candidates:
-            _use(model, depths)
-            trial = Analytic(self.ridge or RIDGES[1], self.balance)
-            trial._accumulate(context, "train", context.task.train.to(nodes.device))
-            head = trial.solve(trial.ridge, ("train",))
-            hits = 0
-            for batch in context.neighbourhoods.exact().batches(nodes, nodes.numel()):
-                hits += int(((model.features(batch).double() @ head).argmax(1) == batch.y).sum())
-            rates.append(hits / nodes.numel())
+            # a block that is off has zero features: its rows and columns of the sums are zero
+            on = torch.tensor([float(depth in depths) for depth, _ in model.blocks], dtype=torch.float64)
+            on = torch.cat([on.repeat_interleave(model.block_width), on.new_ones(1)]).to(whole.gram_["train"].device)
+            part = Analytic(whole.ridge, self.balance)
+            part.gram_ = {"train": whole.gram_["train"] * on * on.unsqueeze(1)}
+            part.cross_ = {"train": whole.cross_["train"] * on.unsqueeze(1)}
+            heads.append(part.solve(part.ridge, ("train",)))  # zero where features are off, so they need no mask
+        rates = [hits / count for hits in validation_hits(context, heads)]
         best = max(range(len(rates)), key=rates.__getitem__)
-        error = (rates[best] * (1 - rates[best]) / nodes.numel()) ** 0.5
+        error = (rates[best] * (1 - rates[best]) / count) ** 0.5
         return candidates[best] if rates[best] > rates[0] + error else candidates[0]
 
 
