@@ -86,6 +86,8 @@ def test_unknown_names_are_refused() -> None:
         Protocol.load("paper", "cora", 1)
     with pytest.raises(eg.EvergraphError, match="unknown row of protocol paper 'gem'"):
         Protocol.load("paper", "coauthor-cs", 1).rows(["gem"])
+    with pytest.raises(eg.EvergraphError, match="unknown row 'gem'"):
+        run_paper(datasets=["coauthor-cs"], protocols=PROTOCOLS, seeds=1, rows=["ours", "gem"], out="nowhere")
 
 
 def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import EvergraphError
 from evergraph.runs import RunSpec, run
 
 
@@ -70,6 +69,4 @@ def _run_cell(cell: Cell, out: str, data_root: str | Path | None) -> dict[str, A
 def default_jobs(device: str) -> int:
     """As many processes as cores; on a GPU, where steps are launch-bound, at most twelve share it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < 1:
-        raise EvergraphError("no processor to run on")
     return min(cores, 12) if device != "cpu" else cores

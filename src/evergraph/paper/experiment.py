@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, unknown
 from evergraph.paper.cells import Cell, default_jobs, run_cells
 from evergraph.paper.figures import final_rows, study
 from evergraph.paper.protocol import Protocol
@@ -39,9 +39,10 @@ def run_paper(
     plans = [Protocol.load(name, dataset, seeds, device) for dataset in datasets for name in protocols]
     if epochs is not None:
         plans = [_with_epochs(plan, epochs) for plan in plans]
-    for plan in plans:
-        if len(plans) == 1 or rows is None:
-            plan.rows(rows)
+    known = {row: None for plan in plans for row in plan.rows()}
+    for row in rows or ():
+        if row not in known:  # a row of one protocol alone is left out of the other's table
+            raise unknown("row", row, known)
     missing = _missing(plans, data_root, required=len(datasets) == 1)
     available = [plan for plan in plans if plan.dataset not in missing]
     settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
