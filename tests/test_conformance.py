@@ -35,6 +35,8 @@ VARIANTS: dict[str, Callable[[], Method]] = {
     "curvature, queue": lambda: eg.OnlineCurvature(estimator="queue", queue_size=3),
     "curvature, between": lambda: eg.OnlineCurvature(point=0.5),
     "curvature, previous": lambda: eg.OnlineCurvature(anchors="previous", ema=0.0),
+    "curvature, means": lambda: eg.OnlineCurvature(nodes="means", anchors="latest"),
+    "curvature, means, sampled": lambda: eg.OnlineCurvature(nodes="means", estimator="sampled"),
     "ewc, sample": lambda: eg.EWC(labels="sample"),
     "ewc, squared batch": lambda: eg.EWC(fisher="squared-batch"),
     "ewc++, sample": lambda: eg.EWCPlusPlus(labels="sample"),

@@ -15,6 +15,7 @@ from evergraph.curvature import (
     dense_fisher,
     double_reverse_product,
     fisher_product,
+    forward,
     forward_product,
     jacobian,
     label_factors,
@@ -24,7 +25,6 @@ from evergraph.curvature import (
 )
 from evergraph.data.batches import Batch
 from evergraph.params import Displacement
-from evergraph.training import forward
 
 every_kind = pytest.mark.parametrize("labels", LABELS)
 scopes = pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])

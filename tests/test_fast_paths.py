@@ -12,7 +12,7 @@ import evergraph as eg
 from evergraph import acceleration
 from evergraph.acceleration import PaddedSteps, can_capture, padded_batch, padded_steps, rounded_up
 from evergraph.bench.setting import make_context, remember
-from evergraph.curvature import fisher_diagonal, label_factors, sum_of_powers
+from evergraph.curvature import fisher_diagonal, forward, label_factors, sum_of_powers
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.made import sbm
 from evergraph.data.stream import Task, TaskStream
@@ -23,7 +23,7 @@ from evergraph.methods.base import Context, Method
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
 from evergraph.params import Displacement, copy_params
 from evergraph.sparse import SparseMatrix
-from evergraph.training import forward, make_optimizer, train_step
+from evergraph.training import make_optimizer, train_step
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

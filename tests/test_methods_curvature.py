@@ -7,8 +7,10 @@ from torch import Tensor
 import evergraph as eg
 from brute_force import Setting, brute_fisher, cases, close, flat, make, node_fisher_rows, pull, seeded, step_gradient
 from evergraph.curvature import pick_labels
+from evergraph.data.graph import make_graph
 from evergraph.methods import EMA, Compose, OnlineCurvature
 from evergraph.methods.base import Context
+from evergraph.models.base import neighbourhoods
 
 STRENGTH = 0.7
 
@@ -119,6 +121,84 @@ def test_just_before_the_end_of_the_line_is_the_papers_point() -> None:
     for method in (near, there):
         after(setting, context, method)
     close(pull(near, context), pull(there, context), 1e-6)
+
+
+# the Fisher matrix at class means
+
+
+def mean_setting(setting: Setting) -> tuple[Setting, Tensor]:
+    """The mean features of each class among its like, one node after the other; and the classes' sizes."""
+    rows, counts = [], []
+    for unit in setting.classes.tolist():
+        own = [node for node in setting.nodes.tolist() if int(setting.graph.y[node]) == unit]
+        rows.append(sum(setting.graph.x[node].double() for node in own) / len(own))
+        counts.append(float(len(own)))
+    number = len(rows)
+    pairs = [(c, c + number) for c in range(number)]
+    edges = torch.tensor(pairs + [(b, a) for a, b in pairs]).T
+    graph = make_graph(torch.stack(rows + rows), edges, torch.zeros(2 * number, dtype=torch.long))
+    hoods = neighbourhoods(setting.model, graph)
+    return Setting(graph, setting.model, hoods, setting.classes, torch.arange(number)), torch.tensor(counts).double()
+
+
+@cases
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])
+def test_at_class_means_each_class_counts_as_often_as_it_has_nodes(
+    case: str, reduction: str, classes: tuple[int, ...]
+) -> None:
+    setting = make(case, classes)
+    context, method = setting.context(reduction), curvature(nodes="means", anchors="latest")
+    after(setting, context, method, (3,))
+    at_means, counts = mean_setting(setting)
+    fisher = sum(
+        count * sum(torch.outer(row, row) for row in rows)
+        for count, rows in zip(counts, node_fisher_rows(at_means, "exact"))
+    )
+    share = 1 if reduction == "sum" else 1 / setting.nodes.numel()
+    close(pull(method, context), STRENGTH * share * fisher @ displacement(setting, (3,)), 1e-6)  # means in float32
+    half = setting.hoods.batch(setting.nodes[::2])  # an epoch of two batches counts every old node once
+    other = setting.hoods.batch(setting.nodes[1::2])
+    if reduction == "sum":
+        close(pull(method, context, half) + pull(method, context, other), pull(method, context))
+
+
+def test_at_class_means_sampled_labels_are_unbiased() -> None:
+    setting = make("gcn")
+    exact, sampled = (curvature(nodes="means", anchors="latest", estimator=name) for name in ("exact", "sampled"))
+    context = setting.context()
+    for method in (exact, sampled):
+        after(setting, context, method, (3,))
+    drawn = torch.stack([pull(sampled, context) for _ in range(4000)])
+    want = pull(exact, context)
+    error = (drawn.mean(0) - want).norm() / want.norm()
+    spread = drawn.std(0).norm() / want.norm() / len(drawn) ** 0.5
+    assert error < 4 * spread
+    assert spread < 0.1
+
+
+def test_means_take_up_new_examples_of_old_classes_and_stay_one_row_a_class() -> None:
+    setting = make("gcn")
+    nodes = setting.nodes
+    method, whole = curvature(nodes="means"), curvature(nodes="means")
+    for part in (nodes[:5], nodes[5:]):
+        setting.nodes = part
+        method.end_task(setting.context())
+    setting.nodes = nodes
+    whole.end_task(setting.context())
+    close(method.class_sums_["x"], whole.class_sums_["x"], 1e-6)
+    assert whole.class_sums_["x"].shape == (4, setting.graph.num_features + 1)
+    assert whole.class_sums_["x"][:, -1].tolist() == [3, 3, 3, 3]
+
+
+def test_the_latest_anchor_is_the_only_one() -> None:
+    setting = make("gcn")
+    context = setting.context()
+    latest, one = curvature(anchors="latest"), curvature()
+    after(setting, context, latest, (1, 2, 3))
+    after(setting, context, one, (3,))
+    assert torch.equal(pull(latest, context), pull(one, context))
+    assert size_of(latest.state_dict()) == size_of(one.state_dict())
 
 
 # the readings of the paper's inconsistencies
@@ -262,6 +342,9 @@ def test_averaging_inside_equals_averaging_before() -> None:
         ({"point": 0.5, "over_tasks": "square-of-sum"}, "use point=1"),
         ({"over_nodes": "median"}, "unknown over_nodes"),
         ({"anchors": "all"}, "unknown anchors"),
+        ({"nodes": "old"}, "unknown nodes"),
+        ({"nodes": "means", "estimator": "queue"}, "nodes=means needs estimator=exact or sampled"),
+        ({"nodes": "means", "point": 0.5}, "nodes=means needs .* point=1"),
         ({"queue_rule": "none"}, "unknown queue_rule"),
     ],
 )

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from evergraph.acceleration import padded_steps
-from evergraph.curvature.products import forward_product
+from evergraph.curvature.forward import forward
 from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import Context, Method, Step
 from evergraph.models.base import GraphModel
-from evergraph.params import Direction, Params, copy_params, named_params
+from evergraph.params import Params, copy_params
 
 LABEL_SCOPES = ("seen", "current", "all")
 
@@ -156,18 +155,6 @@ def train_step(
     optimizer.step()
     method.after_step(step)
     return per_node.detach().sum()
-
-
-def forward(model: GraphModel, batch: Batch, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
-    """Logits, and J d for every direction d: by the model's own joint pass, else by forward-mode AD."""
-    if not directions:
-        return model(batch), []
-    function = partial(functional_call, model, args=(batch,))
-    own = getattr(model, "jvp", None) or (
-        lambda _, direction: forward_product(function, named_params(model), direction)
-    )
-    pairs = [own(batch, direction) for direction in directions]
-    return pairs[-1][0], [tangent for _, tangent in pairs]
 
 
 def _class_weights(context: Context) -> Tensor:

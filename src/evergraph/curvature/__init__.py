@@ -1,9 +1,11 @@
 """Fisher information as pure functions: products, diagonals, Kronecker factors, and the full matrix."""
 
+from evergraph.curvature.forward import forward
 from evergraph.curvature.framework import regularizer
 from evergraph.curvature.guard import measuring, require_deterministic
 from evergraph.curvature.kronecker import KroneckerFactor, kronecker_factors
 from evergraph.curvature.labels import LABELS, Labels, apply_output_fisher, label_factors, pick_labels, score
+from evergraph.curvature.means import add_sums, class_sums, mean_batch
 from evergraph.curvature.nodes import (
     fisher_diagonal,
     random_sign_diagonal,
@@ -25,15 +27,19 @@ __all__ = [
     "LABELS",
     "KroneckerFactor",
     "Labels",
+    "add_sums",
     "apply_output_fisher",
+    "class_sums",
     "dense_fisher",
     "double_reverse_product",
     "fisher_diagonal",
     "fisher_product",
+    "forward",
     "forward_product",
     "jacobian",
     "kronecker_factors",
     "label_factors",
+    "mean_batch",
     "measuring",
     "pick_labels",
     "pull_back",

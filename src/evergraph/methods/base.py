@@ -31,6 +31,7 @@ class Context:
         batch_size: nodes in a training batch, None for all.
         generator: random numbers of the method's own, so that its draws do not move the loop's.
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
+        cache: what a method computes once a task and can compute again; it is not saved.
     """
 
     model: GraphModel
@@ -42,6 +43,7 @@ class Context:
     batch_size: int | None
     generator: torch.Generator
     reduction: str
+    cache: dict[Any, Any] = field(default_factory=dict)
     _position: Tensor | None = None
 
     @property

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from evergraph.curvature import apply_output_fisher, pick_labels, regularizer, require_deterministic, score
+from evergraph.curvature import (
+    add_sums,
+    apply_output_fisher,
+    class_sums,
+    forward,
+    mean_batch,
+    pick_labels,
+    regularizer,
+    require_deterministic,
+    score,
+)
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import Context, Method, Step, state
 from evergraph.methods.ema import average_with
@@ -17,16 +27,22 @@ from evergraph.params import Direction, Displacement, Params, copy_params
 
 @dataclass(repr=False)
 class OnlineCurvature(Method):
-    """strength/2 Σ_{t<τ} (θ−θ_t)ᵀ F(θ) (θ−θ_t), F the full Fisher matrix of the current batch at the current θ.
+    """strength/2 Σ_{t<τ} (θ−θ_t)ᵀ F(θ) (θ−θ_t), F the full Fisher matrix at the current θ.
 
     With D = Σ_t (θ − θ_t) and u_v = J_v D, the gradient is Jᵀc with c_v = strength · H_v u_v: a cotangent
     on the logits, so loss and regularizer share one backward pass. Only Σ_t θ_t is stored, whatever the
     number of tasks. The curvature is held constant when differentiating, as the paper says.
 
+    The paper takes F over the current batch. Those nodes are of the new task; what the old tasks' nodes
+    lose is not in it. With nodes="means" F is taken over the mean features of each class learned so far, each
+    weighed by its number of nodes: with anchors="latest" and the label scope `seen` that is what keeps old
+    classes, and what is stored for it is one row of features a class.
+
     Args:
         strength: λ; 0.1 in the paper.
         estimator: `exact` (expectation over labels in closed form; recommended), `sampled` (one label drawn
             a node: the paper's equation «Ours»), `queue` (one gradient a step, M kept: Algorithm 1).
+        nodes: `batch` takes F over the nodes of the step (the paper), `means` over the means of the old classes.
         queue_size: M of the queue; 128 in the paper.
         ema: β of the moving average after each task; 0 turns it off (the paper's ablation).
         point: where between θ_t and θ the Fisher is evaluated: 1 is the paper's θ, 0 is EWC's θ_t. Below 1
@@ -36,7 +52,8 @@ class OnlineCurvature(Method):
         over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation
             «Ours») and `mean` (the queue divides by |Q|) fix it. The queue always takes the mean unless
             `sum` is asked for.
-        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes.
+        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
+            uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown.
         queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
             before a push, so it can hold M+1.
     """
@@ -47,6 +64,7 @@ class OnlineCurvature(Method):
 
     strength: float = 0.1
     estimator: str = "exact"
+    nodes: str = "batch"
     queue_size: int = 128
     ema: float = 0.5
     point: float = 1.0
@@ -60,12 +78,14 @@ class OnlineCurvature(Method):
     anchor_list_: list[Params] = state(list)  # for point < 1 alone
     queue_: Params = state(dict)  # a ring of gradients, one row each
     pushed_: int = state(int)
+    class_sums_: Params = state(dict)  # for nodes="means" alone: [Σ x, number of nodes] by output unit
 
     def __post_init__(self) -> None:
         one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
         one_of("over_tasks", self.over_tasks, ("sum-of-squares", "square-of-sum"))
         one_of("over_nodes", self.over_nodes, ("loss", "sum", "mean"))
-        one_of("anchors", self.anchors, ("stored", "previous"))
+        one_of("anchors", self.anchors, ("stored", "previous", "latest"))
+        one_of("nodes", self.nodes, ("batch", "means"))
         one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
         if self.queue_size < 1:
             raise EvergraphError(f"curvature: queue_size={self.queue_size} must be at least 1")
@@ -73,6 +93,8 @@ class OnlineCurvature(Method):
             raise EvergraphError(f"curvature: ema={self.ema} must be at least 0 and below 1")
         if not 0 <= self.point <= 1:
             raise EvergraphError(f"curvature: point={self.point} must lie between 0 (θ_t) and 1 (θ)")
+        if self.nodes == "means" and (self.estimator == "queue" or self.point < 1):
+            raise EvergraphError("curvature: nodes=means needs estimator=exact or sampled, and point=1")
         if self.point < 1 and self.estimator == "queue":
             raise EvergraphError(
                 "curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1"
@@ -106,12 +128,18 @@ class OnlineCurvature(Method):
         anchor = self.previous_ if self.anchors == "previous" else now
         if self.ema or self.anchors == "previous":
             self.previous_ = now
+        if self.anchors == "latest":
+            self.anchor_list_, self.anchor_sum_, self.num_anchors_ = [], {}, 0
         if self.point < 1:
             self.anchor_list_ = [*self.anchor_list_, anchor]
         else:
             self.anchor_sum_ = {name: value + self.anchor_sum_.get(name, 0) for name, value in anchor.items()}
         self.num_anchors_ += 1
         self.queue_, self.pushed_ = {}, 0
+        if self.nodes == "means":
+            units = context.neighbourhoods.y.cpu()
+            new = class_sums(context.task.graph.x, units, context.task.train).to(next(iter(now.values())).dtype)
+            self.class_sums_ = {"x": add_sums(self.class_sums_.get("x"), new)}
 
     # one step
 
@@ -132,7 +160,7 @@ class OnlineCurvature(Method):
 
     def directions(self, context: Context) -> list[Direction]:
         """D, for the estimators that need J D."""
-        if not self.active or self.estimator == "queue" or self.point < 1:
+        if not self.active or self.estimator == "queue" or self.nodes == "means" or self.point < 1:
             return []
         return [self.displacement(context)]
 
@@ -151,9 +179,32 @@ class OnlineCurvature(Method):
         return "exact" if self.estimator == "exact" else "sample"
 
     def penalty(self, step: Step) -> Tensor | None:
-        """The queue's new entry, while the graph is alive: the gradient of one random node's sampled log-likelihood."""
-        if not self.active or self.estimator != "queue":
-            return None
+        """The regularizer at the class means; the queue's new entry, while the step's graph is alive."""
+        if self.active and self.nodes == "means":
+            return self._pull_at_means(step)
+        if self.active and self.estimator == "queue":
+            self._push(step)
+        return None
+
+    def _pull_at_means(self, step: Step) -> Tensor:
+        """A term whose gradient at the means' logits is n_c · strength · H_c J_c D, n_c the nodes of class c.
+
+        n_c is weighed as the classification loss is: an epoch counts every old node once.
+        """
+        context = step.context
+        sums = self.class_sums_["x"]
+        if sums not in context.cache:
+            context.cache[sums] = mean_batch(context.model, sums, context.classes.device)
+        batch, counts = context.cache[sums]
+        logits, (tangent,) = forward(context.model, batch, [self.displacement(context)])
+        scoped, moved = logits[:, context.classes], tangent[:, context.classes]
+        pulled = apply_output_fisher(scoped.detach(), moved, self._labels, generator=context.generator)
+        share = step.batch.num_seeds / context.num_train
+        weight = self.scale(step.batch.num_seeds, context.reduction) * share * counts
+        return (scoped * (weight.unsqueeze(1) * pulled)).sum()
+
+    def _push(self, step: Step) -> None:
+        """The gradient of one random node's sampled log-likelihood, into the queue."""
         generator, params = step.context.generator, step.context.params
         node = int(torch.randint(step.batch.num_seeds, (1,), generator=generator))
         logits = step.scoped_logits.detach()[node : node + 1]
@@ -167,7 +218,6 @@ class OnlineCurvature(Method):
                 self.queue_[name] = value.detach().new_zeros(capacity, *value.shape)
             self.queue_[name][self.pushed_ % capacity] = 0 if grad is None else grad
         self.pushed_ += 1
-        return None
 
     def edit_grads(self, step: Step) -> None:
         """For the queue and for points before θ: add the regularizer's gradient itself."""
