@@ -16,9 +16,9 @@ import evergraph as eg
 from evergraph.cli import main
 from evergraph.data.official import OFFICIAL
 from evergraph.methods import make_method
-from evergraph.paper.cells import Cell, run_cells
+from evergraph.paper.cells import Cell, Choice, run_cells
 from evergraph.paper.experiment import run_paper
-from evergraph.paper.protocol import DATASETS, PROTOCOLS, Protocol, read, validation_ap
+from evergraph.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
 from evergraph.runs import RunSpec
 from evergraph.training import Training
 from graph_files import npz_bytes, ogb_bytes, skewed_graph
@@ -116,18 +116,30 @@ def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
             assert len(result["matrices"][0]) == len(result["also_tested"]["seen"]["matrices"][0]) == tasks
 
 
-def test_lwf_takes_what_validation_prefers() -> None:
-    protocol = Protocol.load("paper", "coauthor-cs", seeds=3)
-    tried = protocol.candidates()["lwf"]
-    assert len(tried) == 4
-    results = {
-        key: {"validation": [[[50.0, None], [float(number), 10.0]]], "matrices": [[[0.0, None], [-number, 0.0]]]}
-        for number, key in enumerate(tried)
+def trial_results(choice: Choice, matrices: list[list[list[float | None]]]) -> dict[str, dict[str, object]]:
+    """What the trials came to on validation nodes; on test nodes the opposite, to show that nobody looks there."""
+    return {
+        trial.key: {"validation": [matrix], "matrices": [[[-1.0 if v is None else -v for v in row] for row in matrix]]}
+        for trial, matrix in zip(choice.trials, matrices)
     }
-    (cell,) = protocol.chosen(results)
+
+
+def test_lwf_takes_what_validation_prefers() -> None:
+    (choice,) = Protocol.load("paper", "coauthor-cs", seeds=3).choices(["lwf"])
+    assert len(choice.trials) == 4
+    results = trial_results(choice, [[[50.0, None], [float(number), 10.0]] for number in (0, 1, 3, 2)])
+    cell = choice.choose(results)
     assert cell.key == "paper/coauthor-cs/lwf"
-    assert {key: cell.spec.settings[key] for key in ("strength", "temperature")} == list(tried.values())[3]
-    assert validation_ap(next(iter(results.values()))) == 5.0
+    assert cell.spec.seeds == [0, 1, 2]
+    assert (cell.spec.settings["strength"], cell.spec.settings["temperature"]) == (10.0, 2.0)
+
+
+def test_best_takes_the_strongest_hold_that_still_learns() -> None:
+    """Accuracy on new tasks falls as the strength rises; what old tasks keep is not looked at."""
+    (choice,) = Protocol.load("best", "coauthor-cs", seeds=3).choices(["ours"])
+    learned = (100.0, 98.0, 95.1, 94.0, 20.0)
+    results = trial_results(choice, [[[value, None], [float(5 - n), value]] for n, value in enumerate(learned)])
+    assert choice.choose(results).spec.settings["strength"] == 100.0
 
 
 def test_a_studys_own_value_is_the_tables_cell() -> None:
@@ -150,11 +162,20 @@ def test_finished_cells_are_never_run_again(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
-    spec = RunSpec("sbm:nodes=60,classes=4", training=Training(epochs=2), device="cpu")
+    spec = RunSpec("sbm:nodes=60,classes=4", training=Training(epochs=2), device="cpu", seeds=[0, 1])
     cells = [Cell("a", spec), Cell("b", dataclasses.replace(spec, method="ewc"))]
-    apart = run_cells(cells, tmp_path / "apart", jobs=2)
-    together = run_cells(cells, tmp_path / "together", jobs=1)
-    assert [apart[key]["matrices"] for key in "ab"] == [together[key]["matrices"] for key in "ab"]
+    trials = tuple(Cell(f"trial-{n}", dataclasses.replace(spec, seeds=[n], validate=True)) for n in (0, 1))
+
+    def choose(results: dict[str, dict[str, object]]) -> Cell:
+        assert results.keys() >= {"trial-0", "trial-1"}
+        return Cell("c", spec)
+
+    choices = [Choice(trials, choose)]
+    apart = run_cells(cells, tmp_path / "apart", choices=choices, jobs=2)
+    together = run_cells(cells, tmp_path / "together", choices=choices, jobs=1)
+    assert {*apart} == {*together} == {"a", "b", "c", "trial-0", "trial-1"}
+    assert all(apart[key]["matrices"] == together[key]["matrices"] for key in together)
+    assert len(apart["c"]["matrices"]) == 2
 
 
 def test_a_folder_with_something_in_it_is_left_alone(

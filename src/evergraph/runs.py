@@ -123,6 +123,19 @@ def run(
     return result
 
 
+def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path | None = None) -> None:
+    """One seed of a run into the run's folder, for processes side by side; `run` with `resume` then finds it done."""
+    folder = _open_folder(Path(out), spec, resume=True)
+    tasks = spec.make_stream(seed, data_root)
+    spec.learner(seed)
+    own = folder / f"seed-{seed}"
+    make_folder(folder, "name another with --out")
+    _write_new(folder, spec)
+    make_folder(own)
+    with only_writer(own), Logging(()) as logging:
+        _SeedRun(spec, own, tasks, seed, spec.seeds.index(seed), None, logging).finish()
+
+
 def _result(
     spec: RunSpec,
     folder: Path,

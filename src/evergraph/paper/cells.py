@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergraph.runs import RunSpec, run
+from evergraph.runs import RunSpec, run, run_seed
+
+Results = dict[str, dict[str, Any]]
+LONGEST_FIRST = {"twp", "joint", "curvature", "lwf"}  # so that no long run starts when all others are done
 
 
 @dataclass(frozen=True)
@@ -24,35 +27,90 @@ class Cell:
     spec: RunSpec
 
 
+@dataclass(frozen=True)
+class Choice:
+    """An entry whose settings are chosen among trials, as soon as all of them are done."""
+
+    trials: tuple[Cell, ...]
+    choose: Callable[[Results], Cell]
+
+
 def run_cells(
     cells: Iterable[Cell],
     out: str | Path,
     *,
+    choices: Iterable[Choice] = (),
     data_root: str | Path | None = None,
     jobs: int = 1,
     on_done: Callable[[str, int, int], None] | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Run all cells, `jobs` processes side by side; returns the results by key.
+) -> Results:
+    """Run all cells, `jobs` processes side by side, a seed each; returns the results by key.
 
     A cell whose settings differ from those of a finished run in its folder is an error: nothing is mixed.
     """
-    unique = {cell.key: cell for cell in cells}
-    results: dict[str, dict[str, Any]] = {}
-    if jobs <= 1 or len(unique) <= 1:
-        for key, cell in unique.items():
-            results[key] = _run_cell(cell, str(out), data_root)
-            if on_done is not None:
-                on_done(key, len(results), len(unique))
-        return results
-    # the slowest first, so that no long run starts when all others are done
-    ordered = sorted(unique.values(), key=lambda cell: cell.spec.method != "joint")
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_one_thread) as pool:
-        waiting = {pool.submit(_run_cell, cell, str(out), data_root): cell.key for cell in ordered}
-        for future in as_completed(waiting):
-            results[waiting[future]] = future.result()
-            if on_done is not None:
-                on_done(waiting[future], len(results), len(unique))
-    return {key: results[key] for key in unique}
+    open_choices = list(choices)
+    waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
+    total, results = len(waiting) + len(open_choices), dict[str, dict[str, Any]]()
+    finish = _in_turn if jobs <= 1 else _SideBySide(jobs)
+    try:
+        while waiting:
+            for cell, result in finish(waiting, str(out), data_root):
+                results[cell.key] = result
+                if on_done is not None:
+                    on_done(cell.key, len(results), total)
+                ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
+                open_choices = [choice for choice in open_choices if choice not in ready]
+                waiting += [choice.choose(results) for choice in ready]
+    finally:
+        if isinstance(finish, _SideBySide):
+            finish.pool.shutdown(cancel_futures=True)
+    return results
+
+
+def _trials(choices: Iterable[Choice]) -> Iterator[Cell]:
+    for choice in choices:
+        yield from choice.trials
+
+
+def _in_turn(waiting: list[Cell], out: str, data_root: str | Path | None) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Finish the cells one after the other, those added meanwhile too."""
+    while waiting:
+        cell = waiting.pop(0)
+        yield cell, run(cell.spec, Path(out) / cell.key, data_root=data_root, resume=True)
+
+
+class _SideBySide:
+    """Finishes cells in several processes; seeds of one cell run side by side too."""
+
+    def __init__(self, jobs: int) -> None:
+        self.pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_one_thread)
+
+    def __call__(
+        self, waiting: list[Cell], out: str, data_root: str | Path | None
+    ) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        """Finish the cells as their last seeds are done, those added meanwhile too."""
+        running: dict[Future[None], Cell] = {}
+        left: dict[str, int] = {}
+        while waiting or running:
+            new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
+            waiting.clear()
+            for cell in new:
+                folder = Path(out) / cell.key
+                seeds = [] if (folder / "result.json").exists() else cell.spec.seeds
+                left[cell.key] = len(seeds)
+                for seed in seeds:
+                    running[self.pool.submit(run_seed, cell.spec, folder, seed, data_root=data_root)] = cell
+                if not seeds:
+                    yield cell, run(cell.spec, folder, data_root=data_root, resume=True)
+            if not running:
+                continue
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                cell = running.pop(future)
+                future.result()
+                left[cell.key] -= 1
+                if not left[cell.key]:
+                    yield cell, run(cell.spec, Path(out) / cell.key, data_root=data_root, resume=True)
 
 
 def _one_thread() -> None:
@@ -62,11 +120,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _run_cell(cell: Cell, out: str, data_root: str | Path | None) -> dict[str, Any]:
-    return run(cell.spec, Path(out) / cell.key, data_root=data_root, resume=True)
-
-
 def default_jobs(device: str) -> int:
-    """As many processes as cores; on a GPU, where steps are launch-bound, at most twelve share it."""
+    """As many processes as cores; on a GPU, where steps are launch-bound, at most fifteen share it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 12) if device != "cpu" else cores
+    return min(cores, 15) if device != "cpu" else cores

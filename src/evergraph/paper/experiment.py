@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from evergraph.checkpoint import make_folder, only_writer, write_atomically
 from evergraph.errors import EvergraphError, unknown
+from evergraph.learner import pick_device
 from evergraph.paper.cells import Cell, default_jobs, run_cells
 from evergraph.paper.figures import final_rows, study
 from evergraph.paper.protocol import Protocol
 from evergraph.paper.tables import table_rows, write_tables
 from evergraph.plots import heatmaps
+from evergraph.runs import describe_device, versions
 
 
 def run_paper(
@@ -52,14 +58,25 @@ def run_paper(
 
     cells: list[Cell] = []
     for plan in available:
-        cells += plan.cells(wanted(plan)) + plan.trials(wanted(plan))
+        cells += plan.cells(wanted(plan))
         if studies and rows is None:
             cells += [cell for values in plan.study_cells().values() for cell in values.values()]
-    results = run_cells(cells, out, **settings)
-    chosen = [cell for plan in available for cell in plan.chosen(results, wanted(plan))]
-    results |= run_cells(chosen, out, **settings)
+    choices = [choice for plan in available for choice in plan.choices(wanted(plan))]
+    make_folder(out, "name another with --out")
+    with only_writer(out):
+        results = run_cells(cells, out, choices=choices, **settings)
+        _add_to_log(out, device, settings["jobs"], time.perf_counter() - begun)
     tables = [_write(plan, results, out, wanted(plan), studies and rows is None, missing) for plan in plans]
     return {"tables": tables, "seconds": time.perf_counter() - begun, "out": str(out)}
+
+
+def _add_to_log(out: Path, device: str, jobs: int, seconds: float) -> None:
+    """`commands.jsonl`: a line for each time that the experiment was run or resumed."""
+    path = out / "commands.jsonl"
+    made = {"command": shlex.join(["evergraph", *sys.argv[1:]]), "seconds": round(seconds, 1), "jobs": jobs}
+    made |= {"device": describe_device(pick_device(device)), "versions": versions()}
+    earlier = path.read_text(encoding="utf-8") if path.exists() else ""
+    write_atomically(path, f"{earlier}{json.dumps(made)}\n")
 
 
 def _with_epochs(plan: Protocol, epochs: int) -> Protocol:

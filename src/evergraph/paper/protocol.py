@@ -13,7 +13,7 @@ import numpy as np
 
 from evergraph.data.stream import TestGraph
 from evergraph.errors import unknown
-from evergraph.paper.cells import Cell
+from evergraph.paper.cells import Cell, Choice
 from evergraph.results import average_performance
 from evergraph.runs import RunSpec
 from evergraph.training import Training
@@ -86,36 +86,22 @@ class Protocol:
             Cell(self.key(name), self.spec(row, range(self.seeds))) for name, row in rows.items() if "choose" not in row
         ]
 
-    def candidates(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-        """For each row that chooses: the settings to choose from, by the key of the cell that tries them."""
-        return {
-            name: {
-                self.key(f"choose/{name}@{_label(settings)}"): settings
-                for settings in (
-                    dict(zip(row["choose"], combination)) for combination in itertools.product(*row["choose"].values())
-                )
-            }
-            for name, row in self.rows(wanted).items()
-            if "choose" in row
-        }
+    def choices(self, wanted: Sequence[str] | None = None) -> list[Choice]:
+        """The rows that choose among settings, each with a trial a candidate (first seed) and its rule."""
+        return [self._choice(name, row) for name, row in self.rows(wanted).items() if "choose" in row]
 
-    def trials(self, wanted: Sequence[str] | None = None) -> list[Cell]:
-        """One run, with the first seed, for each candidate."""
-        rows = self.rows(wanted)
-        return [
-            Cell(key, self.spec(rows[name], [0], **settings))
-            for name, tried in self.candidates(wanted).items()
-            for key, settings in tried.items()
-        ]
+    def _choice(self, name: str, row: dict[str, Any]) -> Choice:
+        settings = [dict(zip(row["choose"], values)) for values in itertools.product(*row["choose"].values())]
+        trials = tuple(
+            Cell(self.key(f"choose/{name}@{_label(tried)}"), self.spec(row, [0], **tried)) for tried in settings
+        )
+        rule = RULES[self.content["rule"]]
 
-    def chosen(self, results: dict[str, dict[str, Any]], wanted: Sequence[str] | None = None) -> list[Cell]:
-        """The rows that choose, with the settings whose run has the highest AP on the validation nodes."""
-        rows = self.rows(wanted)
-        cells = []
-        for name, tried in self.candidates(wanted).items():
-            best = max(tried, key=lambda key: validation_ap(results[key]))
-            cells.append(Cell(self.key(name), self.spec(rows[name], range(self.seeds), **tried[best])))
-        return cells
+        def choose(results: dict[str, dict[str, Any]]) -> Cell:
+            best = rule([results[trial.key] for trial in trials])
+            return Cell(self.key(name), self.spec(row, range(self.seeds), **settings[best]))
+
+        return Choice(trials, choose)
 
     def study_cells(self) -> dict[str, dict[str, Cell]]:
         """For each study: a cell a value. The row's own value is the table's cell, and is not run twice."""
@@ -124,15 +110,37 @@ class Protocol:
             row = self.content["rows"][study["row"]]
             studies[name] = {}
             for value in study["values"]:
-                own = row["settings"][study["key"]] == value
+                own = row.get("settings", {}).get(study["key"]) == value
                 key = self.key(study["row"] if own else f"studies/{name}@{value}")
                 studies[name][str(value)] = Cell(key, self.spec(row, range(self.seeds), **{study["key"]: value}))
         return studies
 
 
-def validation_ap(result: dict[str, Any]) -> float:
-    """AP on validation nodes after the last task, mean over seeds."""
-    return float(np.mean([average_performance(matrix) for matrix in result["validation"]]))
+MARGIN = 0.05
+
+
+def all_tasks(results: Sequence[dict[str, Any]]) -> int:
+    """The candidate with the highest AP on validation nodes after the last task (old tasks' nodes included)."""
+    means = [np.mean([average_performance(matrix) for matrix in result["validation"]]) for result in results]
+    return int(np.argmax(means))
+
+
+def current_task(results: Sequence[dict[str, Any]]) -> int:
+    """The last candidate that learns new tasks nearly as well as the best of them, judged on validation nodes.
+
+    Each task is judged right after it was learned, over all classes seen: nothing is asked of old nodes.
+    Candidates are listed from the weakest hold on the past to the strongest, and the strongest that costs no more
+    than a twentieth of the accuracy on new tasks is taken (the rule of De Lange et al., A Continual Learning Survey,
+    TPAMI 2022, with their threshold as a constant).
+    """
+    means = [
+        np.mean([matrix[task][task] for matrix in result["validation"] for task in range(len(matrix))])
+        for result in results
+    ]
+    return max(number for number, mean in enumerate(means) if mean >= (1 - MARGIN) * max(means))
+
+
+RULES = {"all-tasks": all_tasks, "current-task": current_task}
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
