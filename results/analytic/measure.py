@@ -12,7 +12,6 @@ of the classes says which of them share a task. No choice depends on test nodes.
 import argparse
 import json
 import multiprocessing
-import os
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -97,7 +96,7 @@ def main() -> None:
         for name in given.streams.split(",")
         if (name, method, seed, order) not in done
     ]
-    threads = max((os.cpu_count() or 1) // given.jobs, 1)
+    threads = max(torch.get_num_threads() // given.jobs, 1)
     fresh = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
     with ProcessPoolExecutor(given.jobs, fresh, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         for future in as_completed(pool.submit(one_run, key, given.data_root, given.device) for key in wanted):
