@@ -12,7 +12,7 @@ from torch.func import functional_call
 from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import Context, Method, state
-from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.base import NODES_AT_ONCE
 from evergraph.models.random_features import RandomFeatures
 from evergraph.params import Params, copy_params
 
@@ -156,11 +156,13 @@ class Analytic(Method):
 
     def _choose_smoothing(self, context: Context, model: RandomFeatures, head: Tensor) -> None:
         """Smooth where the nodes put right outnumber those put wrong by more than two standard errors."""
-        y, nodes, graph = context.neighbourhoods.y, context.task.val, context.task.graph
-        model.head.copy_(head)
-        scores = GraphModel.graph_logits(model, graph, torch.arange(graph.num_nodes), y.device).to(y.device)
-        smoothed = model.smooth(graph.adjacency.to(scores.dtype).to(y.device), scores)
-        truth, nodes = y[nodes.to(y.device)], nodes.to(y.device)
+        whole, nodes = context.neighbourhoods, context.task.val.to(context.neighbourhoods.y.device)
+        if whole.num_hops or not model.smoothing:  # only graphs whose features fit into memory are smoothed
+            return
+        assert isinstance(whole.x, Tensor)
+        scores = whole.x @ head.to(whole.x.dtype)
+        smoothed = model.smooth(context.task.graph.adjacency.to(scores.dtype).to(scores.device), scores)
+        truth = whole.y[nodes]
         counted(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
         model.smooths.fill_(self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5)
 
