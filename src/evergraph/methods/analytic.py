@@ -91,7 +91,7 @@ class Analytic(Method):
             model.task_of_unit[units[model.task_of_unit[units] < 0]] = self.tasks_
         rows = model.rows_of(model.in_head) if isinstance(model, RandomFeatures) else None
         ridges = [self.ridge] if self.ridge else list(RIDGES)
-        heads = [self.solve(ridge, ("train",), rows) for ridge in ridges]
+        heads = self.solve_each(ridges, ("train",), rows)
         chosen = self._choose(context, heads)
         head = self.solve(ridges[chosen], rows=rows)
         if isinstance(model, RandomFeatures):
@@ -112,6 +112,10 @@ class Analytic(Method):
 
     def solve(self, ridge: float, parts: Sequence[str] = ("train", "val"), rows: Tensor | None = None) -> Tensor:
         """W = (G + ridge · mean diagonal / classes · I)⁻¹ B, in float64; of the features `rows` alone, if given."""
+        return self.solve_each([ridge], parts, rows)[0]
+
+    def solve_each(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None) -> list[Tensor]:
+        """`solve` for several ridges."""
         first = self.gram_[parts[0]]
         rows = torch.arange(first.size(0), device=first.device) if rows is None else rows
         gram = first[rows].index_select(1, rows)
@@ -119,12 +123,14 @@ class Analytic(Method):
             gram += self.gram_[part][rows].index_select(1, rows)
         cross = torch.stack([self.cross_[part] for part in parts]).sum(0)
         classes = max(int((cross != 0).any(0).sum()), 1)
-        diagonal = gram.diagonal()
-        used = diagonal[diagonal > 0]  # a feature may be zero at every node
-        diagonal.add_(ridge * float(used.mean()) / classes)
-        head = torch.zeros_like(cross)
-        head[rows] = torch.cholesky_solve(cross[rows], torch.linalg.cholesky(gram))
-        return head
+        diagonal = gram.diagonal().clone()
+        unit = float(diagonal[diagonal > 0].mean()) / classes  # a feature may be zero at every node
+        heads = []
+        for ridge in ridges:
+            gram.diagonal().copy_(diagonal + ridge * unit)
+            heads.append(torch.zeros_like(cross))
+            heads[-1][rows] = torch.cholesky_solve(cross[rows], torch.linalg.cholesky(gram))
+        return heads
 
     def solve_shallow(self, model: RandomFeatures, ridge: float, parts: Sequence[str] = ("train", "val")) -> Tensor:
         """The sum of one head on the blocks of each depth below the largest that the model's head reads."""
