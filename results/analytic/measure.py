@@ -29,6 +29,7 @@ KEY = ("stream", "method", "seed", "order")
 
 
 def closed_form(name: str, method: str, seed: int, order: str, root: str, device: str) -> list[dict]:
+    """One pass over the tasks without old data, tested on both test graphs."""
     stream = eg.stream(name, seed=seed, order=order, data_root=root)
     learner = eg.Learner(model_for(method), eg.methods.make_method(method), seed=seed, device=device)
     begun = time.perf_counter()
@@ -43,6 +44,7 @@ def closed_form(name: str, method: str, seed: int, order: str, root: str, device
 
 
 def joint(name: str, method: str, seed: int, order: str, root: str, device: str) -> list[dict]:
+    """A GCN trained on all tasks at once, anew for each test graph."""
     rows = []
     for graph in ("task", "seen"):
         stream = eg.stream(name, seed=seed, order=order, data_root=root, test_graph=graph)
@@ -57,6 +59,7 @@ def joint(name: str, method: str, seed: int, order: str, root: str, device: str)
 
 
 def table(runs: list[dict]) -> str:
+    """Mean ± standard deviation of all runs, as Markdown."""
     lines = ["| stream | test graph | method | AP | AF | runs |", "|---|---|---|--:|--:|--:|"]
     keys = dict.fromkeys((r["stream"], r["test_graph"], r["method"]) for r in runs)
     for stream, graph, method in sorted(keys):
@@ -71,11 +74,13 @@ def table(runs: list[dict]) -> str:
 
 
 def one_run(key: tuple[str, str, int, str], root: str, device: str) -> list[dict]:
+    """The lines of one run."""
     made = (joint if key[1] == "joint" else closed_form)(*key, root, device)
     return [{**dict(zip(KEY, key)), "device": device, **row} for row in made]
 
 
 def main() -> None:
+    """Make the runs that are missing, and the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--methods", default="analytic,auto,joint")
