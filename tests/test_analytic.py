@@ -12,6 +12,7 @@ from evergraph.data.graph import Graph
 from evergraph.data.made import sbm
 from evergraph.methods.analytic import Analytic
 from evergraph.models.base import GraphModel, neighbourhoods
+from evergraph.models.foreign_edges import judge_edges
 from evergraph.models.random_features import unit_rows
 from evergraph.sparse import SparseMatrix, as_dense
 
@@ -72,6 +73,14 @@ def joint_head(features: Tensor, y: Tensor, weights: Tensor, ridge: float, class
     return torch.linalg.solve(gram + damping * eye, features.T @ (weights[:, None] * targets))
 
 
+def head_of_columns(everything: tuple[Tensor, Tensor, Tensor], columns: slice | list[int]) -> Tensor:
+    """The joint head of some features, with zeros at the others."""
+    features, labels, weights = everything
+    head = torch.zeros(features.size(1), 6, dtype=torch.float64)
+    head[columns] = joint_head(features[:, columns], labels, weights, 0.3, 6)
+    return head
+
+
 @pytest.mark.parametrize("order", ["labelled", "random:1", "size"])
 def test_learning_in_turn_is_learning_at_once(graph: Graph, order: str) -> None:
     stream = eg.TaskStream(graph, 2, order=order)
@@ -85,8 +94,12 @@ def test_learning_in_turn_is_learning_at_once(graph: Graph, order: str) -> None:
             features.append(learner.model.features(cut.batch(nodes)))
             labels.append(task.graph.y[nodes])
             weights.append(sizes[task.graph.y[nodes]] ** -0.5)
-    expected = joint_head(torch.cat(features), torch.cat(labels), torch.cat(weights), 0.3, 6)
-    assert (learner.model.output_weight() - expected).abs().max() < 1e-8 * expected.abs().max()
+    everything = (torch.cat(features), torch.cat(labels), torch.cat(weights))
+    head = head_of_columns(everything, slice(8, 33))  # the blocks with propagation, and the ones
+    assert (learner.model.output_weight() - head).abs().max() < 1e-8 * head.abs().max()
+    own = head_of_columns(everything, [*range(8), 32])
+    near = head_of_columns(everything, [*range(8, 16), 32])
+    assert (learner.model.vote - (head + own + near)).abs().max() < 1e-8 * head.abs().max()
 
 
 def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +177,10 @@ def test_output_grows(graph: Graph) -> None:
 
 
 def test_auto_reads_the_graph_only_where_it_helps() -> None:
-    settings = eg.Auto.model_settings | {"hidden": 200}
     chosen = {}
     for homophily in (0.9, 0.25):  # a quarter is chance: such edges say nothing
         graph = sbm(nodes=900, classes=4, degree=12, homophily=homophily, features=16, signal=1.6, seed=4)
-        learner = eg.Learner(eg.RandomFeatures(**settings), eg.Auto())
+        learner = eg.Learner(eg.RandomFeatures(hidden=200), eg.Auto())
         learner.learn(eg.TaskStream(graph, 4)[0])
         assert isinstance(learner.method, eg.Auto)
         chosen[homophily] = learner.method.depths_
@@ -176,21 +188,111 @@ def test_auto_reads_the_graph_only_where_it_helps() -> None:
     assert 0 in chosen[0.25]
 
 
-def test_smoothing_helps_and_knows_edges_between_tasks(graph: Graph) -> None:
+def test_a_head_without_propagation_has_nobody_to_vote_with(graph: Graph) -> None:
+    learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3))
+    task = eg.TaskStream(graph, 2)[0]
+    learner.learn(task)
+    assert isinstance(learner.method, Analytic)
+    assert isinstance(learner.model, eg.RandomFeatures)
+    learner.model.in_head.copy_(torch.tensor([True, False, False, False]))
+    assert not learner.method.solve_shallow(learner.model, 0.3).any()
+
+
+def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> None:
     model = built(graph)
     model.task_of_unit.copy_(torch.tensor([0, 0, 1, 1, 2, 2]))
     scores = torch.zeros(graph.num_nodes, 6, dtype=torch.float64)
     scores[torch.arange(graph.num_nodes), graph.y] = 1.0
-    weighed = model.agreement(graph.adjacency.to(torch.float64), scores)
-    task = graph.y // 2
-    inside = task[weighed.indices] == task[weighed.row_of_entry()]
-    assert (weighed.values[inside] > 0.9).all()
-    assert (weighed.values[~inside] < 0.1).all()
-    scores[0] = 0.0  # a node that says nothing is told by its neighbours
-    if int(graph.adjacency.counts()[0]):
-        smoothed = model.smooth(graph.adjacency.to(torch.float64), scores)
-        assert smoothed[0].max() - smoothed[0].min() > 0.1
+    silent = int(graph.adjacency.counts().argmax())
+    scores[silent] = 0.0
+    smoothed = model.smooth(graph.adjacency.to(torch.float64), scores)
+    assert smoothed[silent].max() - smoothed[silent].min() > 0.1
     assert torch.allclose(smoothed.exp().sum(1), torch.ones(graph.num_nodes, dtype=torch.float64))
+
+
+def sampled_tasks(graph: Graph, tasks: int, noise: float) -> Tensor:
+    """Calibrated opinions on each node's task: the posterior of a noisy measurement of it."""
+    truth = nn.functional.one_hot(graph.y % tasks, tasks).double()
+    generator = torch.Generator().manual_seed(0)
+    measured = truth + noise * torch.randn(truth.shape, generator=generator, dtype=torch.float64)
+    return (measured / noise**2).softmax(1)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.6])
+def test_the_share_of_edges_between_tasks_is_the_most_likely_one(noise: float) -> None:
+    graph = sbm(nodes=600, classes=6, degree=8, homophily=0.5, seed=3)
+    adjacency, tasks = graph.adjacency.to(torch.float64), sampled_tasks(graph, 3, noise)
+    weighed, share = judge_edges(adjacency, tasks, rounds=500)
+    ends = list(zip(adjacency.row_of_entry().tolist(), adjacency.indices.tolist()))
+    shares = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    likelihood = torch.zeros_like(shares)
+    for number, (u, v) in enumerate(ends):
+        within = sum(tasks[u, t] * tasks[v, t] / 3 for t in range(3))
+        between = sum(tasks[u, t] * tasks[v, s] / 6 for t in range(3) for s in range(3) if s != t)
+        likelihood += ((1 - shares) * within + shares * between).log()
+        if number % 50 == 0:
+            posterior = (1 - share) * within / ((1 - share) * within + share * between)
+            assert float(weighed.values[number]) == pytest.approx(float(posterior), abs=1e-4)
+    assert share == pytest.approx(float(shares[likelihood.argmax()]), abs=0.002)
+    between_tasks = graph.y[adjacency.row_of_entry()] % 3 != graph.y[adjacency.indices] % 3
+    assert share == pytest.approx(float(between_tasks.double().mean()), abs=0.05)
+
+
+def test_a_graph_of_one_task_keeps_its_edges() -> None:
+    graph = sbm(nodes=300, classes=3, degree=8, seed=3)
+    graph.y.zero_()
+    weighed, share = judge_edges(graph.adjacency.to(torch.float64), sampled_tasks(graph, 3, 0.6), rounds=500)
+    assert share < 0.01
+    assert (weighed.values > 0.9).all()
+
+
+def test_doubt_removes_no_edge() -> None:
+    graph = sbm(nodes=60, classes=3, degree=4, seed=3)
+    tasks = torch.full((60, 4), 0.25, dtype=torch.float64)
+    weighed, share = judge_edges(graph.adjacency.to(torch.float64), tasks)
+    assert torch.allclose(weighed.values, torch.full_like(weighed.values, 1 - share))
+    assert share == pytest.approx(0.1)  # nothing was learned about it
+
+
+def test_no_edges_no_judgement() -> None:
+    nodes = torch.arange(4)
+    empty = SparseMatrix(torch.zeros(5, dtype=torch.long), nodes[:0], torch.zeros(0), 4)
+    assert judge_edges(empty, torch.full((4, 2), 0.5)) == (empty, 0.0)
+
+
+def test_edges_between_tasks_do_less_harm_than_they_would() -> None:
+    graph = sbm(nodes=1200, classes=6, degree=12, homophily=0.6, features=16, signal=2.0, seed=4)
+    stream = eg.TaskStream(graph, 2)
+    found = {}
+    for agree in (True, False):
+        learner = eg.Learner(eg.RandomFeatures(hidden=300, agree=agree, smoothing=0), eg.Analytic(premium=1.0), seed=0)
+        learner.fit(stream)
+        found[agree] = {kind: learner.evaluate(stream, test_graph=kind).ap for kind in ("task", "seen")}
+    assert found[True]["seen"] > found[False]["seen"] + 1
+    assert found[True]["task"] > found[False]["task"] - 0.5
+
+
+@pytest.mark.parametrize("premium", [0.0, 1.0])
+def test_the_vote_is_counted_on_validation_nodes(graph: Graph, premium: float) -> None:
+    task = eg.TaskStream(graph, 6)[0]
+    learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3, balance=0.0, premium=premium), dtype=torch.float64)
+    learner.learn(task)
+    assert isinstance(learner.method, Analytic)
+    assert isinstance(learner.model, eg.RandomFeatures)
+    features = dense_features(learner.model, task.graph)
+    train = (features[task.train], task.graph.y[task.train], torch.ones(task.train.numel(), dtype=torch.float64))
+    heads = [head_of_columns(train, columns) for columns in (slice(8, 33), [*range(8), 32], [*range(8, 16), 32])]
+    plain, vote = (features[task.val] @ head for head in (heads[0], sum(heads)))
+    y = task.graph.y[task.val]
+    better = sum(int(v.argmax() == c != p.argmax()) for p, v, c in zip(plain, vote, y))
+    worse = sum(int(p.argmax() == c != v.argmax()) for p, v, c in zip(plain, vote, y))
+    assert learner.method.voting_ == [better, worse]
+    assert bool(learner.model.votes) == (worse - better <= premium * y.numel())
+
+
+def test_negative_settings_are_refused() -> None:
+    with pytest.raises(eg.EvergraphError, match="premium"):
+        eg.Analytic(premium=-0.1)
 
 
 class LinearFeatures(GraphModel):
@@ -235,7 +337,7 @@ def test_statistics_follow_a_linear_drift_of_the_encoder(graph: Graph) -> None:
     for task in list(stream)[:2]:
         x = as_dense(task.graph.x).double() @ learner.model.mix.detach()
         sizes = torch.bincount(task.graph.y[task.train], minlength=6).double()
-        weights = sizes[task.graph.y[task.train]] ** -0.5
+        weights = sizes[task.graph.y[task.train]] ** -0.75
         expected += x[task.train].T @ (weights[:, None] * x[task.train])
     assert torch.allclose(method.gram_["train"], expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
 

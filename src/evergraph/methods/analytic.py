@@ -12,7 +12,7 @@ from torch.func import functional_call
 from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import Context, Method, state
-from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.base import NODES_AT_ONCE
 from evergraph.models.random_features import RandomFeatures
 from evergraph.params import Params, copy_params
 
@@ -28,13 +28,16 @@ class Analytic(Method):
     the sums G and B = Σ_v w_v φ_v onehot(y_v)ᵀ are all that past tasks have to leave behind, in float64. The
     solution, by Cholesky, is the one of joint training on the same features.
 
-    Validation nodes have sums of their own. They choose the ridge (and whether the model smooths its
-    predictions) by the head of the training nodes; the final head then learns from both.
+    Validation nodes have sums of their own. They choose the ridge (and, for `RandomFeatures`, whether predictions are
+    smoothed and whether depths vote) by heads of the training nodes; the final heads then learn from both. Each
+    is counted when its task is the current one, and the counts are all that is kept.
 
     Args:
-        ridge: ridge strength; 0 chooses among 0.05, 0.2 and 1: the largest whose accuracy on the validation
-            nodes, each counted when its task was the current one, is within one standard error of the best.
+        ridge: ridge strength; 0 chooses among 0.05, 0.2 and 1 the one with most validation nodes right, the
+            largest of equals.
         balance: node weights are (size of the node's class)^(−balance): 0 counts nodes, 1 counts classes.
+        premium: the share of validation nodes that a vote of all depths may cost on the graphs of training, for
+            what it saves on graphs with edges between tasks.
         encoder: `frozen` never trains the encoder; `first` trains it on the first task by the usual loop;
             `continual` trains it on every task (protect it with another method in `Compose`) and carries
             the sums over to the new features by the linear map that fits best on the current task's nodes.
@@ -46,20 +49,23 @@ class Analytic(Method):
     model = "random-features"
 
     ridge: float = 0.0
-    balance: float = 0.5
+    balance: float = 0.75
+    premium: float = 0.02
     encoder: str = "frozen"
     gram_: dict[str, Tensor] = state(dict)  # by part: `train` and `val`
     cross_: dict[str, Tensor] = state(dict)
-    hits_: list[int] = state(list)
-    validated_: int = state(int)
+    hits_: list[int] = state(list)  # validation nodes that each ridge puts right
     smoothing_: list[int] = state(lambda: [0, 0])  # validation nodes that smoothing puts right, and wrong
+    voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
+    validated_: int = state(int)
     tasks_: int = state(int)
     previous_: Params = state(dict)
 
     def __post_init__(self) -> None:
         one_of("encoder", self.encoder, ("frozen", "first", "continual"))
-        if self.ridge < 0 or self.balance < 0:
-            raise EvergraphError(f"analytic: ridge={self.ridge} and balance={self.balance} must not be negative")
+        for name in ("ridge", "balance", "premium"):
+            if getattr(self, name) < 0:
+                raise EvergraphError(f"analytic: {name}={getattr(self, name)} must not be negative")
 
     def epochs(self, context: Context, planned: int) -> int:
         """A frozen encoder needs no training."""
@@ -83,13 +89,17 @@ class Analytic(Method):
         if isinstance(model, RandomFeatures):
             units = torch.unique(y[context.task.train.to(y.device)])
             model.task_of_unit[units[model.task_of_unit[units] < 0]] = self.tasks_
+        rows = model.rows_of(model.in_head) if isinstance(model, RandomFeatures) else None
         ridges = [self.ridge] if self.ridge else list(RIDGES)
-        heads = [self.solve(ridge, ("train",)) for ridge in ridges]
+        heads = self.solve_each(ridges, ("train",), rows)
         chosen = self._choose(context, heads)
-        if isinstance(model, RandomFeatures) and model.smoothing and context.task.val.numel():
-            self._choose_smoothing(context, model, heads[chosen])
-        head = model.output_weight()
-        head.copy_(self.solve(ridges[chosen], ("train", "val")))
+        head = self.solve(ridges[chosen], rows=rows)
+        if isinstance(model, RandomFeatures):
+            if context.task.val.numel():
+                self._choose_smoothing(context, model, heads[chosen])
+                self._choose_voting(context, model, heads[chosen], ridges[chosen])
+            model.vote.copy_(head + self.solve_shallow(model, ridges[chosen]))
+        model.output_weight().copy_(head)
         self.tasks_ += 1
         self.previous_ = {}
 
@@ -100,18 +110,38 @@ class Analytic(Method):
         more = next((new - old for old, new in widths if new != old), 0)
         self.cross_ = {part: torch.nn.functional.pad(value, (0, more)) for part, value in self.cross_.items()}
 
-    def solve(self, ridge: float, parts: Sequence[str] = ("train", "val")) -> Tensor:
-        """W = (G + ridge · mean diagonal / classes · I)⁻¹ B, in float64."""
-        gram = torch.stack([self.gram_[part] for part in parts]).sum(0)
+    def solve(self, ridge: float, parts: Sequence[str] = ("train", "val"), rows: Tensor | None = None) -> Tensor:
+        """W = (G + ridge · mean diagonal / classes · I)⁻¹ B, in float64; of the features `rows` alone, if given."""
+        return self.solve_each([ridge], parts, rows)[0]
+
+    def solve_each(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None) -> list[Tensor]:
+        """`solve` for several ridges."""
+        first = self.gram_[parts[0]]
+        rows = torch.arange(first.size(0), device=first.device) if rows is None else rows
+        gram = first[rows].index_select(1, rows)
+        for part in parts[1:]:
+            gram += self.gram_[part][rows].index_select(1, rows)
         cross = torch.stack([self.cross_[part] for part in parts]).sum(0)
-        diagonal = gram.diagonal()
-        used = diagonal[diagonal > 0]  # blocks that are turned off have none
         classes = max(int((cross != 0).any(0).sum()), 1)
-        diagonal.add_(ridge * float(used.mean()) / classes)
-        return torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
+        diagonal = gram.diagonal().clone()
+        unit = float(diagonal[diagonal > 0].mean()) / classes  # a feature may be zero at every node
+        heads = []
+        for ridge in ridges:
+            gram.diagonal().copy_(diagonal + ridge * unit)
+            heads.append(torch.zeros_like(cross))
+            heads[-1][rows] = torch.cholesky_solve(cross[rows], torch.linalg.cholesky(gram))
+        return heads
+
+    def solve_shallow(self, model: RandomFeatures, ridge: float, parts: Sequence[str] = ("train", "val")) -> Tensor:
+        """The sum of one head on the blocks of each depth below the largest that the model's head reads."""
+        depths = torch.tensor([depth for depth, _ in model.blocks], device=model.in_head.device)
+        total = torch.zeros_like(self.cross_["train"])
+        for depth in depths[depths < depths[model.in_head].max()].unique():
+            total += self.solve(ridge, parts, model.rows_of(depths == depth))
+        return total
 
     def _accumulate(self, context: Context, part: str, nodes: Tensor) -> None:
-        """G += Σ w φ φᵀ and B += Σ w φ onehotᵀ over `nodes`, a batch at a time."""
+        """G += Σ w φ φᵀ and B += Σ w φ onehotᵀ over `nodes`: products in the features' type, sums in float64."""
         head, y = context.model.output_weight(), context.neighbourhoods.y
         if part not in self.gram_:
             self.gram_[part] = torch.zeros(head.size(0), head.size(0), dtype=torch.float64, device=head.device)
@@ -119,32 +149,35 @@ class Analytic(Method):
         sizes = torch.bincount(y[context.task.train.to(y.device)], minlength=head.size(1)).double()
         weights = sizes.clamp(min=1) ** -self.balance
         for batch in context.neighbourhoods.exact().batches(nodes, NODES_AT_ONCE):
-            features = context.model.features(batch).double()
-            weighted = features * weights[batch.y].unsqueeze(1)
-            self.gram_[part].addmm_(weighted.T, features)
-            self.cross_[part].index_add_(1, batch.y, weighted.T)
+            features = context.model.features(batch)
+            weighted = features * weights[batch.y].unsqueeze(1).to(features.dtype)
+            self.gram_[part] += weighted.T @ features
+            self.cross_[part].index_add_(1, batch.y, weighted.T.double())
 
     def _choose(self, context: Context, heads: list[Tensor]) -> int:
-        """Count each head's hits on the current validation nodes; the largest ridge within one error of the best."""
-        found = validation_hits(context, heads)
+        """The ridge with most hits on validation nodes so far; the largest of equals."""
+        found = validation_right(context, heads).sum(1).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), found)]
-        self.validated_ += context.task.val.numel()
-        rates = torch.tensor(self.hits_, dtype=torch.float64) / max(self.validated_, 1)
-        error = float((rates.max() * (1 - rates.max()) / max(self.validated_, 1)).sqrt())
-        return max(i for i, rate in enumerate(rates.tolist()) if rate >= float(rates.max()) - error)
+        return max(range(len(heads)), key=lambda i: (self.hits_[i], i))
 
     def _choose_smoothing(self, context: Context, model: RandomFeatures, head: Tensor) -> None:
         """Smooth where the nodes put right outnumber those put wrong by more than two standard errors."""
-        y, nodes = context.neighbourhoods.y, context.task.val
-        model.head.copy_(head)
-        model.smooths.fill_(True)
-        smoothed = model.graph_logits(context.task.graph, nodes, y.device).argmax(1)
-        plain = GraphModel.graph_logits(model, context.task.graph, nodes, y.device).argmax(1)
-        truth = y[nodes.to(y.device)].cpu()
-        better = int(((smoothed == truth) & (plain != truth)).sum())
-        worse = int(((smoothed != truth) & (plain == truth)).sum())
-        self.smoothing_ = [self.smoothing_[0] + better, self.smoothing_[1] + worse]
+        whole, nodes = context.neighbourhoods, context.task.val.to(context.neighbourhoods.y.device)
+        if whole.num_hops or not model.smoothing:  # only graphs whose features fit into memory are smoothed
+            return
+        assert isinstance(whole.x, Tensor)
+        scores = whole.x @ head.to(whole.x.dtype)
+        smoothed = model.smooth(context.task.graph.adjacency.to(scores.dtype).to(scores.device), scores)
+        truth = whole.y[nodes]
+        counted(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
         model.smooths.fill_(self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5)
+
+    def _choose_voting(self, context: Context, model: RandomFeatures, head: Tensor, ridge: float) -> None:
+        """Vote where it costs no more than the premium."""
+        vote = head + self.solve_shallow(model, ridge, ("train",))
+        counted(self.voting_, *validation_right(context, [head, vote]))
+        self.validated_ += context.task.val.numel()
+        model.votes.fill_(self.voting_[1] - self.voting_[0] <= self.premium * self.validated_)
 
     def _follow_drift(self, context: Context) -> None:
         """G ← TᵀGT and B ← TᵀB, with φ_before T ≈ φ_after in least squares on the current task's nodes."""
@@ -166,14 +199,20 @@ class Analytic(Method):
             self.cross_[part] = change.T @ self.cross_[part]
 
 
-def validation_hits(context: Context, heads: list[Tensor]) -> list[int]:
-    """How many of the task's validation nodes each head puts right."""
-    hits = [0] * len(heads)
+def validation_right(context: Context, heads: list[Tensor]) -> Tensor:
+    """Row i: which of the task's validation nodes head i puts right."""
+    right = [torch.zeros(len(heads), 0, dtype=torch.bool)]
     nodes = context.task.val.to(context.neighbourhoods.y.device)
     for batch in context.neighbourhoods.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         features = context.model.features(batch).double()
-        hits = [h + int(((features @ head).argmax(1) == batch.y).sum()) for h, head in zip(hits, heads)]
-    return hits
+        right.append(torch.stack([(features @ head).argmax(1) == batch.y for head in heads]).cpu())
+    return torch.cat(right, dim=1)
+
+
+def counted(counts: list[int], before: Tensor, after: Tensor) -> None:
+    """Add to `counts` how many nodes a change puts right, and how many wrong."""
+    counts[0] += int((after & ~before).sum())
+    counts[1] += int((before & ~after).sum())
 
 
 class _Features(torch.nn.Module):

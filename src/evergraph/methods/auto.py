@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.analytic import RIDGES, Analytic, validation_hits
+from evergraph.methods.analytic import RIDGES, Analytic, validation_right
 from evergraph.methods.base import Context, state
 from evergraph.models.random_features import RandomFeatures
 
@@ -29,16 +28,13 @@ class Auto(Analytic):
     Args:
         ridge: as in `analytic`; 0 chooses.
         balance: as in `analytic`.
+        premium: as in `analytic`.
         encoder: as in `analytic`.
     """
 
     name = "auto"
     family = "closed form"
     reference = "analytic, with its encoder chosen by the first task; see docs/analytic.md"
-    model_settings: ClassVar[dict[str, Any]] = {
-        "hidden": 3840,
-        "blocks": [[0, 0.5], [1, 1.0], [1, 0.5], [2, 1.0], [2, 0.5]],
-    }
 
     depths_: list[int] = state(list)
 
@@ -54,7 +50,7 @@ class Auto(Analytic):
         if not self.tasks_:
             assert isinstance(context.model, RandomFeatures)
             self.depths_ = list(self._choose_depths(context, context.model))
-            _use(context.model, self.depths_)
+            context.model.in_head.copy_(torch.tensor([depth in self.depths_ for depth, _ in context.model.blocks]))
         super().end_task(context)
 
     def _choose_depths(self, context: Context, model: RandomFeatures) -> tuple[int, ...]:
@@ -68,20 +64,9 @@ class Auto(Analytic):
         whole._accumulate(context, "train", context.task.train.to(context.neighbourhoods.y.device))
         heads = []
         for depths in candidates:
-            # a block that is off has zero features: its rows and columns of the sums are zero
-            on = torch.tensor([float(depth in depths) for depth, _ in model.blocks], dtype=torch.float64)
-            on = torch.cat([on.repeat_interleave(model.block_width), on.new_ones(1)]).to(whole.gram_["train"].device)
-            part = Analytic(whole.ridge, self.balance)
-            part.gram_ = {"train": whole.gram_["train"] * on * on.unsqueeze(1)}
-            part.cross_ = {"train": whole.cross_["train"] * on.unsqueeze(1)}
-            heads.append(part.solve(part.ridge, ("train",)))  # zero where features are off, so they need no mask
-        rates = [hits / count for hits in validation_hits(context, heads)]
+            rows = model.rows_of([depth in depths for depth, _ in model.blocks])
+            heads.append(whole.solve(whole.ridge, ("train",), rows))
+        rates = validation_right(context, heads).double().mean(1).tolist()
         best = max(range(len(rates)), key=rates.__getitem__)
         error = (rates[best] * (1 - rates[best]) / count) ** 0.5
         return candidates[best] if rates[best] > rates[0] + error else candidates[0]
-
-
-def _use(model: RandomFeatures, depths: tuple[int, ...] | list[int]) -> None:
-    """Turn off the blocks of all other depths."""
-    chosen = [float(depth in depths) for depth, _ in model.blocks]
-    model.block_scale.copy_(torch.tensor(chosen))

@@ -17,11 +17,13 @@ from evergraph.data.batches import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import GraphModel, linear, neighbourhoods
+from evergraph.models.foreign_edges import judge_edges
 from evergraph.sparse import Features, SparseMatrix, with_column, with_ones, with_self_loops
 
 Block = tuple[int, float]
-BLOCKS: tuple[Block, ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5))
+BLOCKS: tuple[Block, ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
 AT_HAND = 2**31  # bytes of features that may be computed for a whole graph at once
+FEW = 0.02  # share of edges between tasks below which a graph is taken to have none
 
 
 class RandomFeatures(GraphModel):
@@ -31,23 +33,26 @@ class RandomFeatures(GraphModel):
     rows of length one, W random Gaussian, and P_b = D^(b−1) (A + I) D^(−b): b = ½ is GCN's normalization, b = 1
     divides each neighbour's message by that neighbour's degree, b = 0 takes the mean.
 
-    At test time a graph may hold edges between tasks that training never saw. So nodes are predicted twice: once
-    to weigh every edge by the agreement of its two ends on which task they are from (cos² of the predicted
-    distributions over tasks), and then on the graph with those weights: either with features computed anew, or,
-    where the validation nodes say that it helps, by mixing every node's probabilities with its neighbours'
-    (`smooths`). Both use the test graph alone.
+    The head reads the blocks with a step of propagation or more (`auto` chooses others). At test time a graph may
+    hold edges between tasks that training never saw, and the deeper a block the more they reach it. So there is a
+    second head, the vote: the sum of the head and of one head on the blocks of each smaller depth (what a node's
+    own features say, what its neighbours' say), whose softmax is the product of theirs. By the vote on its two
+    ends' tasks every edge is judged (`judge_edges`). Where no more than 2 % of the edges join tasks, the graph is
+    as in training and the head predicts; else features are computed anew on the graph with weighted edges, and the
+    vote decides on the class too where the validation nodes allow it (`votes`). Where they say that it helps,
+    the head's probabilities are mixed with the neighbours' (`smooths`). All this uses the test graph alone.
 
     Args:
         hidden: number of random features, all blocks together.
         blocks: pairs (k, b).
-        agree: weigh edges by agreement at test time; off, the graph is taken as it is.
+        agree: judge the edges at test time; off, the graph is taken as it is.
         smoothing: share of the neighbours' probabilities in the prediction, five rounds; 0 never smooths.
-        temperature: of the softmax that makes probabilities of the head's least-squares scores.
+        temperature: of the softmax that makes probabilities of least-squares scores.
     """
 
     def __init__(
         self,
-        hidden: int = 3072,
+        hidden: int = 5120,
         blocks: Sequence[Sequence[float]] = BLOCKS,
         agree: bool = True,
         smoothing: float = 0.5,
@@ -62,7 +67,9 @@ class RandomFeatures(GraphModel):
         self.block_width = hidden // len(self.blocks)
         self.projection_seed: Tensor
         self.task_of_unit: Tensor
-        self.block_scale: Tensor
+        self.in_head: Tensor
+        self.vote: Tensor
+        self.votes: Tensor
         self.smooths: Tensor
         self._drawn: tuple[int, Tensor] | None = None
 
@@ -82,15 +89,19 @@ class RandomFeatures(GraphModel):
         width = self.block_width * len(self.blocks)
         self.register_buffer("projection_seed", torch.zeros((), dtype=torch.long))
         self.register_buffer("task_of_unit", torch.full((out_channels,), -1, dtype=torch.long))
-        self.register_buffer("block_scale", torch.ones(len(self.blocks)))
+        propagated = [depth > 0 or not self.num_hops for depth, _ in self.blocks]
+        self.register_buffer("in_head", torch.tensor(propagated))
+        self.register_buffer("vote", torch.zeros(width + 1, out_channels))
+        self.register_buffer("votes", torch.zeros((), dtype=torch.bool))
         self.register_buffer("smooths", torch.zeros((), dtype=torch.bool))
         self.head = nn.Parameter(torch.zeros(width + 1, out_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """A new projection and an empty head."""
+        """A new projection and empty heads."""
         self.projection_seed.fill_(int(torch.randint(2**31, (1,))))
         nn.init.zeros_(self.head)
+        self.vote.zero_()
 
     @property
     def projection(self) -> Tensor:
@@ -115,6 +126,7 @@ class RandomFeatures(GraphModel):
         wide[:, : self.head.size(1)] = self.head.detach()
         more = self.task_of_unit.new_full((out_channels - self.task_of_unit.numel(),), -1)
         self.head, self.task_of_unit = nn.Parameter(wide), torch.cat([self.task_of_unit, more])
+        self.vote = nn.functional.pad(self.vote, (0, more.numel()))
         self.out_channels = out_channels
 
     # features
@@ -146,7 +158,7 @@ class RandomFeatures(GraphModel):
         """The features of a batch's seeds, with a column of ones."""
         if not batch.num_hops:
             assert isinstance(batch.x, Tensor)
-            return self._scaled(batch.x)
+            return batch.x
         assert self.in_channels is not None
         degree = column(batch.x, self.in_channels)
         out = []
@@ -158,14 +170,12 @@ class RandomFeatures(GraphModel):
                 h = degree[: operator.num_columns] ** -balance * h
                 h = degree[: operator.num_rows] ** (balance - 1) * (operator @ h)
             out.append(self._activate(h))
-        return self._scaled(with_ones(torch.cat(out, dim=1)))
+        return with_ones(torch.cat(out, dim=1))
 
-    def _scaled(self, features: Tensor) -> Tensor:
-        """Every block times its factor; the column of ones as it is."""
-        if bool((self.block_scale == 1).all()):
-            return features
-        factors = torch.repeat_interleave(self.block_scale, self.block_width)
-        return features * torch.cat([factors, factors.new_ones(1)]).to(features)
+    def rows_of(self, blocks: Sequence[bool] | Tensor) -> Tensor:
+        """The rows of the head that belong to the chosen blocks, and the one of the column of ones."""
+        chosen = torch.as_tensor(blocks, device=self.head.device).repeat_interleave(self.block_width)
+        return torch.nonzero(torch.cat([chosen, chosen.new_ones(1)])).reshape(-1)
 
     def _blocks(self) -> list[tuple[int, float, slice]]:
         width = self.block_width
@@ -188,20 +198,26 @@ class RandomFeatures(GraphModel):
 
     @torch.no_grad()
     def graph_logits(self, graph: Graph, nodes: Tensor, device: torch.device) -> Tensor:
-        """Logits at `nodes`: plain, and where the graph's features fit into memory, a second time by agreement."""
+        """Logits at `nodes`: plain, and where the graph's features fit into memory, by judged edges."""
+        judged = self.agree and int(self.task_of_unit.max()) > 0
         smooths = bool(self.smooths) and self.smoothing > 0
-        several = int(self.task_of_unit.max()) > 0
-        if neighbourhoods(self, graph, device=device).num_hops or not (smooths or (self.agree and several)):
+        cut = neighbourhoods(self, graph, device=device)
+        if cut.num_hops or not (smooths or judged):
             return super().graph_logits(graph, nodes, device) / self.temperature
-        scores = super().graph_logits(graph, torch.arange(graph.num_nodes), device).to(device)
+        assert isinstance(cut.x, Tensor)
+        features = cut.x
         adjacency = graph.adjacency.to(self.head.dtype).to(device)
-        if self.agree and several:
-            adjacency = self.agreement(adjacency, scores)
-        if smooths:
-            scores = self.smooth(adjacency, scores)
+        weighed, share = self.judge(adjacency, features) if judged else (adjacency, 0.0)
+        foreign, x = share > FEW, graph.x.to(self.head.dtype).to(device)
+        if foreign and self.votes:  # better features judge better: once more
+            weighed, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighed)))
+            scores = self.graph_features(x, with_self_loops(weighed)) @ self.vote / self.temperature
+        elif smooths:
+            scores = self.smooth(weighed if foreign else adjacency, features @ self.head)
+        elif foreign:
+            scores = self.graph_features(x, with_self_loops(weighed)) @ self.head / self.temperature
         else:
-            x = graph.x.to(self.head.dtype).to(device)
-            scores = self._scaled(self.graph_features(x, with_self_loops(adjacency))) @ self.head / self.temperature
+            scores = features @ self.head / self.temperature
         return scores[nodes.to(device)].cpu()
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -209,14 +225,12 @@ class RandomFeatures(GraphModel):
         unused = self.task_of_unit < 0
         return (scores / self.temperature).masked_fill(unused, -torch.inf).softmax(1)
 
-    def agreement(self, adjacency: SparseMatrix, scores: Tensor) -> SparseMatrix:
-        """Every edge weighed by cos² between its ends' predicted distributions over tasks."""
-        p = self.probabilities(scores)
+    def judge(self, adjacency: SparseMatrix, features: Tensor) -> tuple[SparseMatrix, float]:
+        """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
+        p = self.probabilities(features @ self.vote)
         tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
-        tasks /= tasks.norm(dim=1, keepdim=True)
-        cosine = (tasks[adjacency.row_of_entry()] * tasks[adjacency.indices]).sum(1)
-        return adjacency.with_values(adjacency.values * cosine.square())
+        return judge_edges(adjacency, tasks)
 
     def smooth(self, adjacency: SparseMatrix, scores: Tensor, rounds: int = 5) -> Tensor:
         """Log of Z after Z ← (1 − s) p + s · (mean of Z over a node and its neighbours)."""
