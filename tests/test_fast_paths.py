@@ -315,14 +315,17 @@ def test_propagating_inputs_is_decided_by_what_a_batch_reads() -> None:
 
 
 @gpu
-@pytest.mark.parametrize("name", ["finetune", "curvature", "ewc"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("finetune", {}), ("curvature", {}), ("curvature", {"nodes": "means", "anchors": "latest"}), ("ewc", {})],
+)
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_captured_training_is_the_eager_training(name: str, kind: str) -> None:
+def test_captured_training_is_the_eager_training(name: str, settings: dict[str, str], kind: str) -> None:
     stream = TaskStream(GRAPHS[kind](), 2)
 
     def trained(*names: str) -> tuple[dict[str, Tensor], list[float]]:
         with fast_paths(*names):
-            learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=6, batch_size=16, device="cuda")
+            learner = eg.Learner(GCN(hidden=7), make_method(name, settings), epochs=6, batch_size=16, device="cuda")
             torch.manual_seed(0)
             learner.model.setup(stream.num_features, 4)
             learner.model.double().cuda()

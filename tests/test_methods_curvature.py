@@ -1,16 +1,18 @@
 """The paper's method: the gradient of one backward pass against the regularizer written out, and its readings."""
 
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 import evergraph as eg
 from brute_force import Setting, brute_fisher, cases, close, flat, make, node_fisher_rows, pull, seeded, step_gradient
-from evergraph.curvature import pick_labels
+from evergraph.curvature import class_sums, pick_labels
 from evergraph.data.graph import make_graph
 from evergraph.methods import EMA, Compose, OnlineCurvature
 from evergraph.methods.base import Context
 from evergraph.models.base import neighbourhoods
+from evergraph.sparse import SparseMatrix
 
 STRENGTH = 0.7
 
@@ -161,6 +163,19 @@ def test_at_class_means_each_class_counts_as_often_as_it_has_nodes(
     other = setting.hoods.batch(setting.nodes[1::2])
     if reduction == "sum":
         close(pull(method, context, half) + pull(method, context, other), pull(method, context))
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_class_sums_are_sums_over_the_classes_nodes(kind: str) -> None:
+    x = torch.randn(9, 3, dtype=torch.float64) * (torch.rand(9, 3) < 0.5)
+    units, nodes = torch.tensor([2, 0, 5, 2, 2, 0, 5, 5, 3]), torch.tensor([8, 1, 0, 3, 6, 2])
+    given = x if kind == "dense" else SparseMatrix.from_scipy(sp.csr_matrix(x.numpy()), torch.float64)
+    found = class_sums(given, units, nodes)
+    assert found.shape == (6, 4)
+    for unit in range(6):
+        own = [node for node in nodes.tolist() if units[node] == unit]
+        assert found[unit, -1] == len(own)
+        assert torch.allclose(found[unit, :-1], sum((x[node] for node in own), torch.zeros(3, dtype=torch.float64)))
 
 
 def test_at_class_means_sampled_labels_are_unbiased() -> None:

@@ -111,7 +111,9 @@ def main() -> None:
             runs.extend(made)
             print(*(made[0][part] for part in KEY), [round(row["ap"], 2) for row in made], flush=True)
     (HERE / "table.md").write_text(table(runs))
-    (HERE / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+    noted = HERE / "versions.json"
+    by_device = json.loads(noted.read_text()) if noted.exists() else {}
+    noted.write_text(json.dumps({**by_device, given.device: versions()}, indent=1) + "\n")
     print(table(runs))
 
 

@@ -302,8 +302,8 @@ def _open_folder(folder: Path, spec: RunSpec, resume: bool) -> Path:
     except (ValueError, KeyError):
         raise EvergraphError(f"{config} is damaged; name another folder with --out") from None
     wanted = json.loads(json.dumps(spec.as_dict()))
-    if saved != wanted:
-        keys = [key for key in wanted if saved.get(key) != wanted[key]]
+    keys = [key for key in wanted if saved.get(key) != wanted[key] and key != "device"]  # a run may go on elsewhere
+    if keys:
         raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
     return folder
 

@@ -1,0 +1,85 @@
+"""Searches for the open choices of the protocols of `evergraph paper`, one seed; docs/results.md says what was found.
+
+    python results/paper/search.py paper --data-root DIR [--device cuda] [--jobs 15]
+    python results/paper/search.py best --data-root DIR [--device cuda] [--jobs 15]
+
+`paper`: epochs × label scope × reduction on Coauthor-CS, for the rows EWC empirical and MAS, beside what the paper
+prints. `best`: epochs × learning rate on three streams, for fine-tuning and for the regularizer at class means at
+five strengths, with and without EMA. Every run is a line of `search-paper.jsonl` or `search-best.jsonl` beside this
+file. What choices may be made by is the column `new_tasks`: the accuracy on each task's validation nodes right after
+it was learned, mean over tasks. `ap` and `af` are of test nodes, for the record.
+"""
+
+import argparse
+import itertools
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from evergraph.paper.cells import Cell, run_cells
+from evergraph.paper.protocol import Protocol
+from evergraph.runs import RunSpec
+
+HERE = Path(__file__).parent
+
+
+def paper_cells(device: str) -> dict[str, RunSpec]:
+    """The paper's settings, with each combination of what it leaves open."""
+    plan = Protocol.load("paper", "coauthor-cs", 1, device)
+    cells = {}
+    for epochs, scope, reduction in itertools.product((50, 200), ("seen", "all"), ("sum", "mean")):
+        for row in ("ewc-empirical", "mas"):
+            spec = plan.spec(plan.rows()[row], [0])
+            training = replace(spec.training, epochs=epochs, label_scope=scope, reduction=reduction)
+            cells[f"{row} {epochs} {scope} {reduction}"] = replace(spec, training=training)
+    return cells
+
+
+def best_cells(device: str) -> dict[str, RunSpec]:
+    """Fine-tuning and the regularizer at class means, trained for longer and shorter."""
+    cells = {}
+    for stream in ("coauthor-cs", "amazon-computers", "corafull-knn"):
+        plan = Protocol.load("best", stream, 1, device)
+        trainings = [*itertools.product((30, 100, 300), (3e-4, 1e-3)), (10, 1e-3)]
+        for (epochs, lr), ema, strength in itertools.product(trainings, (0.0, 0.5), (0.0, 1.0, 10.0, 1e2, 1e3, 1e4)):
+            if strength or not ema:
+                spec = plan.spec(plan.rows()["ours"], [0], strength=strength, ema=ema)
+                cells[f"{stream} {epochs} {lr:g} {strength:g} {ema:g}"] = replace(
+                    spec, training=replace(spec.training, epochs=epochs, lr=lr)
+                )
+    return cells
+
+
+def main() -> None:
+    """Run what is asked for and write a line a run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("protocol", choices=("paper", "best"))
+    parser.add_argument("--data-root", required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", default="", help="runs whose name contains this; nothing is written then")
+    given = parser.parse_args()
+    specs = (paper_cells if given.protocol == "paper" else best_cells)(given.device)
+    cells = [Cell(name.replace(" ", "_"), spec) for name, spec in specs.items() if given.only in name]
+    with tempfile.TemporaryDirectory() as folder:
+        results = run_cells(cells, folder, data_root=given.data_root, jobs=given.jobs)
+    lines = []
+    for cell in cells:
+        result = results[cell.key]
+        training, settings = cell.spec.training, cell.spec.settings
+        (validation,) = result["validation"]
+        row = {"stream": cell.spec.source, "method": cell.spec.method, "settings": settings}
+        row |= {key: getattr(training, key) for key in ("epochs", "lr", "label_scope", "reduction")}
+        row["new_tasks"] = round(float(np.mean([validation[task][task] for task in range(len(validation))])), 2)
+        row |= {"ap": round(result["ap"]["mean"], 2), "af": round(result["af"]["mean"], 2)}
+        lines.append(json.dumps(row))
+        print(lines[-1], flush=True)
+    if not given.only:
+        (HERE / f"search-{given.protocol}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
