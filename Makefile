@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 
 demo: $(STAMP)
 	$(BIN)/evergraph compare digits --methods finetune,curvature,joint --seeds 3 --label-scope seen --weight-decay 0 \
-		--set curvature.strength=10 --set curvature.nodes=means --set curvature.anchors=latest --set curvature.ema=0
+		--set curvature.strength=10 --set curvature.nodes=means --set curvature.ema=0
 
 test: $(STAMP) lint browser
 	$(BIN)/python -m pytest -n 2

@@ -150,7 +150,7 @@ def test_at_class_means_each_class_counts_as_often_as_it_has_nodes(
     case: str, reduction: str, classes: tuple[int, ...]
 ) -> None:
     setting = make(case, classes)
-    context, method = setting.context(reduction), curvature(nodes="means", anchors="latest")
+    context, method = setting.context(reduction), curvature(nodes="means")
     after(setting, context, method, (3,))
     at_means, counts = mean_setting(setting)
     fisher = sum(
@@ -180,7 +180,7 @@ def test_class_sums_are_sums_over_the_classes_nodes(kind: str) -> None:
 
 def test_at_class_means_sampled_labels_are_unbiased() -> None:
     setting = make("gcn")
-    exact, sampled = (curvature(nodes="means", anchors="latest", estimator=name) for name in ("exact", "sampled"))
+    exact, sampled = (curvature(nodes="means", estimator=name) for name in ("exact", "sampled"))
     context = setting.context()
     for method in (exact, sampled):
         after(setting, context, method, (3,))

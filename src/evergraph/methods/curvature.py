@@ -35,8 +35,8 @@ class OnlineCurvature(Method):
 
     The paper takes F over the current batch. Those nodes are of the new task; what the old tasks' nodes
     lose is not in it. With nodes="means" F is taken over the mean features of each class learned so far, each
-    weighed by its number of nodes: with anchors="latest" and the label scope `seen` that is what keeps old
-    classes, and what is stored for it is one row of features a class.
+    weighed by its number of nodes: with the label scope `seen` that is what keeps old classes, and what is
+    stored for it is one row of features a class.
 
     Args:
         strength: λ; 0.1 in the paper.
@@ -53,7 +53,8 @@ class OnlineCurvature(Method):
             «Ours») and `mean` (the queue divides by |Q|) fix it. The queue always takes the mean unless
             `sum` is asked for.
         anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
-            uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown.
+            uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown. By
+            default `stored` with the batch, `latest` with the means.
         queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
             before a push, so it can hold M+1.
     """
@@ -70,7 +71,7 @@ class OnlineCurvature(Method):
     point: float = 1.0
     over_tasks: str = "sum-of-squares"
     over_nodes: str = "loss"
-    anchors: str = "stored"
+    anchors: str = ""
     queue_rule: str = "text"
     anchor_sum_: Params = state(dict)
     num_anchors_: int = state(int)
@@ -84,8 +85,9 @@ class OnlineCurvature(Method):
         one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
         one_of("over_tasks", self.over_tasks, ("sum-of-squares", "square-of-sum"))
         one_of("over_nodes", self.over_nodes, ("loss", "sum", "mean"))
-        one_of("anchors", self.anchors, ("stored", "previous", "latest"))
         one_of("nodes", self.nodes, ("batch", "means"))
+        self.anchors = self.anchors or {"batch": "stored", "means": "latest"}[self.nodes]
+        one_of("anchors", self.anchors, ("stored", "previous", "latest"))
         one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
         if self.queue_size < 1:
             raise EvergraphError(f"curvature: queue_size={self.queue_size} must be at least 1")
