@@ -254,6 +254,25 @@ def test_doubt_removes_no_edge() -> None:
     assert share == pytest.approx(0.1)  # nothing was learned about it
 
 
+def test_a_noisy_task_is_no_foreign_graph() -> None:
+    """Where edges within a task are often taken for others, that many are expected, and the head predicts."""
+    graph = sbm(nodes=600, classes=6, degree=6, homophily=0.9, features=16, signal=0.6, seed=2)
+    stream, found = eg.TaskStream(graph, 2), {}
+    for agree in (True, False):
+        learner = eg.Learner(eg.RandomFeatures(hidden=200, agree=agree, smoothing=0.0), Analytic(), device="cpu")
+        found[agree] = learner.fit(stream).ap
+        if agree:
+            assert float(learner.model.doubt) > 0.01
+    assert found[True] == pytest.approx(found[False])
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1e-6, 1e-8])
+def test_small_ridges_can_be_solved(ridge: float) -> None:
+    graph = sbm(nodes=300, classes=4, degree=6, features=8, signal=2.0, seed=0)
+    learner = eg.Learner(eg.RandomFeatures(hidden=1000), Analytic(ridge=ridge), device="cpu")
+    assert learner.fit(eg.TaskStream(graph, 2)).ap > 60
+
+
 def test_no_edges_no_judgement() -> None:
     nodes = torch.arange(4)
     empty = SparseMatrix(torch.zeros(5, dtype=torch.long), nodes[:0], torch.zeros(0), 4)

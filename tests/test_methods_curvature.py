@@ -4,6 +4,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 from torch import Tensor
+from torch_geometric import nn as pyg
 
 import evergraph as eg
 from brute_force import Setting, brute_fisher, cases, close, flat, make, node_fisher_rows, pull, seeded, step_gradient
@@ -204,6 +205,21 @@ def test_means_take_up_new_examples_of_old_classes_and_stay_one_row_a_class() ->
     close(method.class_sums_["x"], whole.class_sums_["x"], 1e-6)
     assert whole.class_sums_["x"].shape == (4, setting.graph.num_features + 1)
     assert whole.class_sums_["x"][:, -1].tolist() == [3, 3, 3, 3]
+
+
+def test_class_means_do_not_move_running_statistics(small_stream: eg.TaskStream) -> None:
+    found = {}
+    for nodes in ("batch", "means"):
+        torch.manual_seed(0)
+        module = pyg.GCN(small_stream.num_features, 8, 2, 12, norm="batch_norm")
+        method = OnlineCurvature(strength=1e-12, nodes=nodes, ema=0.0)
+        learner = eg.Learner(module, method, epochs=2, label_scope="seen", device="cpu")
+        for task in list(small_stream)[:2]:
+            learner.learn(task)
+        found[nodes] = {name: value.double() for name, value in learner.model.named_buffers()}
+    assert any("running" in name for name in found["batch"])
+    for name, value in found["batch"].items():
+        assert torch.allclose(found["means"][name], value, atol=1e-5), name
 
 
 def test_the_latest_anchor_is_the_only_one() -> None:

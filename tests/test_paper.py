@@ -8,18 +8,22 @@ import io
 import json
 import shutil
 import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+import torch
 
 import evergraph as eg
 from evergraph.cli import main
 from evergraph.data.official import OFFICIAL
 from evergraph.methods import make_method
-from evergraph.paper.cells import Cell, Choice, run_cells
+from evergraph.paper.cells import Cell, Choice, _check, run_cells
 from evergraph.paper.experiment import run_paper
 from evergraph.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
-from evergraph.runs import RunSpec
+from evergraph.runs import RunSpec, run, run_seed
 from evergraph.training import Training
 from graph_files import npz_bytes, ogb_bytes, skewed_graph
 
@@ -137,8 +141,8 @@ def test_lwf_takes_what_validation_prefers() -> None:
 def test_best_takes_the_strongest_hold_that_still_learns() -> None:
     """Accuracy on new tasks falls as the strength rises; what old tasks keep is not looked at."""
     (choice,) = Protocol.load("best", "coauthor-cs", seeds=3).choices(["ours"])
-    learned = (100.0, 98.0, 95.1, 94.0, 20.0)
-    results = trial_results(choice, [[[value, None], [float(5 - n), value]] for n, value in enumerate(learned)])
+    learned = (100.0, 98.0, 95.1, 94.0, 20.0, 10.0, 0.0)
+    results = trial_results(choice, [[[value, None], [float(7 - n), value]] for n, value in enumerate(learned)])
     assert choice.choose(results).spec.settings["strength"] == 100.0
 
 
@@ -176,6 +180,31 @@ def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
     assert {*apart} == {*together} == {"a", "b", "c", "trial-0", "trial-1"}
     assert all(apart[key]["matrices"] == together[key]["matrices"] for key in together)
     assert len(apart["c"]["matrices"]) == 2
+
+
+def test_seeds_that_begin_one_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process writes run.json between two looks of this one."""
+    spec = RunSpec("sbm:nodes=60,classes=4", training=Training(epochs=1), device="cpu", seeds=[0, 1])
+    folder, listed = tmp_path / "cell", Path.iterdir
+
+    def other_first(path: Path) -> Iterator[Path]:
+        monkeypatch.setattr(Path, "iterdir", listed)
+        run_seed(spec, folder, 1)
+        return listed(path)
+
+    folder.mkdir()
+    monkeypatch.setattr(Path, "iterdir", other_first)
+    run_seed(spec, folder, 0)
+    monkeypatch.setattr("evergraph.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
+    assert len(run(spec, folder, resume=True)["matrices"]) == 2
+
+
+@pytest.mark.parametrize("error", [BrokenProcessPool("a process in the pool died"), torch.OutOfMemoryError("no room")])
+def test_a_process_that_died_is_one_line(error: Exception) -> None:
+    future: Future[None] = Future()
+    future.set_exception(error)
+    with pytest.raises(eg.EvergraphError, match=r"a/b: its process died \(.*fewer --jobs"):
+        _check(future, Cell("a/b", RunSpec("digits")))
 
 
 def test_a_folder_with_something_in_it_is_left_alone(

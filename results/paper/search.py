@@ -1,13 +1,15 @@
 """Searches for the open choices of the protocols of `evergraph paper`, one seed; docs/results.md says what was found.
 
     python results/paper/search.py paper --data-root DIR [--device cuda] [--jobs 15]
+    python results/paper/search.py current --data-root DIR [--device cuda] [--jobs 15]
     python results/paper/search.py best --data-root DIR [--device cuda] [--jobs 15]
 
 `paper`: epochs × label scope × reduction on Coauthor-CS, for the rows EWC empirical and MAS, beside what the paper
-prints. `best`: epochs × learning rate on three streams, for fine-tuning and for the regularizer at class means at
-five strengths, with and without EMA. Every run is a line of `search-paper.jsonl` or `search-best.jsonl` beside this
-file. What choices may be made by is the column `new_tasks`: the accuracy on each task's validation nodes right after
-it was learned, mean over tasks. `ap` and `af` are of test nodes, for the record.
+prints. `current`: the paper's regularizer under the label scope `current`. `best`: epochs × learning rate on three
+streams, for fine-tuning and for the regularizer at class means at five strengths, with and without EMA. Every run is
+a line of `search-paper.jsonl`, `search-current.jsonl` or `search-best.jsonl` beside this file. What choices may be
+made by is the column `new_tasks`: the accuracy on each task's validation nodes right after it was learned, mean over
+tasks. `ap` and `af` are of test nodes, for the record.
 """
 
 import argparse
@@ -38,6 +40,24 @@ def paper_cells(device: str) -> dict[str, RunSpec]:
     return cells
 
 
+def current_cells(device: str) -> dict[str, RunSpec]:
+    """The paper's settings with the label scope `current`: strengths, readings, reductions, with and without EMA."""
+    plan = Protocol.load("paper", "coauthor-cs", 1, device)
+    both = ("square-of-sum", "sum-of-squares")
+    wanted = [("queue", "mean", 5e-4, 0.5, 0.1, reading) for reading in both]
+    wanted += [("exact", "mean", 5e-4, 0.5, strength, r) for strength in (0.0, 0.1, 0.3, 1.0) for r in both]
+    wanted += [("exact", "sum", 5e-4, 0.5, strength, both[1]) for strength in (0.0, 0.1, 1.0)]
+    wanted += [("exact", "mean", 0.0, ema, strength, both[1]) for ema in (0.5, 0.0) for strength in (0.0, 0.1, 1.0)]
+    cells = {}
+    for seed, (estimator, reduction, decay, ema, strength, reading) in itertools.product((0, 1), wanted):
+        settings = {"estimator": estimator, "ema": ema, "strength": strength, "over_tasks": reading}
+        spec = plan.spec(plan.rows()["ours"], [seed], **settings)
+        training = replace(spec.training, label_scope="current", reduction=reduction, weight_decay=decay)
+        name = f"{estimator} {reduction} {decay:g} {ema:g} {strength:g} {reading} {seed}"
+        cells[name] = replace(spec, training=training)
+    return cells
+
+
 def best_cells(device: str) -> dict[str, RunSpec]:
     """Fine-tuning and the regularizer at class means, trained for longer and shorter."""
     cells = {}
@@ -53,16 +73,19 @@ def best_cells(device: str) -> dict[str, RunSpec]:
     return cells
 
 
+SEARCHES = {"paper": paper_cells, "current": current_cells, "best": best_cells}
+
+
 def main() -> None:
     """Run what is asked for and write a line a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("protocol", choices=("paper", "best"))
+    parser.add_argument("search", choices=SEARCHES)
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", default="", help="runs whose name contains this; nothing is written then")
     given = parser.parse_args()
-    specs = (paper_cells if given.protocol == "paper" else best_cells)(given.device)
+    specs = SEARCHES[given.search](given.device)
     cells = [Cell(name.replace(" ", "_"), spec) for name, spec in specs.items() if given.only in name]
     with tempfile.TemporaryDirectory() as folder:
         results = run_cells(cells, folder, data_root=given.data_root, jobs=given.jobs)
@@ -71,14 +94,14 @@ def main() -> None:
         result = results[cell.key]
         training, settings = cell.spec.training, cell.spec.settings
         (validation,) = result["validation"]
-        row = {"stream": cell.spec.source, "method": cell.spec.method, "settings": settings}
-        row |= {key: getattr(training, key) for key in ("epochs", "lr", "label_scope", "reduction")}
+        row = {"stream": cell.spec.source, "method": cell.spec.method, "seed": cell.spec.seeds[0], "settings": settings}
+        row |= {key: getattr(training, key) for key in ("epochs", "lr", "weight_decay", "label_scope", "reduction")}
         row["new_tasks"] = round(float(np.mean([validation[task][task] for task in range(len(validation))])), 2)
         row |= {"ap": round(result["ap"]["mean"], 2), "af": round(result["af"]["mean"], 2)}
         lines.append(json.dumps(row))
         print(lines[-1], flush=True)
     if not given.only:
-        (HERE / f"search-{given.protocol}.jsonl").write_text("\n".join(lines) + "\n")
+        (HERE / f"search-{given.search}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

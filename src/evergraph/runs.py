@@ -292,7 +292,8 @@ def _open_folder(folder: Path, spec: RunSpec, resume: bool) -> Path:
     config = folder / "run.json"
     if not config.exists():
         # what a killed process leaves before its first file is whole begins with a dot
-        if folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())):
+        strange = folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir()))
+        if strange and not config.exists():  # another seed's process may have begun the run just now
             raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
         return folder
     if not resume:
@@ -316,9 +317,10 @@ def _write_new(folder: Path, spec: RunSpec) -> None:
         content = {"spec": spec.as_dict(), "versions": versions(), "device": device}
     else:
         content = json.loads(path.read_text())
-        if versions() in (content["versions"], content.get("resumed_with")):
+        now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
+        if now in ({key: content[key] for key in now}, content.get("resumed_with")):
             return
-        content["resumed_with"] = versions()
+        content["resumed_with"] = now
     write_atomically(path, json.dumps(content, indent=1))
 
 

@@ -2,7 +2,7 @@
 
 from evergraph.curvature.forward import forward
 from evergraph.curvature.framework import regularizer
-from evergraph.curvature.guard import measuring, require_deterministic
+from evergraph.curvature.guard import in_mode, measuring, require_deterministic
 from evergraph.curvature.kronecker import KroneckerFactor, kronecker_factors
 from evergraph.curvature.labels import LABELS, Labels, apply_output_fisher, label_factors, pick_labels, score
 from evergraph.curvature.means import add_sums, class_sums, mean_batch
@@ -36,6 +36,7 @@ __all__ = [
     "fisher_product",
     "forward",
     "forward_product",
+    "in_mode",
     "jacobian",
     "kronecker_factors",
     "label_factors",

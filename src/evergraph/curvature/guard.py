@@ -23,7 +23,7 @@ def require_deterministic(model: GraphModel, batch: Batch, *, training: bool = F
         training: whether curvature is measured in training mode, as part of a training step.
     """
     devices = [batch.y.device] if batch.y.is_cuda else []
-    with torch.random.fork_rng(devices), torch.no_grad(), _mode(model, training):
+    with torch.random.fork_rng(devices), torch.no_grad(), in_mode(model, training):
         states = _random_states(devices)
         first, second = _forward(model, batch), _forward(model, batch)
         drew = not all(torch.equal(a, b) for a, b in zip(states, _random_states(devices)))
@@ -40,12 +40,13 @@ def require_deterministic(model: GraphModel, batch: Batch, *, training: bool = F
 def measuring(model: GraphModel, batch: Batch) -> Iterator[None]:
     """The model in evaluation mode, checked to be free of randomness; afterwards in the mode it was in."""
     require_deterministic(model, batch)
-    with _mode(model, False):
+    with in_mode(model, training=False):
         yield
 
 
 @contextmanager
-def _mode(model: GraphModel, training: bool) -> Iterator[None]:
+def in_mode(model: GraphModel, training: bool) -> Iterator[None]:
+    """The model in training or evaluation mode; afterwards in the mode it was in."""
     before = model.training
     model.train(training)
     try:

@@ -29,7 +29,7 @@ def add_sums(before: Tensor | None, new: Tensor) -> Tensor:
     if before is None:
         return new
     total = new.new_zeros(max(before.size(0), new.size(0)), new.size(1))
-    for part in (before, new):
+    for part in (before.to(new.device), new):  # a loaded state lies on the learner's device
         total[: part.size(0)] += part
     return total
 

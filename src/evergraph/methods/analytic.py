@@ -17,6 +17,7 @@ from evergraph.models.random_features import RandomFeatures
 from evergraph.params import Params, copy_params
 
 RIDGES = (0.05, 0.2, 1.0)
+SMALL = 0.01  # a ridge below needs exact products
 
 
 @dataclass(repr=False)
@@ -99,6 +100,7 @@ class Analytic(Method):
                 self._choose_smoothing(context, model, heads[chosen])
                 self._choose_voting(context, model, heads[chosen], ridges[chosen])
             model.vote.copy_(head + self.solve_shallow(model, ridges[chosen]))
+            model.learn_doubt(context.task.graph, context.neighbourhoods)
         model.output_weight().copy_(head)
         self.tasks_ += 1
         self.previous_ = {}
@@ -141,7 +143,10 @@ class Analytic(Method):
         return total
 
     def _accumulate(self, context: Context, part: str, nodes: Tensor) -> None:
-        """G += Σ w φ φᵀ and B += Σ w φ onehotᵀ over `nodes`: products in the features' type, sums in float64."""
+        """G += Σ w φ φᵀ and B += Σ w φ onehotᵀ over `nodes`: products in the features' type, sums in float64.
+
+        A ridge too small for what the features' type rounds off needs products in float64 too.
+        """
         head, y = context.model.output_weight(), context.neighbourhoods.y
         if part not in self.gram_:
             self.gram_[part] = torch.zeros(head.size(0), head.size(0), dtype=torch.float64, device=head.device)
@@ -150,6 +155,8 @@ class Analytic(Method):
         weights = sizes.clamp(min=1) ** -self.balance
         for batch in context.neighbourhoods.exact().batches(nodes, NODES_AT_ONCE):
             features = context.model.features(batch)
+            if 0 < self.ridge < SMALL:
+                features = features.double()
             weighted = features * weights[batch.y].unsqueeze(1).to(features.dtype)
             self.gram_[part] += weighted.T @ features
             self.cross_[part].index_add_(1, batch.y, weighted.T.double())

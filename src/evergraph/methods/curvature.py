@@ -13,6 +13,7 @@ from evergraph.curvature import (
     apply_output_fisher,
     class_sums,
     forward,
+    in_mode,
     mean_batch,
     pick_labels,
     regularizer,
@@ -198,7 +199,8 @@ class OnlineCurvature(Method):
         if sums not in context.cache:
             context.cache[sums] = mean_batch(context.model, sums, context.classes.device)
         batch, counts = context.cache[sums]
-        logits, (tangent,) = forward(context.model, batch, [self.displacement(context)])
+        with in_mode(context.model, training=False):  # pseudo-nodes shall not move a layer's running statistics
+            logits, (tangent,) = forward(context.model, batch, [self.displacement(context)])
         scoped, moved = logits[:, context.classes], tangent[:, context.classes]
         pulled = apply_output_fisher(scoped.detach(), moved, self._labels, generator=context.generator)
         share = step.batch.num_seeds / context.num_train

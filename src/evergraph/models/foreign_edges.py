@@ -21,7 +21,8 @@ def judge_edges(adjacency: SparseMatrix, tasks: Tensor, rounds: int = 30) -> tup
         w = (1 − ε) a / ((1 − ε) a + ε (1 − a) / (K − 1)),        ε = mean of 1 − w over the edges,
 
     which is solved by iterating (expectation maximization: the likelihood of ε never falls). Two nodes that say
-    nothing have a = 1/K and w = 1 − ε: doubt alone removes no edge. In a graph of one task ε goes to 0 and w to 1.
+    nothing have a = 1/K and w = 1 − ε: doubt alone removes no edge. In a graph of one task ε is the share of edges
+    whose ends are predicted in different tasks.
     """
     share = 0.1
     if not adjacency.nnz:

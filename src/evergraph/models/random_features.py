@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergraph.data.batches import Batch
+from evergraph.data.batches import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import GraphModel, linear, neighbourhoods
@@ -23,7 +23,7 @@ from evergraph.sparse import Features, SparseMatrix, with_column, with_ones, wit
 Block = tuple[int, float]
 BLOCKS: tuple[Block, ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
 AT_HAND = 2**31  # bytes of features that may be computed for a whole graph at once
-FEW = 0.02  # share of edges between tasks below which a graph is taken to have none
+FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
 
 
 class RandomFeatures(GraphModel):
@@ -37,10 +37,11 @@ class RandomFeatures(GraphModel):
     hold edges between tasks that training never saw, and the deeper a block the more they reach it. So there is a
     second head, the vote: the sum of the head and of one head on the blocks of each smaller depth (what a node's
     own features say, what its neighbours' say), whose softmax is the product of theirs. By the vote on its two
-    ends' tasks every edge is judged (`judge_edges`). Where no more than 2 % of the edges join tasks, the graph is
-    as in training and the head predicts; else features are computed anew on the graph with weighted edges, and the
-    vote decides on the class too where the validation nodes allow it (`votes`). Where they say that it helps,
-    the head's probabilities are mixed with the neighbours' (`smooths`). All this uses the test graph alone.
+    ends' tasks every edge is judged (`judge_edges`). Where hardly more edges seem to join tasks than in the graphs
+    of training (2 % more than the most seen there, `doubt`), the graph is as in training and the head predicts; else
+    the vote decides on features computed anew on the graph with weighted edges, where the validation nodes allow
+    it (`votes`). Where they say that it helps, the head's probabilities are mixed with the neighbours' (`smooths`),
+    over the weighted edges. All this uses the test graph alone.
 
     Args:
         hidden: number of random features, all blocks together.
@@ -71,6 +72,7 @@ class RandomFeatures(GraphModel):
         self.vote: Tensor
         self.votes: Tensor
         self.smooths: Tensor
+        self.doubt: Tensor
         self._drawn: tuple[int, Tensor] | None = None
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -94,6 +96,7 @@ class RandomFeatures(GraphModel):
         self.register_buffer("vote", torch.zeros(width + 1, out_channels))
         self.register_buffer("votes", torch.zeros((), dtype=torch.bool))
         self.register_buffer("smooths", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("doubt", torch.zeros(()))
         self.head = nn.Parameter(torch.zeros(width + 1, out_channels))
         self.reset_parameters()
 
@@ -208,17 +211,27 @@ class RandomFeatures(GraphModel):
         features = cut.x
         adjacency = graph.adjacency.to(self.head.dtype).to(device)
         weighed, share = self.judge(adjacency, features) if judged else (adjacency, 0.0)
-        foreign, x = share > FEW, graph.x.to(self.head.dtype).to(device)
-        if foreign and self.votes:  # better features judge better: once more
-            weighed, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighed)))
-            scores = self.graph_features(x, with_self_loops(weighed)) @ self.vote / self.temperature
+        foreign = share > FEW + float(self.doubt)
+        if foreign and (self.votes or not smooths):
+            x = graph.x.to(self.head.dtype).to(device)
+            if self.votes:  # better features judge better: once more
+                weighed, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighed)))
+            features = self.graph_features(x, with_self_loops(weighed))
+        if foreign and self.votes:
+            scores = features @ self.vote / self.temperature
         elif smooths:
             scores = self.smooth(weighed if foreign else adjacency, features @ self.head)
-        elif foreign:
-            scores = self.graph_features(x, with_self_loops(weighed)) @ self.head / self.temperature
         else:
             scores = features @ self.head / self.temperature
         return scores[nodes.to(device)].cpu()
+
+    @torch.no_grad()
+    def learn_doubt(self, graph: Graph, cut: Neighbourhoods) -> None:
+        """How many edges within a task are taken for others: the largest share in a task's own graph so far."""
+        if self.agree and int(self.task_of_unit.max()) > 0 and not cut.num_hops:
+            assert isinstance(cut.x, Tensor)
+            _, share = self.judge(graph.adjacency.to(self.head.dtype).to(cut.x.device), cut.x)
+            self.doubt.fill_(max(share, float(self.doubt)))
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Softmax over the units in use."""

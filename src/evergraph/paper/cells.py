@@ -9,10 +9,14 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from evergraph.errors import EvergraphError, first_line
 from evergraph.runs import RunSpec, run, run_seed
 
 Results = dict[str, dict[str, Any]]
@@ -107,16 +111,25 @@ class _SideBySide:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 cell = running.pop(future)
-                future.result()
+                _check(future, cell)
                 left[cell.key] -= 1
                 if not left[cell.key]:
                     yield cell, run(cell.spec, Path(out) / cell.key, data_root=data_root, resume=True)
 
 
+def _check(future: Future[None], cell: Cell) -> None:
+    """A run whose process died, or found no memory, in one line."""
+    try:
+        future.result()
+    except (BrokenProcessPool, torch.OutOfMemoryError) as error:
+        raise EvergraphError(
+            f"{cell.key}: its process died ({first_line(error)}); with fewer --jobs each has more memory, "
+            "and --resume goes on with what is there"
+        ) from None
+
+
 def _one_thread() -> None:
     """Processes side by side share the cores: one thread each."""
-    import torch
-
     torch.set_num_threads(1)
 
 

@@ -6,7 +6,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,20 +64,25 @@ def run_paper(
             cells += [cell for values in plan.study_cells().values() for cell in values.values()]
     choices = [choice for plan in available for choice in plan.choices(wanted(plan))]
     make_folder(out, "name another with --out")
-    with only_writer(out):
+    with only_writer(out), _logged(out, device, settings["jobs"]):
         results = run_cells(cells, out, choices=choices, **settings)
-        _add_to_log(out, device, settings["jobs"], time.perf_counter() - begun)
     tables = [_write(plan, results, out, wanted(plan), studies and rows is None, missing) for plan in plans]
     return {"tables": tables, "seconds": time.perf_counter() - begun, "out": str(out)}
 
 
-def _add_to_log(out: Path, device: str, jobs: int, seconds: float) -> None:
-    """`commands.jsonl`: a line for each time that the experiment was run or resumed."""
-    path = out / "commands.jsonl"
-    made = {"command": shlex.join(["evergraph", *sys.argv[1:]]), "seconds": round(seconds, 1), "jobs": jobs}
-    made |= {"device": describe_device(pick_device(device)), "versions": versions()}
-    earlier = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_atomically(path, f"{earlier}{json.dumps(made)}\n")
+@contextmanager
+def _logged(out: Path, device: str, jobs: int) -> Iterator[None]:
+    """`commands.jsonl`: a line for each time that the experiment was run or resumed, finished or not."""
+    path, begun, finished = out / "commands.jsonl", time.perf_counter(), False
+    where = describe_device(pick_device(device))
+    try:
+        yield
+        finished = True
+    finally:
+        made = {"command": shlex.join(["evergraph", *sys.argv[1:]]), "finished": finished, "jobs": jobs}
+        made |= {"seconds": round(time.perf_counter() - begun, 1), "device": where}
+        earlier = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_atomically(path, f"{earlier}{json.dumps({**made, 'versions': versions()})}\n")
 
 
 def _with_epochs(plan: Protocol, epochs: int) -> Protocol:
