@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from evergraph.errors import EvergraphError
-from evergraph.methods.analytic import RIDGES, Analytic, validation_right
+from evergraph.methods.analytic import RIDGES, Analytic, counted, validation_right
 from evergraph.methods.base import Context, state
 from evergraph.models.random_features import RandomFeatures
 
@@ -21,9 +21,10 @@ class Auto(Analytic):
 
     Graphs differ in how much a node's neighbours say about it: where edges mostly join nodes of one class,
     two steps of propagation are best; where they do not, none is. Each candidate set of depths is fitted on
-    the first task's training nodes; the first candidate on the list is kept unless another one's accuracy
-    on the validation nodes is higher by more than one standard error. Everything else (ridge, smoothing) is
-    chosen as `analytic` chooses it, while the stream goes on.
+    the first task's training nodes; the first candidate on the list is kept unless another puts more of the
+    validation nodes right than wrong by more than three standard errors: four others are tried, and one task's
+    classes may be easier without a graph than those to come. Everything else (ridge, smoothing, voting) is chosen
+    as `analytic` chooses it, while the stream goes on.
 
     Args:
         ridge: as in `analytic`; 0 chooses.
@@ -54,11 +55,10 @@ class Auto(Analytic):
         super().end_task(context)
 
     def _choose_depths(self, context: Context, model: RandomFeatures) -> tuple[int, ...]:
-        """The first candidate, or one that is better by more than one standard error."""
+        """The first candidate, or the best of those that are clearly better."""
         present = {depth for depth, _ in model.blocks}
         candidates = [depths for depths in DEPTHS if set(depths) <= present] or [tuple(sorted(present))]
-        count = context.task.val.numel()
-        if not count or len(candidates) == 1:
+        if not context.task.val.numel() or len(candidates) == 1:
             return candidates[0]
         whole = Analytic(self.ridge or RIDGES[1], self.balance)
         whole._accumulate(context, "train", context.task.train.to(context.neighbourhoods.y.device))
@@ -66,7 +66,11 @@ class Auto(Analytic):
         for depths in candidates:
             rows = model.rows_of([depth in depths for depth, _ in model.blocks])
             heads.append(whole.solve(whole.ridge, ("train",), rows))
-        rates = validation_right(context, heads).double().mean(1).tolist()
-        best = max(range(len(rates)), key=rates.__getitem__)
-        error = (rates[best] * (1 - rates[best]) / count) ** 0.5
-        return candidates[best] if rates[best] > rates[0] + error else candidates[0]
+        right = validation_right(context, heads)
+        clear = []
+        for number in range(1, len(candidates)):
+            changes = [0, 0]
+            counted(changes, right[0], right[number])
+            if changes[0] - changes[1] > 3 * sum(changes) ** 0.5:
+                clear.append(number)
+        return candidates[max(clear, key=lambda number: int(right[number].sum()), default=0)]
