@@ -6,7 +6,13 @@ import csv
 import dataclasses
 import io
 import json
+import os
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -211,9 +217,41 @@ def test_a_folder_with_something_in_it_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.txt").write_text("keep")
-    monkeypatch.setattr("sys.argv", ["evergraph", "paper", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert "is not empty; add --resume" in capsys.readouterr().err
-    assert (tmp_path / "mine.txt").read_text() == "keep"
+    commands = (["paper"], ["paper", "--resume"], ["compare", "digits"])
+    for command in commands:
+        monkeypatch.setattr("sys.argv", ["evergraph", *command, "--out", str(tmp_path)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        assert "name another with --out" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
+def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
+    how: str, tmp_path: Path, real_data: Path
+) -> None:
+    words = shlex.split("paper --dataset corafull-knn --protocol best --methods ours --seeds 1 --jobs 2 --device cpu")
+    stopped = [sys.executable, "-m", "evergraph", *words, "--data-root", str(real_data), "--out", str(tmp_path / "o")]
+    process = subprocess.Popen(stopped, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not list(tmp_path.rglob("run.json")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    if how == "SIGINT":
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert "stopped; go on with: evergraph paper" in said
+    else:
+        process.terminate()
+        process.wait(30)
+    for _ in range(100):  # nobody of its session is left, and no lock is held
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.1)
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail("workers outlived their parent")

@@ -174,14 +174,14 @@ class Learner:
             raise EvergraphError(f"task {task.index}: no training nodes")
         if task.graph.num_features != (self.model.in_channels or task.graph.num_features):
             raise EvergraphError(
-                f"task {task.index} has {task.graph.num_features} features a node, but the learner was built for "
+                f"task {self.num_tasks} has {task.graph.num_features} features a node, but the learner was built for "
                 f"{self.model.in_channels}; all tasks must have the same features"
             )
         room = self.model.out_channels or self.num_classes or task.num_classes
         needed = len(self.classes) + len(new_names(self.classes, task))
         if needed > room:
             raise EvergraphError(
-                f"task {task.index} brings the classes to {needed}, but the output layer has {room} units; "
+                f"task {self.num_tasks} brings the classes to {needed}, but the output layer has {room} units; "
                 f"call learner.grow({needed}) first (--grow on the command line)"
             )
 

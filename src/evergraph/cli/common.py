@@ -168,9 +168,16 @@ def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, op
     )
 
 
+def refuse_strangers(folder: Path, what: str) -> None:
+    """An error where the folder holds something, and no run: `what` would be mixed into it."""
+    strange = folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir()))
+    if strange and not any(folder.rglob("run.json")):
+        raise EvergraphError(f"{folder} exists and is not {what}'s folder; name another with --out")
+
+
 def how_to_resume(folder: Path) -> str:
     """The command line as it was given, made one that goes on in `folder`."""
-    if not (folder / "run.json").exists() and not any(folder.glob("*/run.json")):
+    if not any(folder.rglob("run.json")):
         return "nothing was begun yet"
     words, given = [], iter(sys.argv[1:])
     for word in given:

@@ -21,7 +21,7 @@ def paper_command(
     seeds: common.Seeds = 3,
     methods: Annotated[str | None, typer.Option(help="Rows with commas; all by default.")] = None,
     studies: Annotated[bool, typer.Option(help="Also the studies of λ and of the queue size.")] = True,
-    epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol says, to try things.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol, to try things.", min=1)] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.", min=1)] = None,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
@@ -34,31 +34,41 @@ def paper_command(
         raise unknown("dataset", dataset, (*DATASETS, "all"))
     if protocol not in (*PROTOCOLS, "both"):
         raise unknown("protocol", protocol, (*PROTOCOLS, "both"))
+    rows = [name for name in methods.split(",") if name] if methods is not None else None
+    if rows == []:
+        raise EvergraphError("--methods names no row; leave it out for all of them")
     folder = out or Path("runs") / "paper"
+    common.refuse_strangers(folder, "an experiment")
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise EvergraphError(f"{folder} is not empty; add --resume to go on with it, or name another with --out")
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(
-        *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=common.stderr
-    ) as bar:
-        line = bar.add_task("starting", total=None)
+    bar = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=common.stderr)
+    line = bar.add_task("starting", total=None)
 
-        def on_done(key: str, done: int, total: int) -> None:
-            bar.update(line, description=key, completed=done, total=total)
+    def on_done(key: str, done: int, total: int) -> None:
+        if not common.stderr.is_terminal:
+            print(f"{done}/{total} {key}", file=sys.stderr, flush=True)
+            return
+        bar.start()  # only now, when nothing can be wrong with the input any more
+        bar.update(line, description=key, completed=done, total=total)
 
-        summary: dict[str, Any] = run_paper(
-            datasets=PAPER_DATASETS if dataset == "all" else (dataset,),
-            protocols=PROTOCOLS if protocol == "both" else (protocol,),
-            seeds=seeds,
-            rows=[name for name in methods.split(",") if name] if methods else None,
-            studies=studies,
-            epochs=epochs,
-            device=device,
-            jobs=jobs,
-            data_root=data_root,
-            out=folder,
-            on_done=on_done,
-        )
+    try:
+        with common.on_interrupt(lambda: common.how_to_resume(folder)):
+            summary: dict[str, Any] = run_paper(
+                datasets=PAPER_DATASETS if dataset == "all" else (dataset,),
+                protocols=PROTOCOLS if protocol == "both" else (protocol,),
+                seeds=seeds,
+                rows=rows,
+                studies=studies,
+                epochs=epochs,
+                device=device,
+                jobs=jobs,
+                data_root=data_root,
+                out=folder,
+                on_done=on_done,
+            )
+    finally:
+        bar.stop()
     if json:
         common.print_json(summary)
         return

@@ -67,6 +67,7 @@ def compare_command(
     for spec in specs:
         spec.learner(0)  # a wrong name is found before the first run starts
     folder = options["out"] or default_folder(stream, "compare")
+    common.refuse_strangers(folder, "a comparison")
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
         results = [_run(spec, folder / spec.method, options) for spec in specs]
         picture = heatmaps(results, folder / "heatmaps.png")

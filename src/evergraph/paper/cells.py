@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +58,10 @@ def run_cells(
     open_choices = list(choices)
     waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
     total, results = len(waiting) + len(open_choices), dict[str, dict[str, Any]]()
+    if on_done is not None:
+        on_done("starting", 0, total)
     finish = _in_turn if jobs <= 1 else _SideBySide(jobs)
-    try:
+    with nullcontext() if jobs <= 1 else finish:  # type: ignore[union-attr]
         while waiting:
             for cell, result in finish(waiting, str(out), data_root):
                 results[cell.key] = result
@@ -65,9 +70,6 @@ def run_cells(
                 ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
                 open_choices = [choice for choice in open_choices if choice not in ready]
                 waiting += [choice.choose(results) for choice in ready]
-    finally:
-        if isinstance(finish, _SideBySide):
-            finish.pool.shutdown(cancel_futures=True)
     return results
 
 
@@ -87,7 +89,17 @@ class _SideBySide:
     """Finishes cells in several processes; seeds of one cell run side by side too."""
 
     def __init__(self, jobs: int) -> None:
-        self.pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_one_thread)
+        self.pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """All done, or stopped: then running cells are not waited for, they go on where they were."""
+        if kind is not None:
+            for process in list((self.pool._processes or {}).values()):
+                process.terminate()
+        self.pool.shutdown(cancel_futures=True)
 
     def __call__(
         self, waiting: list[Cell], out: str, data_root: str | Path | None
@@ -128,9 +140,18 @@ def _check(future: Future[None], cell: Cell) -> None:
         ) from None
 
 
-def _one_thread() -> None:
-    """Processes side by side share the cores: one thread each."""
+def _begin_worker() -> None:
+    """One thread, since processes share the cores; no life beyond the parent's, whose Ctrl-C it is."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def default_jobs(device: str) -> int:

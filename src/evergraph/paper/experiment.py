@@ -87,7 +87,8 @@ def _logged(out: Path, device: str, jobs: int) -> Iterator[None]:
 
 def _with_epochs(plan: Protocol, epochs: int) -> Protocol:
     training = {**plan.content["training"], "epochs": epochs}
-    return replace(plan, content={**plan.content, "training": training})
+    about = f"{plan.content['about']}, but cut short to {epochs} epochs"
+    return replace(plan, content={**plan.content, "training": training, "about": about})
 
 
 def _missing(plans: Sequence[Protocol], data_root: str | Path | None, *, required: bool) -> dict[str, str]:
@@ -119,7 +120,7 @@ def _write(
     training = plan.content["training"]
     heading = (
         f"**{plan.dataset}, protocol `{plan.name}`**: {plan.content['about']}. "
-        f"{plan.seeds} seeds, mean ± std; {training['epochs']} epochs, lr {training['lr']:g}, "
+        f"{plan.seeds} seed{'s' * (plan.seeds > 1)}, mean ± std; {training['epochs']} epochs, lr {training['lr']:g}, "
         f"label scope {training['label_scope']}, loss {training['reduction']}."
     )
     if plan.dataset in missing:
