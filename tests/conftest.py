@@ -1,11 +1,14 @@
 """What the tests share: one thread a process, small graphs, the folder of real graphs."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import evergraph as eg
+from evergraph import cli
 from evergraph.data.made import sbm
 
 torch.set_num_threads(1)  # the suite runs one process a core
@@ -19,6 +22,22 @@ def real_data() -> Path:
     if not REAL_DATA.is_dir():
         pytest.skip(f"no folder of real graphs at {REAL_DATA}")
     return REAL_DATA
+
+
+@pytest.fixture
+def evergraph(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Calls the command line in this process: exit status, stdout, stderr."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return call
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 import scipy.sparse as sp
 
 import evergraph as eg
-from evergraph.cli import main
 from evergraph.methods import METHODS
 from evergraph.results import average_forgetting, average_performance
 from graph_files import npz_parts
@@ -29,20 +28,12 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Run the command line in this process, in an empty folder: (exit status, stdout, stderr)."""
+def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path) -> Call:
+    """The command line in this process, in an empty folder: (exit status, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EVERGRAPH_DATA", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+    return evergraph
 
 
 def result_of(printed: tuple[int, str, str]) -> dict[str, Any]:

@@ -10,29 +10,12 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
-from evergraph import cli, keeping
+from evergraph import keeping
 from evergraph.data.made import sbm
 from evergraph.data.stream import find_graph
 from evergraph.learner import Learner
 
 SMALL = ["--hidden", "8", "--epochs", "3", "--device", "cpu"]
-
-
-@pytest.fixture
-def evergraph(monkeypatch, capsys):
-    """Calls the command line in this process: exit status, stdout, stderr."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code or 0
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import logging
 import re
 import shlex
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,19 +75,8 @@ def empty_place(tmp_path, monkeypatch):
     METHODS.update(before)
 
 
-def run_command(words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["evergraph", *words])
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    said = capsys.readouterr()
-    assert status == 0, f"evergraph {shlex.join(words)}: {said.err}"
-
-
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
-def test_every_block_runs(page, empty_place, monkeypatch, capsys, request):
+def test_every_block_runs(page, empty_place, monkeypatch, evergraph, request):
     namespace = {"__name__": "__main__"}
     for block in blocks_of(page):
         where = f"{page.relative_to(ROOT)}, line {block.line}"
@@ -99,7 +87,8 @@ def test_every_block_runs(page, empty_place, monkeypatch, capsys, request):
             exec(compile("\n" * (block.line - 1) + block.text, where, "exec"), namespace)
         elif block.kind in SHELL and block.mark == "<!-- run -->":
             for words in commands_of(block):
-                run_command(words, monkeypatch, capsys)
+                status, _, said = evergraph(*words)
+                assert status == 0, f"evergraph {shlex.join(words)}: {said}"
 
 
 ALL_COMMANDS = [

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -23,7 +23,6 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph.cli import main
 from evergraph.data.official import OFFICIAL
 from evergraph.methods import make_method
 from evergraph.paper.cells import Cell, Choice, _check, run_cells
@@ -214,16 +213,14 @@ def test_a_process_that_died_is_one_line(error: Exception) -> None:
 
 
 def test_a_folder_with_something_in_it_is_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]
 ) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     commands = (["paper"], ["paper", "--resume"], ["compare", "digits"])
     for command in commands:
-        monkeypatch.setattr("sys.argv", ["evergraph", *command, "--out", str(tmp_path)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert stop.value.code == 2
-        assert "name another with --out" in capsys.readouterr().err
+        status, _, said = evergraph(*command, "--out", tmp_path)
+        assert status == 2
+        assert "name another with --out" in said
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

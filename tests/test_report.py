@@ -5,7 +5,6 @@ import io
 import itertools
 import json
 import re
-import sys
 import time
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -13,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from browser import chromium, look
-from evergraph import cli, report
+from evergraph import report
 from evergraph.errors import EvergraphError
 from evergraph.report import payload, render, write_report
 from evergraph.report.collect import find_runs, read_runs
@@ -176,30 +175,27 @@ def test_single_runs_one_task_and_no_log(tmp_path):
     assert {path.stem for path in written.figures} == {"heatmaps", "tasks", "anytime", "plane"}
 
 
-def bad(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    captured = capsys.readouterr()
-    assert stop.value.code == 2
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
+def bad(evergraph, *words):
+    status, printed, said = evergraph(*words)
+    assert status == 2
+    assert printed == ""
+    assert said.count("\n") == 1
+    return said
 
 
-def test_bad_input(comparison, tmp_path, monkeypatch, capsys):
-    assert "no folder" in bad(monkeypatch, capsys, "report", tmp_path / "none")
+def test_bad_input(comparison, tmp_path, evergraph):
+    assert "no folder" in bad(evergraph, "report", tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    assert "holds no run" in bad(monkeypatch, capsys, "report", tmp_path / "empty")
+    assert "holds no run" in bad(evergraph, "report", tmp_path / "empty")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "run.json").write_text("{}")
-    assert "not finished" in bad(monkeypatch, capsys, "report", tmp_path / "half")
-    assert "only runs that are not finished" in bad(monkeypatch, capsys, "report", tmp_path)
+    assert "not finished" in bad(evergraph, "report", tmp_path / "half")
+    assert "only runs that are not finished" in bad(evergraph, "report", tmp_path)
     (tmp_path / "half" / "result.json").write_text('{"matrices": []')
-    assert "damaged" in bad(monkeypatch, capsys, "report", tmp_path / "half")
-    assert "end it in .html" in bad(monkeypatch, capsys, "report", comparison, "--out", tmp_path / "page.pdf")
+    assert "damaged" in bad(evergraph, "report", tmp_path / "half")
+    assert "end it in .html" in bad(evergraph, "report", comparison, "--out", tmp_path / "page.pdf")
     (tmp_path / "file").write_text("")
-    assert "cannot write" in bad(monkeypatch, capsys, "report", comparison, "--out", tmp_path / "file" / "page.html")
+    assert "cannot write" in bad(evergraph, "report", comparison, "--out", tmp_path / "file" / "page.html")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "half"]
 
 
@@ -214,15 +210,13 @@ def test_unfinished_runs_of_a_comparison_are_named(comparison, tmp_path):
         write_report([])
 
 
-def test_compare_writes_the_report(tmp_path, monkeypatch, capsys):
+def test_compare_writes_the_report(tmp_path, monkeypatch, evergraph):
     monkeypatch.setattr(report, "FIGURES", {"plane": report.FIGURES["plane"]})
     words = ["compare", "sbm:nodes=120,classes=4,features=8", "--methods", "finetune,ewc", "--seeds", "2"]
     words += ["--epochs", "1", "--hidden", "8", "--device", "cpu", "--out", str(tmp_path / "c"), "--json"]
-    monkeypatch.setattr(sys, "argv", ["evergraph", *words])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 0
-    said = json.loads(capsys.readouterr().out)
+    status, printed, _ = evergraph(*words)
+    assert status == 0
+    said = json.loads(printed)
     assert said["report"] == str(tmp_path / "c" / "report.html")
     data = json.loads(Scripts((tmp_path / "c" / "report.html").read_text()).scripts[0])
     assert [run["label"] for run in data["runs"]] == ["finetune", "ewc"]

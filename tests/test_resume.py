@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph import checkpoint, cli, runs
+from evergraph import checkpoint, runs
 from evergraph.data.made import sbm
 from evergraph.errors import EvergraphError
 from evergraph.learner import Learner
@@ -200,18 +200,7 @@ def test_a_damaged_checkpoint_says_how_to_begin_anew(tmp_path, monkeypatch):
         runs.run(spec(), tmp_path / "run")
 
 
-def call(monkeypatch, capsys, *words):
-    """The command line in this process: exit status, stdout, stderr."""
-    monkeypatch.setattr(sys, "argv", ["evergraph", *words])
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    return status, *capsys.readouterr()
-
-
-def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, evergraph):
     monkeypatch.chdir(tmp_path)
     words = [
         "run",
@@ -227,7 +216,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, capsys):
         "--device",
         "cpu",
     ]
-    assert call(monkeypatch, capsys, *words, "--out", "whole", "--json")[0] == 0
+    assert evergraph(*words, "--out", "whole", "--json")[0] == 0
     real = Learner.learn
 
     def stopped(self, task, on_epoch=None):
@@ -241,13 +230,13 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "learn", stopped)
-        status, _, error = call(patch, capsys, *words, "--out=my run", "--json")
+        status, _, error = evergraph(*words, "--out=my run", "--json")
     assert status == 130
     assert "Traceback" not in error
     command = error.split("go on with: ")[1].strip()
     assert command.startswith("evergraph run ")
     assert command.endswith("--out 'my run' --resume")
-    status, printed, _ = call(monkeypatch, capsys, *shlex.split(command)[1:])
+    status, printed, _ = evergraph(*shlex.split(command)[1:])
     assert status == 0
     whole = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert json.loads(printed)["matrices"] == whole["matrices"]

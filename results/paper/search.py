@@ -19,10 +19,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from evergraph.paper.cells import Cell, run_cells
-from evergraph.paper.protocol import Protocol
+from evergraph.paper.protocol import Protocol, new_task_accuracy
 from evergraph.runs import RunSpec
 
 HERE = Path(__file__).parent
@@ -93,10 +91,9 @@ def main() -> None:
     for cell in cells:
         result = results[cell.key]
         training, settings = cell.spec.training, cell.spec.settings
-        (validation,) = result["validation"]
         row = {"stream": cell.spec.source, "method": cell.spec.method, "seed": cell.spec.seeds[0], "settings": settings}
         row |= {key: getattr(training, key) for key in ("epochs", "lr", "weight_decay", "label_scope", "reduction")}
-        row["new_tasks"] = round(float(np.mean([validation[task][task] for task in range(len(validation))])), 2)
+        row["new_tasks"] = round(new_task_accuracy(result), 2)
         row |= {"ap": round(result["ap"]["mean"], 2), "af": round(result["af"]["mean"], 2)}
         lines.append(json.dumps(row))
         print(lines[-1], flush=True)

@@ -78,10 +78,7 @@ class RunSpec:
 
 def model_for(method: str, model: str = "", settings: dict[str, Any] | None = None) -> GraphModel:
     """The model named, or the one that the method prefers."""
-    name, preferred = preferred_model(method)
-    if model:
-        name, preferred = model, {}
-    return make_model(name, **{**preferred, **(settings or {})})
+    return make_model(model or preferred_model(method), **(settings or {}))
 
 
 def run(
@@ -287,13 +284,16 @@ def _as_csv(rows: list[dict[str, Any]]) -> str:
     return text.getvalue()
 
 
+def holds_something(folder: Path) -> bool:
+    """Whether it is taken; what a killed process leaves before its first file is whole begins with a dot."""
+    return folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir()))
+
+
 def _open_folder(folder: Path, spec: RunSpec, resume: bool) -> Path:
     """Refuse to mix two runs in one folder."""
     config = folder / "run.json"
     if not config.exists():
-        # what a killed process leaves before its first file is whole begins with a dot
-        strange = folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir()))
-        if strange and not config.exists():  # another seed's process may have begun the run just now
+        if holds_something(folder) and not config.exists():  # another seed's process may have begun the run just now
             raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
         return folder
     if not resume:
@@ -312,12 +312,11 @@ def _open_folder(folder: Path, spec: RunSpec, resume: bool) -> Path:
 def _write_new(folder: Path, spec: RunSpec) -> None:
     """What the run is, written once; a run resumed under other versions says so."""
     path = folder / "run.json"
+    now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
     if not path.exists():
-        device = describe_device(pick_device(spec.device))
-        content = {"spec": spec.as_dict(), "versions": versions(), "device": device}
+        content = {"spec": spec.as_dict(), **now}
     else:
         content = json.loads(path.read_text())
-        now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
         if now in ({key: content[key] for key in now}, content.get("resumed_with")):
             return
         content["resumed_with"] = now

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from evergraph.errors import EvergraphError
-from evergraph.runs import OnProgress, RunSpec
+from evergraph.runs import OnProgress, RunSpec, holds_something
 from evergraph.training import Training
 
 Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph streams`) or the path of a graph file.")]
@@ -160,18 +160,22 @@ def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, op
         stream=chosen,
         method=method,
         settings=settings,
-        model=options["model"] or "",
-        model_settings={"hidden": options["hidden"]} if options["hidden"] else {},
+        **model_options(options),
         training=make_training(options),
         seeds=list(range(seeds)),
         device=options["device"],
     )
 
 
+def model_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The model that the options name, and its settings; the method's own where they name none."""
+    settings = {"hidden": options["hidden"]} if options["hidden"] else {}
+    return {"model": options["model"] or "", "model_settings": settings}
+
+
 def refuse_strangers(folder: Path, what: str) -> None:
     """An error where the folder holds something, and no run: `what` would be mixed into it."""
-    strange = folder.exists() and (not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir()))
-    if strange and not any(folder.rglob("run.json")):
+    if holds_something(folder) and not any(folder.rglob("run.json")):
         raise EvergraphError(f"{folder} exists and is not {what}'s folder; name another with --out")
 
 

@@ -66,7 +66,8 @@ def learn_command(
     data = find_graph(graph, options["data_root"])[0]
     learner = load_kept(checkpoint, device=options["device"])
     if learner is None:
-        made = model_for(method, options["model"] or "", {"hidden": options["hidden"]} if options["hidden"] else {})
+        named = common.model_options(options)
+        made = model_for(method, named["model"], named["model_settings"])
         chosen = make_method(method, common.parse_settings(options["set_"]))
         training = common.make_training(options)
         learner = Learner(made, chosen, training, num_classes=num_classes, device=options["device"], seed=seed)

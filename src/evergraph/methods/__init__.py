@@ -51,11 +51,10 @@ def register(kind: type[Method]) -> type[Method]:
     return kind
 
 
-def preferred_model(name: str) -> tuple[str, dict[str, Any]]:
-    """The model, and its settings, that a run with this method takes where none is named."""
+def preferred_model(name: str) -> str:
+    """The model that a run with this method takes where none is named."""
     kinds = [METHODS[part] for part in name.split("+") if part in METHODS]
-    special = next((kind for kind in kinds if kind.model != Method.model), Method)
-    return special.model, dict(special.model_settings)
+    return next((kind.model for kind in kinds if kind.model != Method.model), Method.model)
 
 
 def make_method(name: str, settings: dict[str, Any] | None = None) -> Method:

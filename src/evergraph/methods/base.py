@@ -129,8 +129,7 @@ class Method:
     joint: ClassVar[bool] = False
     """Whether the method is given all earlier tasks' data too (an upper bound, not a continual learner)."""
     model: ClassVar[str] = "gcn"
-    """The model that a run takes where none is named, and its settings."""
-    model_settings: ClassVar[dict[str, Any]] = {}
+    """The model that a run takes where none is named."""
 
     def start_task(self, context: Context) -> None:
         """Before the first step of a task."""

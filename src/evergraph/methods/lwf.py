@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from evergraph.curvature import in_mode
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import Context, Method, Step, state
 from evergraph.params import Params, copy_params
@@ -51,10 +52,8 @@ class LwF(Method):
     @torch.no_grad()
     def teach(self, step: Step) -> Tensor:
         """The old network's logits at the batch, without dropout."""
-        training = step.model.training
-        step.model.eval()
-        logits: Tensor = functional_call(step.model, self.teacher_, (step.batch,))
-        step.model.train(training)
+        with in_mode(step.model, training=False):
+            logits: Tensor = functional_call(step.model, self.teacher_, (step.batch,))
         return logits
 
     def end_task(self, context: Context) -> None:

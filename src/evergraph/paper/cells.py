@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from evergraph.errors import EvergraphError, first_line
 from evergraph.runs import RunSpec, run, run_seed
 
 Results = dict[str, dict[str, Any]]
+Finish = Callable[[list["Cell"], str, "str | Path | None"], Iterator[tuple["Cell", dict[str, Any]]]]
 LONGEST_FIRST = {"twp", "joint", "curvature", "lwf"}  # so that no long run starts when all others are done
 
 
@@ -60,16 +62,14 @@ def run_cells(
     total, results = len(waiting) + len(open_choices), dict[str, dict[str, Any]]()
     if on_done is not None:
         on_done("starting", 0, total)
-    finish = _in_turn if jobs <= 1 else _SideBySide(jobs)
-    with nullcontext() if jobs <= 1 else finish:  # type: ignore[union-attr]
-        while waiting:
-            for cell, result in finish(waiting, str(out), data_root):
-                results[cell.key] = result
-                if on_done is not None:
-                    on_done(cell.key, len(results), total)
-                ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
-                open_choices = [choice for choice in open_choices if choice not in ready]
-                waiting += [choice.choose(results) for choice in ready]
+    with nullcontext(_in_turn) if jobs <= 1 else _side_by_side(jobs) as finish:
+        for cell, result in finish(waiting, str(out), data_root):
+            results[cell.key] = result
+            if on_done is not None:
+                on_done(cell.key, len(results), total)
+            ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
+            open_choices = [choice for choice in open_choices if choice not in ready]
+            waiting += [choice.choose(results) for choice in ready]  # `finish` goes on with them
     return results
 
 
@@ -85,48 +85,44 @@ def _in_turn(waiting: list[Cell], out: str, data_root: str | Path | None) -> Ite
         yield cell, run(cell.spec, Path(out) / cell.key, data_root=data_root, resume=True)
 
 
-class _SideBySide:
-    """Finishes cells in several processes; seeds of one cell run side by side too."""
+@contextmanager
+def _side_by_side(jobs: int) -> Iterator[Finish]:
+    """Finishes cells in several processes. Stopped, it waits for none of them: cells go on where they were."""
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+    try:
+        yield partial(_in_processes, pool)
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
-    def __init__(self, jobs: int) -> None:
-        self.pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
 
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """All done, or stopped: then running cells are not waited for, they go on where they were."""
-        if kind is not None:
-            for process in list((self.pool._processes or {}).values()):
-                process.terminate()
-        self.pool.shutdown(cancel_futures=True)
-
-    def __call__(
-        self, waiting: list[Cell], out: str, data_root: str | Path | None
-    ) -> Iterator[tuple[Cell, dict[str, Any]]]:
-        """Finish the cells as their last seeds are done, those added meanwhile too."""
-        running: dict[Future[None], Cell] = {}
-        left: dict[str, int] = {}
-        while waiting or running:
-            new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
-            waiting.clear()
-            for cell in new:
-                folder = Path(out) / cell.key
-                seeds = [] if (folder / "result.json").exists() else cell.spec.seeds
-                left[cell.key] = len(seeds)
-                for seed in seeds:
-                    running[self.pool.submit(run_seed, cell.spec, folder, seed, data_root=data_root)] = cell
-                if not seeds:
-                    yield cell, run(cell.spec, folder, data_root=data_root, resume=True)
-            if not running:
-                continue
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
+def _in_processes(
+    pool: ProcessPoolExecutor, waiting: list[Cell], out: str, data_root: str | Path | None
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a process's work."""
+    running: dict[Future[None], Cell] = {}
+    left: dict[str, int] = {}
+    while waiting or running:
+        new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
+        waiting.clear()
+        complete = []
+        for cell in new:
+            folder = Path(out) / cell.key
+            seeds = [] if (folder / "result.json").exists() else cell.spec.seeds
+            left[cell.key] = len(seeds)
+            for seed in seeds:
+                running[pool.submit(run_seed, cell.spec, folder, seed, data_root=data_root)] = cell
+            complete += [] if seeds else [cell]
+        if running and not complete:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
                 cell = running.pop(future)
                 _check(future, cell)
                 left[cell.key] -= 1
-                if not left[cell.key]:
-                    yield cell, run(cell.spec, Path(out) / cell.key, data_root=data_root, resume=True)
+                complete += [] if left[cell.key] else [cell]
+        yield from _in_turn(complete, out, data_root)  # nothing is left to train: the results are put together
 
 
 def _check(future: Future[None], cell: Cell) -> None:

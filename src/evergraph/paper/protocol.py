@@ -125,6 +125,11 @@ def all_tasks(results: Sequence[dict[str, Any]]) -> int:
     return int(np.argmax(means))
 
 
+def new_task_accuracy(result: dict[str, Any]) -> float:
+    """Accuracy on each task's validation nodes right after it was learned, mean over tasks and seeds."""
+    return float(np.mean([matrix[task][task] for matrix in result["validation"] for task in range(len(matrix))]))
+
+
 def current_task(results: Sequence[dict[str, Any]]) -> int:
     """The last candidate that learns new tasks nearly as well as the best of them, judged on validation nodes.
 
@@ -133,10 +138,7 @@ def current_task(results: Sequence[dict[str, Any]]) -> int:
     than a twentieth of the accuracy on new tasks is taken (the rule of De Lange et al., A Continual Learning Survey,
     TPAMI 2022, with their threshold as a constant).
     """
-    means = [
-        np.mean([matrix[task][task] for matrix in result["validation"] for task in range(len(matrix))])
-        for result in results
-    ]
+    means = [new_task_accuracy(result) for result in results]
     return max(number for number, mean in enumerate(means) if mean >= (1 - MARGIN) * max(means))
 
 
