@@ -29,13 +29,14 @@ docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
 
 # torch first and pinned, so that nothing that follows pulls another build of it. curvlinops, the tests'
 # reference for Fisher products, comes without its dependencies: they include torchvision, which is not

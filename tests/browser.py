@@ -1,4 +1,4 @@
-"""A real headless Chromium for the tests of the report, where the machine has one."""
+"""A real headless Chromium for the report's tests, where the machine has one."""
 
 import shutil
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ FLAGS = (
 
 @contextmanager
 def chromium(profile: Path, downloads: Path):
-    """A browser with a fresh profile; skips the test where there is none."""
+    """A browser with a fresh profile; skips the test if there is none."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install '.[test]'")
     binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
@@ -35,7 +35,7 @@ def chromium(profile: Path, downloads: Path):
 
 
 def look(browser, width: int, height: int = 900, *, dark: bool = False, phone: bool = False) -> None:
-    """Set the size of the page's window, the person's colour scheme, and whether it is a phone."""
+    """Set the window's size, the preferred colour scheme, and whether the device is a phone."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]

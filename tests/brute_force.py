@@ -13,13 +13,15 @@ from torch.func import functional_call
 from torch_geometric import nn as pyg
 
 import evergraph as eg
-from evergraph.data.batches import Batch, Neighbourhoods
+from evergraph.core.params import Params
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.stream import Task
+from evergraph.data.tasks import Task
 from evergraph.methods.base import Context, Method
-from evergraph.models.base import GraphModel, ModuleModel, as_model, neighbourhoods
-from evergraph.params import Params
-from evergraph.training import train_step
+from evergraph.models import ModuleModel, as_model
+from evergraph.models.base import GraphModel
+from evergraph.problems import NodeClassification
+from evergraph.training.loop import train_step
 
 FEATURES, CLASSES, NODES = 4, 4, 12
 
@@ -35,32 +37,40 @@ def tiny_graph(seed: int = 0, edges: int = 18, nodes: int = NODES) -> Graph:
 
 @dataclass
 class Setting:
-    """A model in float64, its batches, and the classes that the softmax runs over."""
+    """A model in float64, its batches, and the problem: a softmax over the classes in scope."""
 
     graph: Graph
     model: GraphModel
-    hoods: Neighbourhoods
-    classes: Tensor
+    batcher: Neighbourhoods
+    problem: NodeClassification
     nodes: Tensor
 
     @property
+    def scope(self) -> list[int]:
+        """The output units of the softmax."""
+        assert self.problem.scope is not None
+        return self.problem.scope.tolist()
+
+    @property
+    def positions(self) -> Tensor:
+        """The nodes' true labels, as positions in the scope."""
+        return torch.tensor([self.scope.index(unit) for unit in self.batch.y.tolist()])
+
+    @property
     def batch(self) -> Batch:
-        return self.hoods.batch(self.nodes)
+        return self.batcher.batch(self.nodes)
 
     @property
     def params(self) -> Params:
         return {name: value.detach().clone() for name, value in self.model.named_parameters()}
 
     def batches(self, size: int) -> Iterator[Batch]:
-        return self.hoods.batches(self.nodes, size)
-
-    def targets(self, batch: Batch) -> Tensor:
-        return torch.searchsorted(self.classes, batch.y)
+        return self.batcher.batches(self.nodes, size)
 
     def function(self, params: Params) -> Tensor:
-        """From parameters to the scoped logits of all nodes."""
-        logits: Tensor = functional_call(self.model, params, (self.batch,))
-        return logits[:, self.classes]
+        """From parameters to all outputs of all nodes."""
+        outputs: Tensor = functional_call(self.model, params, (self.batch,))
+        return outputs
 
     def load(self, params: Params) -> None:
         self.model.load_state_dict(params)
@@ -68,10 +78,10 @@ class Setting:
     def context(self, reduction: str = "sum", old: tuple[int, ...] = (), batch_size: int | None = None) -> Context:
         """What a method is given: a task whose training nodes are the setting's."""
         none = self.nodes[:0]
-        task = Task(0, self.classes.tolist(), self.graph, self.nodes, none, none, CLASSES)
+        task = Task(0, self.scope, self.graph, self.nodes, none, none, CLASSES)
         return Context(
-            model=self.model, task=task, index=0, classes=self.classes, old=torch.tensor(old, dtype=torch.long),
-            neighbourhoods=self.hoods, batch_size=batch_size, generator=seeded(), reduction=reduction,
+            model=self.model, task=task, problem=self.problem, index=0, old=torch.tensor(old, dtype=torch.long),
+            batcher=self.batcher, batch_size=batch_size, generator=seeded(), reduction=reduction, arrived=task,
         )  # fmt: skip
 
     def direction(self, seed: int = 5) -> Params:
@@ -103,16 +113,16 @@ def make(case: str, classes: tuple[int, ...] = (0, 1, 2, 3), graph: Graph | None
     model = as_model(CASES[case]())
     model.setup(FEATURES, CLASSES)
     model.double().eval()
-    hoods = neighbourhoods(model, graph)
-    scope = torch.tensor(classes)
-    nodes = torch.nonzero(torch.isin(graph.y, scope)).reshape(-1)
+    problem = NodeClassification(classes)
+    batcher = problem.batcher(model, graph)
+    nodes = torch.nonzero(torch.isin(graph.y, torch.tensor(classes))).reshape(-1)
     for seed in range(50):
         generator = torch.Generator().manual_seed(seed)
         for value in model.parameters():  # larger than at the start of training, so that no term is negligible
             value.data = torch.randn(value.shape, generator=generator, dtype=torch.float64) * 0.7
-        grads = torch.autograd.grad(model(hoods.batch(nodes)).square().sum(), list(model.parameters()))
+        grads = torch.autograd.grad(model(batcher.batch(nodes)).square().sum(), list(model.parameters()))
         if all((grad != 0).double().mean() > 0.6 for grad in grads):  # most units are alive in every layer
-            return Setting(graph, model, hoods, scope, nodes)
+            return Setting(graph, model, batcher, problem, nodes)
     raise AssertionError(f"{case}: every start has dead layers")
 
 
@@ -142,24 +152,27 @@ def flat(params: Params) -> Tensor:
 def node_gradient(setting: Setting, node: Tensor, value: Callable[[Tensor], Tensor]) -> Params:
     """∂ value(scoped logits of one node) / ∂θ, from a batch of that node alone."""
     params = dict(setting.model.named_parameters())
-    logits = setting.model(setting.hoods.batch(node.reshape(1)))[0, setting.classes]
+    logits = setting.model(setting.batcher.batch(node.reshape(1)))[0, setting.scope]
     grads = torch.autograd.grad(value(logits), list(params.values()), allow_unused=True)
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
 
 
 def node_labels(setting: Setting, number: int, labels: str, picked: Tensor | None) -> list[tuple[float, int]]:
-    """(weight, label) pairs over which the Fisher of one node sums ∂log p[label] ∂log p[label]ᵀ."""
+    """(weight, label) pairs over which the Fisher of one node sums ∂log p[label] ∂log p[label]ᵀ.
+
+    A label is a position in the scope; `picked` holds output units, as the problem draws them.
+    """
     node = setting.nodes[number]
     with torch.no_grad():
-        p = setting.model(setting.hoods.batch(node.reshape(1)))[0, setting.classes].softmax(0)
+        p = setting.model(setting.batcher.batch(node.reshape(1)))[0, setting.scope].softmax(0)
     if labels == "exact":
         return [(float(p[k]), k) for k in range(p.numel())]
     if labels == "empirical":
-        return [(1.0, setting.classes.tolist().index(int(setting.hoods.y[node])))]
+        return [(1.0, setting.scope.index(int(setting.batcher.y[node])))]
     if labels == "pred":
         return [(1.0, int(p.argmax()))]
     assert picked is not None
-    return [(1.0, int(picked[number]))]
+    return [(1.0, setting.scope.index(int(picked[number])))]
 
 
 def node_fisher_rows(setting: Setting, labels: str, picked: Tensor | None = None) -> list[list[Tensor]]:

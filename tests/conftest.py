@@ -1,4 +1,4 @@
-"""What the tests share: one thread a process, small graphs, the folder of real graphs."""
+"""What the tests share: one thread per process, small graphs, the folder of real graphs."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 import evergraph as eg
 from evergraph import cli
-from evergraph.data.made import sbm
+from evergraph.data.datasets.sbm import sbm
 
 torch.set_num_threads(1)  # the suite runs one process a core
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import torch
 
-import evergraph.runs as runs
-from evergraph.training import Training
+from evergraph.experiments.run import run
+from evergraph.experiments.specification import RunSpec
+from evergraph.training import Training, driver
 
 STREAM = "sbm:nodes=240,classes=6,features=12,signal=3"
 CASES = [
@@ -26,9 +27,9 @@ CASES = [
 ]
 
 
-def spec(case) -> runs.RunSpec:
+def spec(case) -> RunSpec:
     method, settings, model, training = case
-    return runs.RunSpec(
+    return RunSpec(
         source=STREAM,
         method=method,
         settings=settings,
@@ -46,7 +47,7 @@ def in_child(case, folder: Path) -> int:
         return child
     status = 1
     try:
-        runs.run(spec(case), folder, resume=True)
+        run(spec(case), folder, resume=True)
         status = 0
     finally:
         os._exit(status)
@@ -65,9 +66,9 @@ def wanted_file(path: Path) -> bool:
 
 def main(root: Path, wanted: int) -> None:
     torch.set_num_threads(1)
-    runs.CHECKPOINT_SECONDS = 0.0  # a checkpoint after every epoch: there is always one being written
+    driver.CHECKPOINT_SECONDS = 0.0  # a checkpoint after every epoch: there is always one being written
     chance = random.Random(time.time_ns())
-    runs.run(spec(CASES[0]), root / "warm")  # what torch imports late is imported before the first fork
+    run(spec(CASES[0]), root / "warm")  # what torch imports late is imported before the first fork
     kills, rounds, equal, left, failed = 0, 0, [], [], 0
     while kills < wanted or rounds < len(CASES):
         case = CASES[rounds % len(CASES)]

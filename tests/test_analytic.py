@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
 import evergraph as eg
-from evergraph.data.batches import Batch
+from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.data.batching import Batch
+from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
-from evergraph.data.made import sbm
-from evergraph.methods.analytic import Analytic
+from evergraph.methods.closed_form.analytic import Analytic
+from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import GraphModel, neighbourhoods
-from evergraph.models.foreign_edges import judge_edges
 from evergraph.models.random_features import unit_rows
-from evergraph.sparse import SparseMatrix, as_dense
 
 BLOCKS = ((0, 0.5), (1, 1.0), (2, 0.5), (2, 0.0))
 
 
-def encoder(**settings: object) -> eg.RandomFeatures:
-    return eg.RandomFeatures(hidden=32, blocks=BLOCKS, **settings)
+def encoder() -> eg.RandomFeatures:
+    return eg.RandomFeatures(hidden=32, blocks=BLOCKS)
 
 
 def built(graph: Graph, classes: int = 6) -> eg.RandomFeatures:
@@ -56,7 +58,7 @@ def test_features_are_the_formula(graph: Graph, propagate: bool, sparse: bool) -
     model = built(graph)
     if sparse:
         dense = as_dense(graph.x)
-        graph.x = SparseMatrix.from_scipy(__import__("scipy.sparse").sparse.csr_matrix(dense.numpy()))
+        graph.x = SparseMatrix.from_scipy(sp.csr_matrix(dense.numpy()))
     cut = neighbourhoods(model, graph, propagate=propagate)
     assert cut.num_hops == (0 if propagate else 2)
     nodes = torch.tensor([5, 17, 80, 3])
@@ -99,7 +101,8 @@ def test_learning_in_turn_is_learning_at_once(graph: Graph, order: str) -> None:
     assert (learner.model.output_weight() - head).abs().max() < 1e-8 * head.abs().max()
     own = head_of_columns(everything, [*range(8), 32])
     near = head_of_columns(everything, [*range(8, 16), 32])
-    assert (learner.model.vote - (head + own + near)).abs().max() < 1e-8 * head.abs().max()
+    assert isinstance(learner.method, Analytic)
+    assert (learner.method.vote_["head"] - (head + own + near)).abs().max() < 1e-8 * head.abs().max()
 
 
 def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +110,8 @@ def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPat
     heads = []
     for at_hand, nodes in ((2**31, 4096), (0, 7)):
         monkeypatch.setattr("evergraph.models.random_features.AT_HAND", at_hand)
-        monkeypatch.setattr("evergraph.methods.analytic.NODES_AT_ONCE", nodes)
+        monkeypatch.setattr("evergraph.methods.closed_form.analytic.NODES_AT_ONCE", nodes)
+        monkeypatch.setattr("evergraph.methods.closed_form.sums.NODES_AT_ONCE", nodes)
         for task in stream:
             task.graph.cache.clear()
         learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3), dtype=torch.float64)
@@ -128,7 +132,7 @@ def test_new_examples_of_an_old_class_add_up(graph: Graph) -> None:
     method = learner.method
     assert isinstance(method, Analytic)
     assert method.gram_["train"][-1, -1] == total  # the column of ones counts the nodes
-    assert learner.classes == graph.class_names
+    assert learner.classes_ == graph.class_names
 
 
 def test_state_does_not_grow_with_tasks(graph: Graph) -> None:
@@ -145,7 +149,7 @@ def test_state_does_not_grow_with_tasks(graph: Graph) -> None:
 def test_keeps_what_fine_tuning_forgets() -> None:
     stream = eg.stream("digits")
     learner = eg.Learner(eg.RandomFeatures(hidden=512), eg.Analytic())
-    result = learner.fit(stream)
+    result = learner.fit(stream).evaluate(stream)
     assert result.ap > 97
     assert result.af is not None
     assert result.af > -1.5
@@ -189,23 +193,28 @@ def test_auto_reads_the_graph_only_where_it_helps() -> None:
 
 
 def test_a_head_without_propagation_has_nobody_to_vote_with(graph: Graph) -> None:
-    learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3))
-    task = eg.TaskStream(graph, 2)[0]
-    learner.learn(task)
-    assert isinstance(learner.method, Analytic)
-    assert isinstance(learner.model, eg.RandomFeatures)
-    learner.model.in_head.copy_(torch.tensor([True, False, False, False]))
-    assert not learner.method.solve_shallow(learner.model, 0.3).any()
+    method = eg.Analytic(ridge=0.3)
+    method.blocks_ = [True, False, False, False]
+    learner = eg.Learner(encoder(), method)
+    learner.learn(eg.TaskStream(graph, 2)[0])
+    head = learner.model.output_weight()
+    assert head[[*range(8), 32]].any()
+    assert not head[8:32].any()
+    assert torch.equal(method.vote_["head"], head)
 
 
 def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> None:
     model = built(graph)
-    model.task_of_unit.copy_(torch.tensor([0, 0, 1, 1, 2, 2]))
+    prediction = BlockPrediction(
+        head=model.head, vote=model.head, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]),
+        graph_features=model.graph_features, temperature=0.1, smoothing=0.5,
+        judges=False, votes=False, smooths=True, doubt=0.0,
+    )  # fmt: skip
     scores = torch.zeros(graph.num_nodes, 6, dtype=torch.float64)
     scores[torch.arange(graph.num_nodes), graph.y] = 1.0
     silent = int(graph.adjacency.counts().argmax())
     scores[silent] = 0.0
-    smoothed = model.smooth(graph.adjacency.to(torch.float64), scores)
+    smoothed = prediction.smooth(graph.adjacency.to(torch.float64), scores)
     assert smoothed[silent].max() - smoothed[silent].min() > 0.1
     assert torch.allclose(smoothed.exp().sum(1), torch.ones(graph.num_nodes, dtype=torch.float64))
 
@@ -258,11 +267,12 @@ def test_a_noisy_task_is_no_foreign_graph() -> None:
     """Where edges within a task are often taken for others, that many are expected, and the head predicts."""
     graph = sbm(nodes=600, classes=6, degree=6, homophily=0.9, features=16, signal=0.6, seed=2)
     stream, found = eg.TaskStream(graph, 2), {}
-    for agree in (True, False):
-        learner = eg.Learner(eg.RandomFeatures(hidden=200, agree=agree, smoothing=0.0), Analytic(), device="cpu")
-        found[agree] = learner.fit(stream).ap
-        if agree:
-            assert float(learner.model.doubt) > 0.01
+    for judges in (True, False):
+        method = Analytic(judge_edges=judges, smoothing=0.0)
+        learner = eg.Learner(eg.RandomFeatures(hidden=200), method, device="cpu")
+        found[judges] = learner.fit(stream).evaluate(stream).ap
+        if judges:
+            assert method.doubt_ > 0.01
     assert found[True] == pytest.approx(found[False])
 
 
@@ -270,7 +280,8 @@ def test_a_noisy_task_is_no_foreign_graph() -> None:
 def test_small_ridges_can_be_solved(ridge: float) -> None:
     graph = sbm(nodes=300, classes=4, degree=6, features=8, signal=2.0, seed=0)
     learner = eg.Learner(eg.RandomFeatures(hidden=1000), Analytic(ridge=ridge), device="cpu")
-    assert learner.fit(eg.TaskStream(graph, 2)).ap > 60
+    stream = eg.TaskStream(graph, 2)
+    assert learner.fit(stream).evaluate(stream).ap > 60
 
 
 def test_no_edges_no_judgement() -> None:
@@ -283,10 +294,11 @@ def test_edges_between_tasks_do_less_harm_than_they_would() -> None:
     graph = sbm(nodes=1200, classes=6, degree=12, homophily=0.6, features=16, signal=2.0, seed=4)
     stream = eg.TaskStream(graph, 2)
     found = {}
-    for agree in (True, False):
-        learner = eg.Learner(eg.RandomFeatures(hidden=300, agree=agree, smoothing=0), eg.Analytic(premium=1.0), seed=0)
+    for judges in (True, False):
+        method = eg.Analytic(premium=1.0, judge_edges=judges, smoothing=0)
+        learner = eg.Learner(eg.RandomFeatures(hidden=300), method, seed=0)
         learner.fit(stream)
-        found[agree] = {kind: learner.evaluate(stream, test_graph=kind).ap for kind in ("task", "seen")}
+        found[judges] = {kind: learner.evaluate(stream, test_graph=kind).ap for kind in ("task", "seen")}
     assert found[True]["seen"] > found[False]["seen"] + 1
     assert found[True]["task"] > found[False]["task"] - 0.5
 
@@ -306,12 +318,16 @@ def test_the_vote_is_counted_on_validation_nodes(graph: Graph, premium: float) -
     better = sum(int(v.argmax() == c != p.argmax()) for p, v, c in zip(plain, vote, y))
     worse = sum(int(p.argmax() == c != v.argmax()) for p, v, c in zip(plain, vote, y))
     assert learner.method.voting_ == [better, worse]
-    assert bool(learner.model.votes) == (worse - better <= premium * y.numel())
+    assert learner.method.votes_ == (worse - better <= premium * y.numel())
 
 
 def test_negative_settings_are_refused() -> None:
     with pytest.raises(eg.EvergraphError, match="premium"):
         eg.Analytic(premium=-0.1)
+    with pytest.raises(eg.EvergraphError, match="smoothing"):
+        eg.Analytic(smoothing=-0.1)
+    with pytest.raises(eg.EvergraphError, match="temperature"):
+        eg.Analytic(temperature=0.0)
 
 
 class LinearFeatures(GraphModel):
@@ -325,9 +341,11 @@ class LinearFeatures(GraphModel):
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Tensor, int]:
         return as_dense(graph.x), 0
 
+    @eg.capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
         return batch.x @ self.mix
 
+    @eg.capability(rests_on=("forward", "logits"))
     def output_weight(self) -> Tensor:
         return self.head
 
@@ -367,7 +385,7 @@ def test_trained_encoders_learn_all_tasks(kind: str) -> None:
     closed = eg.Analytic(encoder=kind)
     method = closed if kind == "first" else eg.Compose(eg.OnlineCurvature(strength=1.0, ema=0.0), closed)
     learner = eg.Learner(eg.GCN(hidden=64), method, epochs=3)
-    assert learner.fit(stream).ap > 85
+    assert learner.fit(stream).evaluate(stream).ap > 85
 
 
 def test_a_model_without_a_linear_head_is_refused(small_stream: eg.TaskStream) -> None:
@@ -376,10 +394,10 @@ def test_a_model_without_a_linear_head_is_refused(small_stream: eg.TaskStream) -
         learner.learn(small_stream[0])
 
 
-@pytest.mark.parametrize("agree", [True, False])
-def test_probabilities_use_the_temperature(agree: bool) -> None:
+@pytest.mark.parametrize("judges", [True, False])
+def test_probabilities_use_the_temperature(judges: bool) -> None:
     stream = eg.stream("digits")
-    learner = eg.Learner(eg.RandomFeatures(hidden=128, agree=agree), eg.Analytic())
+    learner = eg.Learner(eg.RandomFeatures(hidden=128), eg.Analytic(judge_edges=judges))
     learner.learn(stream[0])
     learner.learn(stream[1])
     sure = learner.predict(stream[1].graph, stream[1].test).probabilities

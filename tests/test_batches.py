@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph.data.batches import Neighbourhoods
-from evergraph.data.made import sbm
+from evergraph.data.batching import Neighbourhoods
+from evergraph.data.datasets.sbm import sbm
 from evergraph.models.gcn import gcn_operator
 
 
@@ -78,7 +78,7 @@ def test_a_batch_without_hops(graph: eg.Graph) -> None:
 
 
 @pytest.mark.parametrize("loops", [True, False])
-def test_a_sample_has_at_most_fan_out_neighbours_a_node(graph: eg.Graph, loops: bool) -> None:
+def test_a_sample_has_at_most_fan_out_neighbours_per_node(graph: eg.Graph, loops: bool) -> None:
     batch = cut(graph, 2, (3, 2), loops).batch(torch.arange(30), torch.Generator().manual_seed(0))
     exact = graph.adjacency.dense().bool()
     target, source = batch.operator.row_of_entry(), batch.operator.indices

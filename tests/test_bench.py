@@ -1,28 +1,31 @@
 """The benchmark's parts on small inputs: that it measures what it says, and prints it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import benchmarks as package
 import pytest
 import torch
+from benchmarks import TARGETS, Target
+from benchmarks.baselines import pyg_step, scipy_neighbours
+from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
+from benchmarks.large import write_large
+from benchmarks.resident import child_environment, peak_megabytes
+from benchmarks.setting import Steps, coauthor, coauthor_like, make_context
+from benchmarks.timing import alternate
 from typer.testing import CliRunner
 
-import evergraph.bench as package
-from evergraph.bench import TARGETS, Target
-from evergraph.bench.baselines import pyg_step, scipy_neighbours
-from evergraph.bench.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
-from evergraph.bench.large import write_large
-from evergraph.bench.resident import peak_megabytes
-from evergraph.bench.setting import Steps, coauthor, coauthor_like, make_context
-from evergraph.bench.timing import alternate
-from evergraph.cli import app
+from evergraph.cli import make_app
 from evergraph.cli.bench import figure_table
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import read_mapped
-from evergraph.data.stream import Task, TaskStream
+from evergraph.data.streams import TaskStream
+from evergraph.data.tasks import Task
 from evergraph.methods import Finetune
 from evergraph.models.gcn import GCN
-from evergraph.sparse import SparseMatrix
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +64,9 @@ def test_steps_repeat_their_batches_and_learn(words: Graph) -> None:
 
 def test_pyg_s_step_is_our_step() -> None:
     """The contender is the same network on the same seeds: with our weights its loss is ours."""
-    from evergraph.bench import baselines
-    from evergraph.data.made import sbm
+    from benchmarks import baselines
+
+    from evergraph.data.datasets.sbm import sbm
 
     task = Task.of(sbm(nodes=400, classes=3, degree=6, features=5, seed=1))
     steps = Steps(make_context(GCN(hidden=6), task), Finetune())
@@ -86,7 +90,7 @@ def test_pyg_s_step_is_our_step() -> None:
     # ours has its biases inside the propagation, PyG's outside: they start at zero, so the losses agree
     batch = steps.batch()
     logits = steps.context.model(batch)
-    ours = torch.nn.functional.cross_entropy(logits, steps.context.targets(batch), reduction="sum")
+    ours = torch.nn.functional.cross_entropy(logits, batch.y, reduction="sum")
     # PyG's degrees at the rim of the subgraph are those of the subgraph, so it is close, not equal
     assert float(step().detach()) == pytest.approx(float(ours.detach()), rel=0.05)  # type: ignore[attr-defined]
 
@@ -107,7 +111,7 @@ def test_the_figures_of_the_fisher_diagonal_and_of_size(words: Graph) -> None:
 
 
 def test_the_scipy_sampler_keeps_to_the_fan_out() -> None:
-    from evergraph.data.made import sbm
+    from evergraph.data.datasets.sbm import sbm
 
     graph = sbm(nodes=300, classes=3, degree=20, features=1)
     seeds = torch.arange(5)
@@ -123,8 +127,13 @@ def test_peak_memory_is_this_process_s() -> None:
     assert peak_megabytes() > block.numel() * 4 / 2**20
 
 
+def test_a_process_started_elsewhere_finds_the_benchmarks(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from benchmarks.large import main; from benchmarks.resident import main"]
+    subprocess.run(command, cwd=tmp_path, env=child_environment(), check=True)
+
+
 def test_a_large_graph_is_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergraph.bench.large.BLOCK", 1000)
+    monkeypatch.setattr("benchmarks.large.BLOCK", 1000)
     graph = read_mapped(write_large(tmp_path / "graph", nodes=900, edges=4500, classes=6, features=4))
     assert (graph.num_nodes, graph.num_features, graph.num_classes) == (900, 4, 6)
     assert 8000 < graph.num_edges <= 9000
@@ -156,13 +165,13 @@ def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.Monke
         return [("everything", lambda: figures)]
 
     monkeypatch.setattr(package, "_parts", parts)
-    done = CliRunner().invoke(app, ["bench", "--quick", "--json"])
+    done = CliRunner().invoke(make_app(), ["bench", "--quick", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert figures.items() <= told.items()
     assert all(not isinstance(value, (dict, list)) for value in told.values())
     assert (told["device"], told["threads"], told["graph"]) == ("cpu", 1, "a small one")
-    plain = CliRunner().invoke(app, ["bench", "--quick"])
+    plain = CliRunner().invoke(make_app(), ["bench", "--quick"])
     assert plain.exit_code == 0
     assert "pyg_over_evergraph" in plain.stdout
     assert "a small one" in plain.stdout

@@ -1,5 +1,6 @@
 """Saving and loading: nothing lost, nothing executed, nothing half-written."""
 
+import copy
 import errno
 import json
 import os
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph import checkpoint
-from evergraph.checkpoint import load_tree, only_writer, remove_tree, save_tree, write_atomically
-from evergraph.data.made import sbm
+from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
+from evergraph.persistence import checkpoint, files
+from evergraph.persistence.checkpoint import load_tree, remove_tree, save_tree
+from evergraph.persistence.files import only_writer, write_atomically
 
 TREE = {
     "text": "Ünïcode </script>",
@@ -82,10 +84,11 @@ def test_a_failure_at_any_step_keeps_the_last_good_one(tmp_path, monkeypatch, ex
         disk = FullDisk(at)
         with monkeypatch.context() as patch:
             for name in ("replace", "fsync"):
-                patch.setattr(checkpoint.os, name, disk.wrap(getattr(os, name)))
-            for name in ("save_file", "file_hash", "open"):
-                original = getattr(checkpoint, name, open)
-                patch.setattr(checkpoint, name, disk.wrap(original), raising=False)
+                patch.setattr(os, name, disk.wrap(getattr(os, name)))
+            for name in ("save_file", "file_hash"):
+                patch.setattr(checkpoint, name, disk.wrap(getattr(checkpoint, name)))
+            for module in (checkpoint, files):
+                patch.setattr(module, "open", disk.wrap(open), raising=False)
             said = ""
             try:
                 save_tree(tmp_path, {"x": torch.full((5,), float(at))})
@@ -94,8 +97,8 @@ def test_a_failure_at_any_step_keeps_the_last_good_one(tmp_path, monkeypatch, ex
         if not said:
             break
         assert "No space left on device" in said
-        files = {path.name for path in tmp_path.iterdir()}
-        assert len(files) == (2 if existing else 0), files
+        left = {path.name for path in tmp_path.iterdir()}
+        assert len(left) == (2 if existing else 0), left
         if existing:
             assert torch.equal(load_tree(tmp_path)["x"], torch.zeros(5))
     assert at > 6  # every step was made to fail in turn
@@ -124,7 +127,7 @@ def test_a_disk_that_really_fills_keeps_the_last_good_one(tmp_path):
 def test_text_files_too_are_whole_or_old(tmp_path, monkeypatch):
     path = tmp_path / "result.json"
     write_atomically(path, "old")
-    monkeypatch.setattr(checkpoint.os, "fsync", FullDisk(1).wrap(os.fsync))
+    monkeypatch.setattr(os, "fsync", FullDisk(1).wrap(os.fsync))
     with pytest.raises(EvergraphError, match="No space left"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
@@ -162,6 +165,9 @@ def test_foreign_newer_and_missing_ones_are_named(tmp_path):
     content = json.loads(index.read_text())
     index.write_text(json.dumps({**content, "format": 99}))
     with pytest.raises(EvergraphError, match="format 99 is newer than this evergraph's"):
+        load_tree(tmp_path)
+    index.write_text(json.dumps({**content, "format": 1}))
+    with pytest.raises(EvergraphError, match=r"format 1 is of evergraph 0\.1.*; use 0\.1 for it, or learn anew"):
         load_tree(tmp_path)
     index.write_text(json.dumps(content))
     next(tmp_path.glob("tensors-*")).unlink()
@@ -234,12 +240,13 @@ def small_graph():
 
 
 def small(method=None, model=None, **settings):
-    return eg.Learner(model or eg.GCN(hidden=8), method, **{"epochs": 3, "batch_size": 8, "device": "cpu", **settings})
+    model, method = model or eg.GCN(hidden=8), method or eg.Finetune()
+    return eg.Learner(model, method, **{"epochs": 3, "batch_size": 8, "device": "cpu", **settings})
 
 
 def fingerprint(learner):
     params = [value.detach().clone() for value in learner.model.parameters()]
-    return params, list(learner.classes), list(learner.first_accuracies), learner.num_tasks
+    return params, list(learner.classes_), list(learner.first_accuracies), learner.num_tasks
 
 
 def test_class_names_are_the_users_own(tmp_path, small_graph):
@@ -251,8 +258,8 @@ def test_class_names_are_the_users_own(tmp_path, small_graph):
         learner.learn(task)
         learner.save(tmp_path)
         learner = eg.Learner.load(tmp_path, device="cpu")
-    assert learner.classes == ["ü", 7, "zebra", 3, "</b>", "ant"]
-    assert set(learner.predict(graph).classes) <= set(names)
+    assert learner.classes_ == ["ü", 7, "zebra", 3, "</b>", "ant"]
+    assert set(learner.predict(graph).labels) <= set(names)
     assert [row["classes"] for row in learner.history] == [["ü", 7], ["zebra"], [3, "</b>", "ant"]]
 
 
@@ -262,7 +269,7 @@ def test_one_name_in_two_types_is_a_slip(small_graph):
     renamed = eg.Graph(small_graph.x, small_graph.adjacency, small_graph.y, list("012345"))
     with pytest.raises(EvergraphError, match="calls a class '0' \\(str\\), the learner knows it as int"):
         learner.learn(eg.TaskStream(renamed, order=[["0", "1"]])[0])
-    assert learner.classes == [0, 1]
+    assert learner.classes_ == [0, 1]
 
 
 def test_the_output_layer_grows_on_request(tmp_path, small_graph):
@@ -272,7 +279,7 @@ def test_the_output_layer_grows_on_request(tmp_path, small_graph):
     before = learner.logits(small_graph, torch.arange(10))
     with pytest.raises(EvergraphError, match=r"output layer has 2 units; call learner.grow\(5\)"):
         learner.learn(second)
-    assert learner.classes == [0, 1]
+    assert learner.classes_ == [0, 1]
     learner.grow(5)
     assert torch.equal(learner.logits(small_graph, torch.arange(10))[:, :2], before)
     learner.save(tmp_path)
@@ -325,6 +332,68 @@ def test_an_error_early_in_a_task_leaves_the_learner_as_it_was(small_stream):
     assert same(fingerprint(learner), fingerprint(unbroken))
 
 
+class FailingSI(eg.SI):
+    """Fails at a given step, or at the end of a task."""
+
+    fail_at: int | str | None = None
+    steps = 0
+
+    def after_step(self, step):
+        super().after_step(step)
+        self.steps += 1
+        if self.steps == self.fail_at:
+            raise RuntimeError("no memory left")
+
+    def end_task(self, context):
+        super().end_task(context)
+        if self.fail_at == "end":
+            raise RuntimeError("no memory left")
+
+
+def with_running_statistics():
+    """A module with batch normalization and dropout: buffers that move, random numbers that are drawn."""
+    from torch_geometric.nn import GIN
+
+    torch.manual_seed(0)
+    return GIN(8, 8, 2, 6, norm="batch_norm", dropout=0.2)
+
+
+def everything(learner):
+    """All that a learner's future depends on, copied."""
+    parts = {"model": learner.model.state_dict(), "method": learner.method.state_dict()}
+    plain = {"classes": list(learner.classes_), "first": list(learner.first_accuracies), "tasks": learner.num_tasks}
+    random = {"own": learner.random_state, "method's": learner.generator.get_state()}
+    progress = vars(learner.progress) if learner.progress is not None else None
+    return copy.deepcopy({**parts, **plain, **random, "progress": progress, "history": learner.history})
+
+
+@pytest.mark.parametrize("moment", ["first step", "last step", "end of the task"])
+@pytest.mark.parametrize("resumed", [False, True], ids=["whole task", "after a resume"])
+def test_an_error_anywhere_in_a_task_leaves_the_learner_as_it_was(small_stream, moment, resumed):
+    def stop(progress, epochs):
+        if resumed and progress.epoch == 1:
+            raise KeyboardInterrupt
+
+    learner, unbroken = (small(FailingSI(), with_running_statistics(), epochs=4) for _ in range(2))
+    for one in (learner, unbroken):
+        one.learn(small_stream[0])
+        if resumed:
+            with pytest.raises(KeyboardInterrupt):
+                one.learn(small_stream[1], stop)
+    steps = -(-small_stream[1].train.numel() // 8) * (3 if resumed else 4)
+    learner.method.fail_at = {"first step": 1, "last step": steps, "end of the task": "end"}[moment]
+    learner.method.steps = 0
+    before = everything(learner)
+    with pytest.raises(RuntimeError, match="no memory"):
+        learner.learn(small_stream[1])
+    assert same(everything(learner), before)
+    assert learner.in_mid_task == resumed
+    learner.method.fail_at = None
+    for one in (learner, unbroken):
+        one.learn(small_stream[1])
+    assert same(everything(learner), everything(unbroken))
+
+
 def test_a_task_left_in_the_middle_is_not_taken_up_with_another(tmp_path, small_stream):
     learner = small()
 
@@ -358,7 +427,7 @@ def test_what_does_not_fit_is_named(tmp_path, small_stream, small_graph):
         eg.Learner.load(tmp_path, model=eg.GAT(hidden=8))
     wide = eg.Graph(small_graph.x.repeat(1, 2), small_graph.adjacency, small_graph.y, small_graph.class_names)
     for action in (lambda: learner.predict(wide), lambda: learner.learn(eg.TaskStream(wide)[1])):
-        with pytest.raises(EvergraphError, match="16 features a node, but the learner was built for 8"):
+        with pytest.raises(EvergraphError, match="16 features per node, but the learner was built for 8"):
             action()
     with pytest.raises(EvergraphError, match="unknown class 5"):
         learner.predict(small_graph, classes=[0, 5])
@@ -422,7 +491,7 @@ def test_prediction_among_chosen_classes(small_stream, small_graph):
     everything = learner.predict(small_graph)
     some = learner.predict(small_graph, [5, 3], classes=[4, 1])
     assert some.nodes.tolist() == [5, 3]
-    assert set(some.classes) <= {1, 4}
-    assert len(everything.classes) == small_graph.num_nodes
+    assert set(some.labels) <= {1, 4}
+    assert len(everything.labels) == small_graph.num_nodes
     assert bool((some.probabilities >= 0.5).all())
-    assert not learner.predict(small_graph, []).classes
+    assert not learner.predict(small_graph, []).labels

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import pytest
 import scipy.sparse as sp
 
 import evergraph as eg
+from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods import METHODS
-from evergraph.results import average_forgetting, average_performance
 from graph_files import npz_parts
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
@@ -83,8 +84,10 @@ def test_the_run_folder_holds_everything(call: Call, tmp_path: Path) -> None:
     assert result["hyperparameters"]["strength"] == 7.0
 
 
-def test_one_seed_one_matrix(call: Call) -> None:
-    first, again = (result_of(call("run", SMALL, "--seeds", 2, "--json", *QUICK)) for _ in range(2))
+@pytest.mark.parametrize("method", ["curvature", "auto"])
+def test_one_seed_one_matrix(call: Call, method: str) -> None:
+    words = ["run", SMALL, "--method", method, "--seeds", 2, "--json", *QUICK]
+    first, again = (result_of(call(*words)) for _ in range(2))
     assert first["matrices"] == again["matrices"]
     assert first["matrices"][0] != first["matrices"][1]
     assert first["run_dir"] != again["run_dir"]
@@ -130,9 +133,64 @@ def test_every_option_reaches_the_run(call: Call, tmp_path: Path) -> None:
 
 
 def test_the_default_run(call: Call) -> None:
-    """`evergraph run` alone is the paper's method on digits."""
-    result = result_of(call("run", "--epochs", 1, "--hidden", 8, "--json"))
-    assert (result["stream"], result["method"], result["protocol"]["tasks"]) == ("digits", "curvature", 5)
+    """`evergraph run` alone is `auto` on digits, with the model and the training that it asks for."""
+    result = result_of(call("run", "--hidden", 64, "--json"))
+    assert (result["stream"], result["method"], result["protocol"]["tasks"]) == ("digits", "auto", 5)
+    assert result["model"]["name"] == METHODS["auto"].model
+    assert {key: result["protocol"][key] for key in METHODS["auto"].training} == METHODS["auto"].training
+
+
+def test_a_result_says_what_was_measured_and_what_was_kept(call: Call) -> None:
+    words = ["run", SMALL, "--method", "ewc", "--seeds", 2, "--metric", "balanced-accuracy", "--json", *QUICK]
+    result = result_of(call(*words))
+    assert result["metrics"].keys() >= {"ap", "af", "anytime", "learning"}
+    for key in ("ap", "af"):
+        assert {name: result["metrics"][key][name] for name in ("mean", "std")} == result[key]
+        assert len(result["metrics"][key]["values"]) == 2
+    assert (result["protocol"]["problem"], result["protocol"]["metric"]) == ("node-classification", "balanced-accuracy")
+    assert result["access"] == METHODS["ewc"].access.as_dict()
+    assert all(len(kept) == 3 and min(kept) > 0 for kept in result["kept_bytes"])
+    plain = result_of(call("run", SMALL, "--method", "finetune", "--json", *QUICK))
+    assert plain["kept_bytes"] == [[0, 0, 0]]
+    assert plain["protocol"]["metric"] == "accuracy"
+
+
+@pytest.mark.parametrize(
+    "words", [["digits", "--hidden", "64"], [SMALL, "--method", "curvature", *QUICK]], ids=["auto", "curvature"]
+)
+def test_seeds_side_by_side_give_the_same_bit_for_bit(call: Call, tmp_path: Path, words: list[str]) -> None:
+    found = {
+        jobs: result_of(call("run", *words, "--seeds", 2, "--jobs", jobs, "--out", f"jobs-{jobs}", "--json"))
+        for jobs in (1, 2)
+    }
+    alike = [{key: value for key, value in r.items() if key not in {"seconds", "run_dir"}} for r in found.values()]
+    assert alike[0] == alike[1]
+    assert len(found[2]["matrices"]) == 2
+    names = [
+        {str(path.relative_to(tmp_path / f"jobs-{jobs}")) for path in (tmp_path / f"jobs-{jobs}").rglob("*")}
+        for jobs in (1, 2)
+    ]
+    assert names[0] == names[1]
+    for seed in (0, 1):
+        logs = [(tmp_path / f"jobs-{jobs}/seed-{seed}/log.csv").read_bytes() for jobs in (1, 2)]
+        assert logs[0] == logs[1]
+    assert (
+        result_of(call("run", *words, "--seeds", 2, "--jobs", 2, "--out", "jobs-1", "--resume", "--json")) == found[1]
+    )
+
+
+def test_settings_of_the_model_reach_it(call: Call) -> None:
+    words = ["run", SMALL, "--method", "finetune", "--json", *QUICK]
+    plain, other = (result_of(call(*words, *more)) for more in ([], ["--model-set", "dropout=0.5"]))
+    assert (plain["model"]["dropout"], other["model"]["dropout"]) == (0.0, 0.5)
+    assert other["model"]["hidden"] == 16
+    logs = [list(csv.DictReader((Path(run["run_dir"]) / "seed-0/log.csv").open())) for run in (plain, other)]
+    assert logs[0] != logs[1]
+    compared = result_of(
+        call("compare", SMALL, "--methods", "finetune", "--seeds", 1, *words[4:], "--model-set", "dropout=0.5")
+    )
+    assert compared["results"][0]["model"]["dropout"] == 0.5
+    assert compared["results"][0]["matrices"] == other["matrices"]
 
 
 def test_run_without_json_prints_a_table(call: Call) -> None:
@@ -237,8 +295,26 @@ BAD = [
     (["run", "--reduction", "max"], "unknown reduction 'max'; choose one of: sum, mean"),
     (["run", "--test-graph", "all"], "unknown test graph 'all'; choose one of: task, seen"),
     (["run", "--set", "strength"], "--set 'strength' is not KEY=VALUE"),
-    (["run", "--set", "force=3"], "unknown setting of curvature 'force'; choose one of: "),
-    (["run", "--set", "strength=strong"], "strength='strong' is not a float"),
+    (["run", "--method", "curvature", "--set", "force=3"], "unknown setting of curvature 'force'; choose one of: "),
+    (["run", "--set", "force=3"], "unknown setting of auto 'force'; choose one of: "),
+    (["run", "--method", "curvature", "--set", "strength=strong"], "strength='strong' is not a number"),
+    (["run", "--model-set", "dropout"], "--model-set 'dropout' is not KEY=VALUE"),
+    (["run", "--model", "gcn", "--model-set", "droput=0.5"], "unknown setting of gcn 'droput'; choose one of: hidden"),
+    (["run", "--model", "gcn", "--model-set", "dropout=half"], "gcn: dropout='half' is not a number"),
+    (["run", "--problem", "chess"], "unknown problem 'chess'; choose one of: node-classification"),
+    (["run", "--metric", "luck"], "unknown metric 'luck'; choose one of: accuracy, balanced-accuracy"),
+    (
+        ["compare", "--methods", "ewc,mas", "--set", "strenght=3"],
+        "unknown setting of ewc, mas 'strenght'; choose one of: ",
+    ),
+    (["compare", "--methods", "ewc,mas", "--set", "lwf.strength=3"], "unknown setting of ewc, mas 'lwf.strength'"),
+    (["compare", "--methods", "ema+ewc", "--set", "ewc.strenght=5"], "unknown setting of ema+ewc 'ewc.strenght'"),
+    (["compare", "--methods", "ewc", "--model-set", "droput=0.5"], "unknown setting of gcn 'droput'"),
+    (["compare", "--methods", "ewc,magic"], "unknown method 'magic'; choose one of: finetune, joint"),
+    (["compare", "--methods", ","], "no method named; give at least one"),
+    (["compare", "digits", "nowhere"], "unknown stream 'nowhere'; choose one of: digits, coauthor-cs"),
+    (["compare", "--order", "alphabetical"], "unknown class order 'alphabetical'; choose one of: labelled"),
+    (["compare", "--test-graph", "task", "--test-graph", "all"], "unknown test graph 'all'; choose one of: task, seen"),
     (["run", "--epochs", "-1"], "epochs=-1 must be"),
     (["run", "--epochs", "many"], "Invalid value for '--epochs'"),
     (["run", "--lr", "nan"], "lr=nan must be"),
@@ -249,7 +325,7 @@ BAD = [
     (["run", "--classes-per-task", "0"], "classes_per_task=0 is impossible with 10 classes; choose 1 to 10"),
     (["run", "--classes-per-task", "11"], "classes_per_task=11 is impossible"),
     (["run", "--min-class-size", "5000"], "no class has 5000 nodes or more (the largest has 183)"),
-    (["run", "sbm:nodes=few"], "sbm: nodes='few' is not a number"),
+    (["run", "sbm:nodes=few"], "sbm: nodes='few' is not a whole number"),
     (["run", "sbm:homophily=7"], "is impossible"),
     (["run", "missing.npz"], "no file missing.npz"),
     (["run", "missing.pt"], "no file missing.pt"),
@@ -281,7 +357,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     prepare(small_graph, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    status, out, err = call(*words, *(["--epochs", "1"] if "--epochs" not in words and words[0] == "run" else []))
+    status, out, err = call(
+        *words, *(["--epochs", "1"] if "--epochs" not in words and words[0] in {"run", "compare"} else [])
+    )
     assert status == 2
     assert out == ""
     assert err.startswith("error: ")
@@ -341,3 +419,188 @@ def test_nothing_looks_finished_unless_it_is(call: Call, tmp_path: Path, monkeyp
     assert json.loads((tmp_path / "here/seed-0/matrix.json").read_text())["finished"] is False
     monkeypatch.setattr(eg.Learner, "learn", learn)
     assert result_of(call(*words, "--resume"))["matrices"] == whole["matrices"]
+
+
+# comparisons
+
+
+def cells_of(folder: Path) -> list[str]:
+    return sorted(str(path.parent.relative_to(folder / "cells")) for path in folder.rglob("result.json"))
+
+
+def test_settings_reach_the_parts_of_a_composed_method(call: Call) -> None:
+    words = ["compare", SMALL, "--seeds", 1, "--json", *QUICK]
+    for given in ("ewc.strength=5", "strength=5"):
+        (result,) = result_of(call(*words, "--methods", "ema+ewc", "--set", given))["results"]
+        assert result["hyperparameters"]["1.ewc"]["strength"] == 5.0, given
+    found = result_of(
+        call(*words, "--methods", "ema+ewc,mas", "--set", "ewc.strength=5", "--set", "ema+ewc.decay=0.25")
+    )
+    composed, mas = (result["hyperparameters"] for result in found["results"])
+    assert composed["1.ewc"]["strength"] == 5.0
+    assert composed["0.ema"]["decay"] == 0.25
+    assert mas["strength"] == eg.MAS().strength
+    run = result_of(call("run", SMALL, "--method", "ema+ewc", "--set", "ewc.strength=5", "--json", *QUICK))
+    assert run["hyperparameters"]["1.ewc"]["strength"] == 5.0
+
+
+def test_a_comparison_of_streams_and_orders(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "sbm:nodes=90,classes=4,degree=4,features=8,signal=3"
+    words = ["compare", SMALL, other, "--methods", "finetune,ewc", "--order", "labelled", "--order", "size"]
+    words += ["--seeds", 2, "--out", "here", "--json", *QUICK]
+    found = result_of(call(*words))
+    assert len(found["results"]) == 8
+    assert len(cells_of(tmp_path / "here")) == 8
+    lines = [json.loads(line) for line in (tmp_path / "here/results.jsonl").read_text().splitlines()]
+    assert [line["key"] for line in lines] == [*dict.fromkeys(line["key"] for line in lines)]
+    assert sorted(line["key"] for line in lines) == cells_of(tmp_path / "here")
+    for line, result in zip(lines, found["results"]):
+        assert line["result"] == {key: value for key, value in result.items() if key != "run_dir"}
+        assert (line["spec"]["source"], line["spec"]["method"]) == (result["stream"], result["method"])
+    assert {(r["stream"], r["protocol"]["order"], r["method"]) for r in found["results"]} == {
+        (stream, order, method)
+        for stream in (SMALL, other)
+        for order in ("labelled", "size")
+        for method in ("finetune", "ewc")
+    }
+    # a row for each stream and method, over both orders and both seeds
+    assert [(row["stream"], row["method"], row["runs"]) for row in found["table"]] == [
+        (SMALL, "finetune", 4), (SMALL, "ewc", 4), (other, "finetune", 4), (other, "ewc", 4)
+    ]  # fmt: skip
+    for row in found["table"]:
+        members = [r for r in found["results"] if (r["stream"], r["method"]) == (row["stream"], row["method"])]
+        values = [average_performance(matrix) for member in members for matrix in member["matrices"]]
+        assert row["ap"] == {"mean": pytest.approx(np.mean(values)), "std": pytest.approx(np.std(values, ddof=1))}
+    table = (tmp_path / "here/table.md").read_text()
+    assert table.count("\n") == 2 + 4
+    assert f"{found['table'][1]['ap']['mean']:.2f} ± {found['table'][1]['ap']['std']:.2f}" in table
+    rows = list(csv.DictReader((tmp_path / "here/table.csv").open()))
+    assert [(row["stream"], row["method"]) for row in rows] == [(r["stream"], r["method"]) for r in found["table"]]
+    assert float(rows[3]["ap_mean"]) == pytest.approx(found["table"][3]["ap"]["mean"])
+    # what the results file holds is not run again, not even without the folders of the runs
+    status, _, said = call(*words)
+    assert status == 2
+    assert "here holds a comparison already; add --resume" in said
+    shutil.rmtree(tmp_path / "here/cells")
+    with monkeypatch.context() as patch:
+        patch.setattr(eg.Learner, "learn", lambda *_: pytest.fail("trained again"))
+        again = result_of(call(*words, "--resume"))
+    assert [r["matrices"] for r in again["results"]] == [r["matrices"] for r in found["results"]]
+    assert (tmp_path / "here/table.md").read_text() == table
+    assert len((tmp_path / "here/results.jsonl").read_text().splitlines()) == 8
+    status, _, said = call(*words, "--resume", "--lr", "0.5")
+    assert status == 2
+    assert "was run with other settings (training)" in said
+
+
+def test_a_comparison_goes_on_with_what_is_left(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after its first cell and resumed: that cell is not run again; the numbers are those of a whole one."""
+    words = ["compare", SMALL, "--methods", "finetune,ewc", "--seeds", 1, "--json", *QUICK]
+    whole = result_of(call(*words, "--out", "whole"))
+    learn, methods = eg.Learner.learn, []
+
+    def stop(learner: eg.Learner, task: eg.Task, *rest: Any) -> Any:
+        methods.append(learner.method.name)
+        if learner.method.name == "ewc" and task.index == 1:
+            raise KeyboardInterrupt
+        return learn(learner, task, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(eg.Learner, "learn", stop)
+        status, _, said = call(*words, "--out", "here")
+    assert status == 130
+    assert "--out here --resume" in said
+    methods.clear()
+
+    def watch(learner: eg.Learner, *rest: Any) -> Any:
+        methods.append(learner.method.name)
+        return learn(learner, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(eg.Learner, "learn", watch)
+        found = result_of(call(*words, "--out", "here", "--resume"))
+    assert set(methods) == {"ewc"}
+    assert [r["matrices"] for r in found["results"]] == [r["matrices"] for r in whole["results"]]
+
+
+def test_cells_side_by_side_give_the_same(call: Call, tmp_path: Path) -> None:
+    words = ["compare", SMALL, "--methods", "finetune,ewc", "--seeds", 2, "--json", *QUICK]
+    apart, together = (result_of(call(*words, "--jobs", jobs, "--out", f"jobs-{jobs}")) for jobs in (2, 1))
+    assert [r["matrices"] for r in apart["results"]] == [r["matrices"] for r in together["results"]]
+    assert cells_of(tmp_path / "jobs-2") == cells_of(tmp_path / "jobs-1") == ["ewc", "finetune"]
+
+
+# what can go wrong while it runs
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare", "--seeds", "1", "--methods"]], ids=["run", "compare"])
+def test_a_model_that_diverges_is_one_line(call: Call, tmp_path: Path, command: list[str]) -> None:
+    """It names the task, the epoch and the learning rate, and nothing looks finished."""
+    method = [*command[1:], "finetune"] if command[1:] else ["--method", "finetune"]
+    status, out, err = call(command[0], SMALL, *method, "--lr", "1e30", "--out", "here", "--json", *QUICK)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert re.search(r"task 0, epoch \d", err)
+    assert "diverged" in err
+    assert "lr (now 1e+30)" in err
+    assert not list(tmp_path.rglob("result.json"))
+
+
+RACE = """
+import os, sys
+from pathlib import Path
+import torch
+from evergraph.errors import EvergraphError
+from evergraph.experiments.run import run
+from evergraph.experiments.specification import RunSpec
+from evergraph.training import Training
+
+torch.set_num_threads(1)
+def spec(method):
+    settings = {"model_settings": {"hidden": 8}, "training": Training(epochs=2), "device": "cpu"}
+    return RunSpec("sbm:nodes=60,classes=4", method=method, **settings)
+run(spec("finetune"), Path(sys.argv[1]) / "warm")  # what is imported late is imported before the first fork
+for number in range(12):
+    folder, (ready, start), statuses = Path(sys.argv[1]) / f"new-{number}", os.pipe(), []
+    for method in ("finetune", "ewc"):
+        if not os.fork():
+            os.close(start)
+            os.read(ready, 1)  # returns for both at once, when the parent closes its end
+            try:
+                run(spec(method), folder)
+                os._exit(0)
+            except EvergraphError as error:
+                os._exit(2)
+            finally:
+                os._exit(1)
+    os.close(start)
+    os.close(ready)
+    for _ in range(2):
+        statuses.append(os.waitstatus_to_exitcode(os.wait()[1]))
+    print(*sorted(statuses))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_of_two_runs_that_begin_in_one_new_folder_one_says_no(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", RACE, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["0 2"] * 12, done.stderr
+    for folder in tmp_path.glob("new-*"):
+        result = json.loads((folder / "result.json").read_text())
+        assert json.loads((folder / "run.json").read_text())["spec"]["method"] == result["method"]
+
+
+def test_of_two_commands_that_begin_in_one_new_folder_one_exits_with_2(tmp_path: Path) -> None:
+    commands = [[*PROCESS, "run", SMALL, "--method", method, "--out", "here", *QUICK] for method in ("finetune", "ewc")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = [
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for command in commands
+    ]
+    said = [process.communicate(timeout=120)[1] for process in running]
+    assert sorted(process.returncode for process in running) == [0, 2]
+    (no,) = [text for text, process in zip(said, running) if process.returncode]
+    assert no.startswith("error: ")
+    assert no.count("\n") == 1
+    assert "here" in no

@@ -10,12 +10,13 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
-from evergraph import keeping
-from evergraph.data.made import sbm
-from evergraph.data.stream import find_graph
-from evergraph.learner import Learner
+from evergraph.data.datasets.sbm import sbm
+from evergraph.data.streams import find_graph
+from evergraph.training import driver
+from evergraph.training.learner import Learner
 
 SMALL = ["--hidden", "8", "--epochs", "3", "--device", "cpu"]
+CURVATURE = ["--method", "curvature", *SMALL]
 
 
 @pytest.fixture
@@ -86,15 +87,32 @@ def test_the_command_line_learns_what_python_learns(evergraph, graph_file, tmp_p
     assert evergraph("predict", graph, "--checkpoint", folder, "--out", out, "--ignore-labels") == (0, "", "")
     rows = list(csv.DictReader(out.open(encoding="utf-8", newline="")))
     expected = learner.predict(data)
-    assert [row["class"] for row in rows] == expected.classes
+    assert [row["class"] for row in rows] == expected.labels
     assert [int(row["node"]) for row in rows] == list(range(120))
     np.testing.assert_allclose([float(row["probability"]) for row in rows], expected.probabilities, rtol=1e-5)
 
 
-def test_predictions_as_parquet_and_on_stdout(evergraph, graph_file, tmp_path, monkeypatch):
+def test_auto_is_the_default(evergraph, graph_file, tmp_path):
+    """With the model and the training that it asks for; what is named comes before that."""
+    graph, folder = graph_file(), tmp_path / "learner"
+    said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--device", "cpu", "--json")[1])
+    assert said["epochs"] == 0
+    info = json.loads(evergraph("info", folder, "--json")[1])
+    assert (info["method"]["name"], info["model"]["name"]) == ("auto", eg.Auto.model)
+    learner = Learner(device="cpu")
+    learner.learn(eg.Task.of(find_graph(graph)[0]))
+    kept = Learner.load(folder, device="cpu")
+    assert kept.training == learner.training
+    assert kept.predict(find_graph(graph)[0]).labels == learner.predict(find_graph(graph)[0]).labels
+    assert evergraph("learn", graph, "--checkpoint", tmp_path / "other", "--epochs", "2", "--device", "cpu")[0] == 0
+    assert json.loads(evergraph("info", tmp_path / "other", "--json")[1])["training"]["epochs"] == 2
+
+
+@pytest.mark.parametrize("method", ["curvature", "auto"])
+def test_predictions_as_parquet_and_on_stdout(evergraph, graph_file, tmp_path, monkeypatch, method):
     parquet = pytest.importorskip("pyarrow.parquet")
     graph, folder = graph_file(), tmp_path / "learner"
-    evergraph("learn", graph, "--checkpoint", folder, *SMALL)
+    evergraph("learn", graph, "--checkpoint", folder, "--method", method, *SMALL)
     out = tmp_path / "p.parquet"
     assert evergraph("predict", graph, "--checkpoint", folder, "--out", out)[0] == 0
     table = parquet.read_table(out)
@@ -119,31 +137,35 @@ def test_a_graph_without_labels_is_enough_to_predict(evergraph, graph_file, tmp_
     bad(evergraph("learn", bare, "--checkpoint", folder), "no node has a label")
 
 
-def test_outputs_grow_on_request(evergraph, graph_file, tmp_path):
+@pytest.mark.parametrize("method", ["curvature", "auto"])
+def test_outputs_grow_on_request(evergraph, graph_file, tmp_path, method):
     graph, folder = graph_file(), tmp_path / "learner"
-    first = ["--classes", "e,f", "--num-classes", "2", *SMALL]
+    first = ["--classes", "e,f", "--num-classes", "2", "--method", method, *SMALL]
     assert evergraph("learn", graph, "--checkpoint", folder, *first)[0] == 0
     before = (folder / "learner.json").read_bytes()
     bad(evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant"), "output layer has 2 units", "--grow")
     bad(evergraph("learn", graph, "--checkpoint", folder, "--num-classes", "4", "--classes", "ant"), "use --grow")
     assert (folder / "learner.json").read_bytes() == before
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--grow")[0] == 0
-    assert Learner.load(folder).classes == ["e", "f", "ant"]
+    assert Learner.load(folder).classes_ == ["e", "f", "ant"]
 
 
 def test_a_class_alone_is_warned_about(evergraph, graph_file, tmp_path):
     graph, folder = graph_file(), tmp_path / "learner"
-    assert (
-        "give several classes at once" in evergraph("learn", graph, "--checkpoint", folder, "--classes", "e", *SMALL)[2]
-    )
+    first = ["learn", graph, "--checkpoint", folder, "--classes", "e", *CURVATURE]
+    assert "give several classes at once" in evergraph(*first)[2]
     assert "use --label-scope seen" in evergraph("learn", graph, "--checkpoint", folder, "--classes", "f")[2]
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--label-scope", "seen")[2] == ""
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e,f", "--label-scope", "current")[2] == ""
+    # no softmax is trained in the closed form
+    assert evergraph("learn", graph, "--checkpoint", tmp_path / "auto", "--classes", "e", *SMALL)[2] == ""
 
 
-def test_every_node_can_be_trained_on(evergraph, graph_file, tmp_path):
+@pytest.mark.parametrize("method", ["curvature", "auto"])
+def test_every_node_can_be_trained_on(evergraph, graph_file, tmp_path, method):
     graph, folder = graph_file(), tmp_path / "learner"
-    said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--all-nodes", "--json", *SMALL)[1])
+    words = ["--all-nodes", "--json", "--method", method, *SMALL]
+    said = json.loads(evergraph("learn", graph, "--checkpoint", folder, *words)[1])
     assert said["nodes"] == 120
     assert said["test_accuracy"] is None
     bad(evergraph("learn", graph, "--checkpoint", folder, "--all-nodes", "--patience", "3"), "--all-nodes")
@@ -161,14 +183,14 @@ def stop_at(monkeypatch, epoch):
 
         return real(self, task, hook)
 
-    monkeypatch.setattr(keeping, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(Learner, "learn", learn)
 
 
 @pytest.mark.parametrize("at", ["first task", "second task"])
 def test_stopped_in_the_middle_it_goes_on_or_drops_the_task(evergraph, graph_file, tmp_path, monkeypatch, at):
     graph, whole, folder = graph_file(), tmp_path / "whole", tmp_path / "learner"
-    calls = [["--classes", "ant,e", *SMALL], ["--classes", "zebra,f", "--epochs", "4"]]
+    calls = [["--classes", "ant,e", *CURVATURE], ["--classes", "zebra,f", "--epochs", "4"]]
     for words in calls:
         evergraph("learn", graph, "--checkpoint", whole, *words)
     if at == "second task":
@@ -199,12 +221,12 @@ def test_stopped_in_the_middle_it_goes_on_or_drops_the_task(evergraph, graph_fil
         evergraph("learn", graph, "--checkpoint", folder, "--classes", "1")
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ü", "--restart")[0] == 2  # no such class
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e", "--restart")[0] == 0
-    assert "1" not in Learner.load(folder).classes
+    assert "1" not in Learner.load(folder).classes_
 
 
 def test_bad_input(evergraph, graph_file, tmp_path):
     graph, folder = graph_file(), tmp_path / "learner"
-    evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant,e", *SMALL)
+    evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant,e", *CURVATURE)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     learn = ["learn", graph, "--checkpoint"]
     bad(evergraph(*learn, folder, "--classes", "moth"), "unknown class", "'moth'", "ant")
@@ -220,8 +242,8 @@ def test_bad_input(evergraph, graph_file, tmp_path):
     bad(evergraph(*learn, tmp_path), "no checkpoint; name a new or empty folder")
     bad(evergraph("learn", tmp_path / "none.npz", "--checkpoint", folder), "no file")
     wide = graph_file("wide.pt", features=9)
-    bad(evergraph("learn", wide, "--checkpoint", folder), "9 features a node, but the learner was built for 8")
-    bad(evergraph("predict", wide, "--checkpoint", folder, "--ignore-labels"), "9 features a node")
+    bad(evergraph("learn", wide, "--checkpoint", folder), "9 features per node, but the learner was built for 8")
+    bad(evergraph("predict", wide, "--checkpoint", folder, "--ignore-labels"), "9 features per node")
     bad(evergraph("predict", graph, "--checkpoint", folder), "unknown classes", "'zebra'", "--ignore-labels")
     bad(
         evergraph("predict", graph, "--checkpoint", folder, "--classes", "moth", "--ignore-labels"),
@@ -247,7 +269,8 @@ def test_damaged_foreign_and_newer_checkpoints(evergraph, graph_file, tmp_path):
     for text, said in (
         ('{"a": 1}', "not an evergraph checkpoint"),
         (whole[: len(whole) // 2], "damaged"),
-        (whole.replace('"format": 1', '"format": 2'), "newer than this evergraph"),
+        (whole.replace('"format": 2', '"format": 3'), "newer than this evergraph"),
+        (whole.replace('"format": 2', '"format": 1'), "format 1 is of evergraph 0.1"),
         (whole.replace("zebra", "zebro"), "damaged"),
     ):
         index.write_text(text)

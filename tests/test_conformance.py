@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric import nn as pyg
 
 import evergraph as eg
 from brute_force import Setting, close, make, pull, step_gradient
-from evergraph.data.made import sbm
-from evergraph.methods import METHODS, make_method
-from evergraph.methods.base import Compose, Method
-from evergraph.training import Progress
+from evergraph.data.datasets.sbm import sbm
+from evergraph.methods import METHODS, Compose, make_method
+from evergraph.methods.base import Method
+from evergraph.training.loop import Progress
 
 CLOSED_FORM = {"analytic": "solves for the head at a task's end", "auto": "likewise"}
 FROM_THE_START = {"joint": "draws its parameters anew at every task", **CLOSED_FORM}
@@ -51,21 +52,29 @@ GRAPH = sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1)
 STREAM = eg.TaskStream(GRAPH, 2)
 
 
+PROTOCOL = {"epochs": 2, "lr": 0.02, "batch_size": 7, "label_scope": "seen", "weight_decay": 5e-4, "device": "cpu"}
+"""One for all, whatever settings a method would ask for by itself."""
+
+
 def learner(method: Method, model: str = "gcn", dtype: torch.dtype = torch.float32, **more: object) -> eg.Learner:
-    settings = {"epochs": 2, "lr": 0.02, "batch_size": 7, "label_scope": "seen", "device": "cpu", **more}
-    parts = method.methods if isinstance(method, Compose) else [method]
-    closed = any(part.name in CLOSED_FORM for part in parts)  # these bring their own model
+    settings = {**PROTOCOL, **more}
+    closed = any(part.name in CLOSED_FORM for part in flattened(method))  # these bring their own model
     return eg.Learner(eg.RandomFeatures(hidden=12) if closed else MODELS[model](), method, dtype=dtype, **settings)
 
 
 def tasks(of: eg.Learner) -> list[eg.Task]:
-    return list(of.tasks_of(STREAM))
+    return list(STREAM)
 
 
 def learned(of: eg.Learner, number: int) -> eg.Learner:
     for task in tasks(of)[:number]:
         of.learn(task)
     return of
+
+
+def flattened(method: Method) -> list[Method]:
+    """The method itself, or what it is composed of."""
+    return [part for one in method.methods for part in flattened(one)] if isinstance(method, Compose) else [method]
 
 
 def tensors(state: object) -> list[Tensor]:
@@ -76,19 +85,34 @@ def tensors(state: object) -> list[Tensor]:
     return [state] if isinstance(state, Tensor) else []
 
 
+def equal(left: object, right: object, where: str) -> None:
+    """Two trees of tensors and plain values, equal bit for bit."""
+    assert type(left) is type(right), where
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), where
+        for key in left:
+            equal(left[key], right[key], f"{where}.{key}")
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right), where
+        for number, pair in enumerate(zip(left, right)):
+            equal(*pair, f"{where}[{number}]")
+    elif isinstance(left, Tensor):
+        assert left.dtype == right.dtype, where
+        assert torch.equal(left, right), where
+    else:
+        assert left == right, where
+
+
 def same(a: eg.Learner, b: eg.Learner) -> None:
-    """Equal bit for bit: parameters, the method's state, and random numbers to come."""
-    for (name, left), right in zip(a.model.state_dict().items(), b.model.state_dict().values()):
-        assert torch.equal(left, right), name
-    left_state, right_state = a.method.state_dict(), b.method.state_dict()
-    assert left_state.keys() == right_state.keys()
-    left_tensors, right_tensors = tensors(left_state), tensors(right_state)
-    assert len(left_tensors) == len(right_tensors)
-    for left, right in zip(left_tensors, right_tensors):
-        assert left.dtype == right.dtype
-        assert torch.equal(left, right)
-    assert torch.equal(a._generator.get_state(), b._generator.get_state())
-    assert torch.equal(a._random_state, b._random_state)
+    """Equal bit for bit: parameters, buffers, the method's state, the classes, and random numbers to come."""
+    equal(dict(a.model.state_dict()), dict(b.model.state_dict()), "model")
+    equal(a.method.state_dict(), b.method.state_dict(), "method")
+    equal(a.generator.get_state(), b.generator.get_state(), "the method's random numbers")
+    equal(a.random_state, b.random_state, "the learner's random numbers")
+    plain = ("classes_", "num_classes", "num_tasks", "first_accuracies", "history", "in_mid_task", "task_mark")
+    for name in plain:
+        assert getattr(a, name) == getattr(b, name), name
+    assert [a.model.in_channels, a.model.out_channels] == [b.model.in_channels, b.model.out_channels]
 
 
 def equal_parameters(a: eg.Learner, b: eg.Learner) -> bool:
@@ -203,9 +227,8 @@ def after_two_tasks(method: Method, setting: Setting) -> eg.methods.Context:
 @pytest.mark.parametrize("other", ["curvature", "lwf"])
 def test_composed_pulls_add_up_in_either_order(name: str, other: str) -> None:
     setting = make("gcn")
-    one, two = SUITE[name](), METHODS[other]()
-    for method in (one, two):
-        method.strength = 1.0  # so that neither drowns the other
+    one, two = (dataclasses.replace(method, strength=1.0) for method in (SUITE[name](), METHODS[other]()))
+    for method in (one, two):  # with one strength, so that neither drowns the other
         context = after_two_tasks(method, setting)
     want = pulled(one, context) + pulled(two, context)
     assert float(pulled(one, context).abs().max()) > 0
@@ -265,6 +288,113 @@ def by_name(vector: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: part.view_as(value).clone() for (key, value), part in zip(params.items(), parts)}
 
 
+# failure
+
+
+class BrokenError(Exception):
+    """What a method or a hook of the tests raises."""
+
+
+def break_down(*given: object) -> None:
+    raise BrokenError
+
+
+def learn_and_fail(of: eg.Learner, task: eg.Task) -> None:
+    """Learn a task with a method that does all its work at the task's end and then fails."""
+    end_task = of.method.end_task
+
+    def failing(context: eg.methods.Context) -> None:
+        end_task(context)
+        break_down()
+
+    others = torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of.method, "end_task", failing)
+        with pytest.raises(BrokenError):
+            of.learn(task)
+    assert torch.equal(torch.get_rng_state(), others)  # nor are other people's random numbers touched
+
+
+@every_method
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_learn_that_fails_at_the_end_of_a_task_leaves_everything_as_it_was(name: str, number: int) -> None:
+    broken, unbroken = (learned(learner(SUITE[name]()), number) for _ in range(2))
+    learn_and_fail(broken, tasks(broken)[number])
+    same(broken, unbroken)
+    for of in (broken, unbroken):
+        of.learn(tasks(of)[number])
+    same(broken, unbroken)
+
+
+@pytest.mark.parametrize("name", [name for name in SUITE if name not in CLOSED_FORM])  # these train no epochs
+def test_a_resumed_learn_that_fails_at_the_end_of_a_task_is_still_in_the_middle(name: str) -> None:
+    broken, unbroken = (learned(learner(SUITE[name]()), 1) for _ in range(2))
+    for of in (broken, unbroken):
+        with pytest.raises(BrokenError):
+            of.learn(tasks(of)[1], break_down)
+        assert of.in_mid_task
+    learn_and_fail(broken, tasks(broken)[1])
+    same(broken, unbroken)
+    equal(vars(broken.progress), vars(unbroken.progress), "progress")
+    for of in (broken, unbroken):
+        of.learn(tasks(of)[1])
+    same(broken, unbroken)
+
+
+@pytest.mark.parametrize("name", ["finetune", "joint", "stand-in-curvature", "lwf", "ewc"])
+def test_a_learn_that_fails_leaves_running_statistics_as_they_were(name: str) -> None:
+    torch.manual_seed(0)
+    module = pyg.GCN(GRAPH.num_features, 5, 2, GRAPH.num_classes, norm="batch_norm")
+    broken, unbroken = (learned(eg.Learner(copy.deepcopy(module), METHODS[name](), **PROTOCOL), 1) for _ in range(2))
+    assert list(broken.model.named_buffers())
+    learn_and_fail(broken, STREAM[1])
+    same(broken, unbroken)
+    for of in (broken, unbroken):
+        of.learn(STREAM[1])
+    same(broken, unbroken)
+
+
+def test_a_learn_that_fails_leaves_the_callers_own_module_as_it_was() -> None:
+    """Whoever keeps a reference to the module must not be left with the failed task's parameters."""
+    module = pyg.GCN(GRAPH.num_features, 5, 2, GRAPH.num_classes, norm="batch_norm")
+    of = learned(eg.Learner(module, eg.Finetune(), **PROTOCOL), 1)
+    before = copy.deepcopy(dict(module.state_dict()))
+    learn_and_fail(of, STREAM[1])
+    assert of.model.module is module
+    equal(dict(module.state_dict()), before, "module")
+
+
+def replaced_state(method: Method) -> dict[str, object]:
+    """What the method declares to replace and never to write into."""
+    return {
+        f"{number}.{declared.name}": getattr(part, declared.name)
+        for number, part in enumerate(flattened(method))
+        for declared in (dataclasses.fields(part) if dataclasses.is_dataclass(part) else ())
+        if declared.metadata.get("replaced")
+    }
+
+
+REPLACING = [name for name in SUITE if replaced_state(SUITE[name]())]
+
+
+def test_some_state_is_replaced() -> None:
+    assert {"analytic", "auto", "joint"} <= set(REPLACING)
+
+
+@pytest.mark.parametrize("name", REPLACING)
+def test_state_that_is_replaced_is_never_written_into(name: str) -> None:
+    """Undoing a failed task relies on it: such state is not copied beforehand."""
+    of = learner(SUITE[name]())
+    for number, task in enumerate(tasks(of)):
+        state = replaced_state(of.method)
+        before = [(tensor, tensor._version, tensor.clone()) for tensor in tensors(state)]
+        assert bool(before) == (number > 0)
+        of.learn(dataclasses.replace(task, so_far=None))  # on its own, so that joint training has to keep it
+        for tensor, version, value in before:
+            assert tensor._version == version
+            assert torch.equal(tensor, value)
+
+
 # the list itself
 
 
@@ -299,7 +429,7 @@ def test_a_registered_method_is_on_the_list_and_names_are_unique() -> None:
         with pytest.raises(eg.EvergraphError, match="'mine' already"):
             eg.register(Other)
     finally:
-        METHODS.pop("mine", None)
+        METHODS.remove("mine")
 
 
 def test_a_state_that_is_not_the_methods_own_is_refused() -> None:
@@ -319,7 +449,7 @@ def test_a_loaded_state_is_a_copy() -> None:
 
 LEARN_ALL = """
 import evergraph as eg
-from evergraph.data.made import sbm
+from evergraph.data.datasets.sbm import sbm
 
 stream = eg.TaskStream(sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1), 2)
 for make in (lambda: eg.GCN(hidden=4), lambda: eg.GAT(hidden=4, heads=2), lambda: eg.GraphSAGE(hidden=4)):

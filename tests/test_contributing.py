@@ -1,42 +1,56 @@
-"""CONTRIBUTING.md: its code runs, its paths exist, its commands are there."""
+"""CONTRIBUTING.md: its code runs, its paths exist, its commands are there, and it covers every kind of extension."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from evergraph.data.official import OFFICIAL
-from evergraph.data.stream import PRESETS
-from evergraph.methods import METHODS
-from evergraph.models import MODELS
+import evergraph as eg
+from evergraph.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ADDED = {
+    "methods": "nearby",
+    "models": "sgc",
+    "datasets": "iris",
+    "problems": "tempered-node-classification",
+    "metrics": "top-2",
+    "loggers": "printer",
+}
 
 
 @pytest.fixture
-def tables():
-    """The tables that the page adds to, put back afterwards."""
-    kept = [(table, dict(table)) for table in (METHODS, MODELS, OFFICIAL, PRESETS)]
+def registries() -> Iterator[None]:
+    """What the page registers is taken off the lists again."""
+    lists = [value for value in vars(eg.registry).values() if isinstance(value, Registry)]
+    before = [set(entries) for entries in lists]
     yield
-    for table, content in kept:
-        table.clear()
-        table.update(content)
+    for entries, known in zip(lists, before):
+        for name in set(entries) - known:
+            entries.remove(name)
 
 
-def test_the_code_runs(tables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_runs(registries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks, one after another, as one would paste them; their own asserts do the checking."""
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) >= 5
+    assert len(BLOCKS) >= len(ADDED)
     names: dict[str, object] = {"__name__": "contributing"}
     for number, block in enumerate(BLOCKS):
         exec(compile(block, f"CONTRIBUTING.md, block {number + 1}", "exec"), names)
-    assert {"anchor", "sgc", "iris"} <= METHODS.keys() | MODELS.keys() | PRESETS.keys()
+    for kind, name in ADDED.items():
+        assert name in getattr(eg.registry, kind), f"the page adds no {name!r} to registry.{kind}"
+
+
+def test_every_kind_of_extension_has_a_section() -> None:
+    for kind in ADDED:
+        assert re.search(rf"^## Add a {kind.removesuffix('s')}", TEXT, re.MULTILINE), kind
 
 
 def test_the_paths_exist() -> None:
-    paths = re.findall(r"`((?:src|tests)/[^`]*)`", TEXT)
+    paths = re.findall(r"`((?:src|tests|docs|benchmarks)/[^`]*)`", TEXT)
     assert len(paths) > 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
 

@@ -25,23 +25,25 @@ from brute_force import (
     seeded,
     tiny_graph,
 )
+from evergraph.core.capabilities import capable
+from evergraph.core.recording import recorded_products
+from evergraph.core.shortcuts import fast_paths
+from evergraph.core.sparse import as_dense
 from evergraph.curvature import (
     LABELS,
     fisher_diagonal,
     kronecker_factors,
     measuring,
+    per_example,
     pick_labels,
     random_sign_diagonal,
     require_deterministic,
-    score,
     squared_batch_gradients,
     sum_of_powers,
 )
-from evergraph.curvature import nodes as nodes_module
-from evergraph.data.batches import Batch
-from evergraph.fast import fast_paths
-from evergraph.models.base import ModuleModel, as_model, neighbourhoods, recorded_products
-from evergraph.sparse import as_dense
+from evergraph.data.batching import Batch
+from evergraph.models import ModuleModel, as_model, neighbourhoods
+from evergraph.problems import NodeClassification
 
 every_kind = pytest.mark.parametrize("labels", LABELS)
 
@@ -50,7 +52,7 @@ def picked(setting: Setting, size: int) -> Tensor:
     """The labels that `sample` draws when nodes come in batches of a size."""
     generator = seeded()
     drawn = [
-        pick_labels(setting.model(batch)[:, setting.classes], "sample", generator=generator)
+        pick_labels(setting.problem, setting.model(batch), "sample", generator=generator)
         for batch in setting.batches(size)
     ]
     return torch.cat(drawn)
@@ -65,11 +67,12 @@ def test_the_diagonal_is_that_of_the_matrix(
 ) -> None:
     if shortcuts and "gcn" not in case:
         pytest.skip("only GCN has a shortcut")
-    monkeypatch.setattr(nodes_module, "NODES_AT_ONCE", 5)
+    monkeypatch.setattr(per_example, "EXAMPLES_AT_ONCE", 5)
     setting = make(case, classes)
     with fast_paths(*(("structure",) if shortcuts else ())):
-        got = fisher_diagonal(setting.model, setting.batches, setting.classes, labels, setting.targets, seeded())
-    drawn = picked(setting, 20 if hasattr(setting.model, "node_powers") else 5) if labels == "sample" else None
+        got = fisher_diagonal(setting.model, setting.batches, setting.problem, labels, seeded())
+    by_equations = capable(setting.model, "example_powers") is not None
+    drawn = picked(setting, 20 if by_equations else 5) if labels == "sample" else None
     close(flat(got), brute_fisher(setting, labels, drawn).diagonal())
 
 
@@ -96,7 +99,7 @@ def test_memory_is_bounded_and_does_not_change_the_result(case: str, monkeypatch
     def measure(memory: int) -> tuple[Tensor, int]:
         rows.clear()
         with fast_paths():
-            found = fisher_diagonal(setting.model, setting.batches, setting.classes, memory=memory)
+            found = fisher_diagonal(setting.model, setting.batches, setting.problem, memory=memory)
         return flat(found), max(rows)
 
     monkeypatch.setattr(torch, "vmap", watched)
@@ -116,7 +119,7 @@ def test_a_hub_narrows_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: dict[str, int] = {}
     for name, edges in (("sparse", 8), ("dense", 400)):
         setting = make("gat", graph=tiny_graph(edges=edges, nodes=60))
-        with nodes_module.counted_bytes() as sizes:
+        with per_example.counted_bytes() as sizes:
             setting.model(setting.batch)
         kept[name] = sum(sizes)
     assert kept["dense"] > 3 * kept["sparse"]
@@ -132,8 +135,8 @@ def brute_factors(setting: Setting, labels: str) -> dict[str, tuple[Tensor, Tens
     outputs: dict[str, Tensor] = {}
     for number, node in enumerate(setting.nodes):
         with recorded_products() as products:
-            batch = setting.hoods.batch(node.reshape(1))
-            logits = setting.model(batch)[0, setting.classes]
+            batch = setting.batcher.batch(node.reshape(1))
+            logits = setting.model(batch)[0, setting.scope]
         for weight, x, out in products:
             name = names[id(weight)]
             for position, of in enumerate(batch.nodes[: out.size(0)].tolist()):
@@ -160,7 +163,7 @@ def brute_factors(setting: Setting, labels: str) -> dict[str, tuple[Tensor, Tens
 @pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])
 def test_kronecker_factors_by_their_definition(case: str, labels: str, classes: tuple[int, ...]) -> None:
     setting = make(case, classes)
-    got = kronecker_factors(setting.model, setting.batches, setting.classes, labels, setting.targets)
+    got = kronecker_factors(setting.model, setting.batches, setting.problem, labels)
     want = brute_factors(setting, labels)
     assert got.keys() == want.keys()
     assert len(got) == setting.model.num_layers
@@ -174,10 +177,10 @@ def test_kronecker_factors_do_not_depend_on_batches_or_memory(case: str, monkeyp
     from evergraph.curvature import kronecker as module
 
     setting = make(case)
-    want = kronecker_factors(setting.model, setting.batches, setting.classes)
+    want = kronecker_factors(setting.model, setting.batches, setting.problem)
     monkeypatch.setattr(module, "NODES_AT_ONCE", 2)
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
-    got = kronecker_factors(setting.model, setting.batches, setting.classes, memory=1)
+    got = kronecker_factors(setting.model, setting.batches, setting.problem, memory=1)
     for name, factor in want.items():
         close(got[name].inputs, factor.inputs)
         close(got[name].outputs, factor.outputs)
@@ -189,16 +192,15 @@ def test_kfac_is_the_fisher_for_one_layer_and_one_node() -> None:
         model = eg.GCN(num_layers=1)
         model.setup(FEATURES, CLASSES)
     model.double()
-    setting = Setting(
-        tiny_graph(), model, neighbourhoods(model, tiny_graph()), torch.arange(CLASSES), torch.tensor([7])
-    )
-    factor = kronecker_factors(model, setting.batches, setting.classes)["weights.0"]
+    problem = NodeClassification(range(CLASSES))
+    setting = Setting(tiny_graph(), model, problem.batcher(model, tiny_graph()), problem, torch.tensor([7]))
+    factor = kronecker_factors(model, setting.batches, setting.problem)["weights.0"]
     close(torch.kron(factor.inputs, factor.outputs), brute_fisher(setting, "exact"))
     direction = setting.direction()["weights.0"]
     close(factor.apply(direction).flatten(), brute_fisher(setting, "exact") @ direction.flatten())
     # and is not, in general, for several nodes
     setting.nodes = torch.arange(6)
-    factor = kronecker_factors(model, setting.batches, setting.classes)["weights.0"]
+    factor = kronecker_factors(model, setting.batches, setting.problem)["weights.0"]
     fisher = brute_fisher(setting, "exact") / 6
     assert (torch.kron(factor.inputs, factor.outputs) - fisher).abs().max() > 1e-3 * fisher.abs().max()
 
@@ -217,7 +219,7 @@ def test_kronecker_factors_against_curvlinops_without_edges() -> None:
         module, nn.CrossEntropyLoss(reduction="mean"), list(module.parameters()), [(x, setting.batch.y)],
         fisher_type=FisherType.TYPE2, kfac_approx=KFACType.EXPAND, separate_weight_and_bias=False,
     )  # fmt: skip
-    factors = kronecker_factors(setting.model, setting.batches, setting.classes)
+    factors = kronecker_factors(setting.model, setting.batches, setting.problem)
     d = setting.direction()
     got = [factors[name].apply(d[name]) for name in ("weights.0", "weights.1")]
     vector = torch.cat([torch.cat([part[:-1].T.flatten(), part[-1]]) for part in d.values()])
@@ -232,7 +234,7 @@ def test_kronecker_factors_against_curvlinops_without_edges() -> None:
 @pytest.mark.parametrize("labels", ["empirical", "pred"])
 def test_squared_batch_gradients_are_the_fisher_for_single_nodes_alone(case: str, labels: str) -> None:
     setting = make(case)
-    over = (setting.classes, labels, setting.targets)
+    over = (setting.problem, labels)
     fisher = brute_fisher(setting, labels).diagonal()
     close(flat(squared_batch_gradients(setting.model, setting.batches(1), *over)), fisher)
     together = flat(squared_batch_gradients(setting.model, setting.batches(12), *over))
@@ -245,9 +247,9 @@ def test_squared_batch_gradients_are_the_fisher_for_single_nodes_alone(case: str
 def test_at_a_stationary_point_the_shortcut_vanishes_and_the_fisher_does_not() -> None:
     setting = make("gcn-1-layer")
     model = setting.model
-    setting.hoods.x[:] = setting.hoods.x[:1]  # equal nodes whose labels are balanced:
+    setting.batcher.x[:] = setting.batcher.x[:1]  # equal nodes whose labels are balanced:
     nn.init.zeros_(model.weights[0])  # equal probabilities are the best
-    over = (setting.classes, "empirical", setting.targets)
+    over = (setting.problem, "empirical")
     shortcut = flat(squared_batch_gradients(model, setting.batches(12), *over))
     assert shortcut.sum() < 1e-20
     assert flat(fisher_diagonal(model, setting.batches, *over)).sum() > 1
@@ -257,7 +259,7 @@ def test_random_signs_are_unbiased() -> None:
     setting = make("gcn")
     params = dict(setting.model.named_parameters())
     logits = setting.model(setting.batch)
-    cotangent = score(logits.detach(), setting.batch.y)
+    cotangent = setting.problem.score(logits.detach(), setting.batch.y)
     want = brute_fisher(setting, "empirical").diagonal()
     generator = seeded()
     draws = torch.stack([flat(random_sign_diagonal(logits, params, cotangent, generator)) for _ in range(2000)])

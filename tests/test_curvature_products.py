@@ -9,6 +9,7 @@ from torch.func import functional_call
 
 import evergraph as eg
 from brute_force import CLASSES, Setting, brute_fisher, cases, close, flat, make, own_cases, seeded
+from evergraph.core.params import Displacement
 from evergraph.curvature import (
     LABELS,
     apply_output_fisher,
@@ -23,8 +24,8 @@ from evergraph.curvature import (
     quadratic_form,
     regularizer,
 )
-from evergraph.data.batches import Batch
-from evergraph.params import Displacement
+from evergraph.data.batching import Batch
+from evergraph.problems import NodeClassification
 
 every_kind = pytest.mark.parametrize("labels", LABELS)
 scopes = pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])
@@ -36,9 +37,9 @@ scopes = pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", 
 def test_products_with_the_matrix_written_out(case: str, labels: str, classes: tuple[int, ...]) -> None:
     setting = make(case, classes)
     logits = setting.function(setting.params)
-    picked = pick_labels(logits, "sample", generator=seeded()) if labels == "sample" else None
+    picked = pick_labels(setting.problem, logits, "sample", generator=seeded()) if labels == "sample" else None
     fisher, d = brute_fisher(setting, labels, picked), setting.direction()
-    more = {"labels": labels, "targets": setting.targets(setting.batch)}
+    more = {"problem": setting.problem, "labels": labels, "targets": setting.batch.y}
     close(flat(fisher_product(setting.function, setting.params, d, **more, generator=seeded())), fisher @ flat(d))
     form = quadratic_form(setting.function, setting.params, d, **more, generator=seeded())
     close(form, flat(d) @ fisher @ flat(d))
@@ -115,27 +116,30 @@ def test_a_function_without_parameters_has_no_tangent() -> None:
 
 
 @every_kind
-def test_output_fisher_is_the_sum_of_its_factors(labels: str) -> None:
+@scopes
+def test_output_fisher_is_the_sum_of_its_factors(labels: str, classes: tuple[int, ...]) -> None:
+    problem = NodeClassification(classes)
     z = torch.randn(6, CLASSES, dtype=torch.float64, generator=seeded())
     u = torch.randn(6, CLASSES, dtype=torch.float64, generator=seeded())
-    targets = torch.tensor([0, 1, 2, 3, 1, 0])
-    factors = label_factors(z, labels, targets, seeded())
+    targets = torch.tensor(classes).repeat(6)[[0, 1, 2, 3, 1, 0]]
+    factors = label_factors(problem, z, labels, targets, seeded())
     want = torch.einsum("vkc,vkd,vd->vc", factors, factors, u)
-    close(apply_output_fisher(z, u, labels, targets, seeded()), want)
+    close(apply_output_fisher(problem, z, u, labels, targets, seeded()), want)
 
 
 def test_labels_are_picked_by_their_rule() -> None:
+    problem = NodeClassification()
     z = torch.tensor([[0.0, 1.0, -1.0]], dtype=torch.float64)
-    assert pick_labels(z, "pred").tolist() == [1]
-    assert pick_labels(z, "empirical", torch.tensor([2])).tolist() == [2]
-    drawn = pick_labels(z.expand(20000, 3), "sample", generator=seeded())
+    assert pick_labels(problem, z, "pred").tolist() == [1]
+    assert pick_labels(problem, z, "empirical", torch.tensor([2])).tolist() == [2]
+    drawn = pick_labels(problem, z.expand(20000, 3), "sample", generator=seeded())
     share = torch.bincount(drawn, minlength=3) / 20000
     p = z.softmax(1)[0]
     assert ((share - p).abs() < 4 * (p * (1 - p) / 20000).sqrt()).all()
     with pytest.raises(eg.EvergraphError, match="true labels"):
-        pick_labels(z, "empirical")
+        pick_labels(problem, z, "empirical")
     with pytest.raises(eg.EvergraphError, match="choose one of"):
-        pick_labels(z, "exact")
+        pick_labels(problem, z, "exact")
 
 
 class Scoped(torch.nn.Module):
@@ -143,10 +147,10 @@ class Scoped(torch.nn.Module):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
-        self.model, self.classes = setting.model, setting.classes
+        self.model, self.scope = setting.model, setting.scope
 
     def forward(self, data: dict[str, Batch]) -> Tensor:
-        return self.model(data["batch"])[:, self.classes]
+        return self.model(data["batch"])[:, self.scope]
 
 
 @own_cases
@@ -156,10 +160,10 @@ def test_products_against_curvlinops(case: str, labels: str) -> None:
     setting = make(case)
     kind = GGNLinearOperator if labels == "exact" else EFLinearOperator  # the GGN of cross entropy is the Fisher
     module, loss = Scoped(setting), torch.nn.CrossEntropyLoss(reduction="sum")
-    data = [({"batch": batch}, setting.targets(batch)) for batch in setting.batches(5)]
+    data = [({"batch": batch}, batch.y) for batch in setting.batches(5)]
     reference = kind(module, loss, list(module.parameters()), data, batch_size_fn=lambda x: x["batch"].num_seeds)
     d = setting.direction()
-    got = fisher_product(setting.function, setting.params, d, labels, setting.targets(setting.batch))
+    got = fisher_product(setting.function, setting.params, d, setting.problem, labels, setting.batch.y)
     close(flat(got), reference @ flat(d))
 
 
@@ -178,6 +182,6 @@ def test_the_framework_is_the_sum_of_quadratic_forms(case: str, point: float, st
             fisher = fisher.diagonal().diag()
         value += flat(gap) @ fisher @ flat(gap) / 2
         gradient += fisher @ flat(gap)
-    got, pull = regularizer(setting.function, theta, anchors, point=point, structure=structure)
+    got, pull = regularizer(setting.function, theta, anchors, setting.problem, point=point, structure=structure)
     close(got, value)
     close(flat(pull), gradient)

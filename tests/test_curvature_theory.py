@@ -51,14 +51,18 @@ def unbiased(draws: Tensor, exact: Tensor) -> None:
 
 def test_proposition_2_regularizer_and_product_are_unbiased() -> None:
     setting, d, generator = make("gcn"), make("gcn").direction(), seeded()
-    exact = quadratic_form(setting.function, setting.params, d)
+    exact = quadratic_form(setting.function, setting.params, d, setting.problem)
     draws = torch.stack(
-        [quadratic_form(setting.function, setting.params, d, "sample", generator=generator) for _ in range(256)]
+        [
+            quadratic_form(setting.function, setting.params, d, setting.problem, "sample", generator=generator)
+            for _ in range(256)
+        ]
     )
     unbiased(draws.unsqueeze(1), exact.reshape(1))
-    product = flat(fisher_product(setting.function, setting.params, d))
+    product = flat(fisher_product(setting.function, setting.params, d, setting.problem))
     sampled = [
-        flat(fisher_product(setting.function, setting.params, d, "sample", generator=generator)) for _ in range(160)
+        flat(fisher_product(setting.function, setting.params, d, setting.problem, "sample", generator=generator))
+        for _ in range(160)
     ]
     unbiased(torch.stack(sampled), product)
 

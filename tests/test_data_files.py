@@ -11,8 +11,8 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.files import fingerprint, read_graph_file
-from evergraph.sparse import SparseMatrix
 from graph_files import npz_parts
 
 

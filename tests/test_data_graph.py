@@ -8,7 +8,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
 
 import evergraph as eg
-from evergraph.sparse import SparseMatrix
+from evergraph.core.sparse import SparseMatrix
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 EDGES = np.array([[0, 1, 1, 2, 2], [1, 2, 2, 2, 0]])  # 1 → 2 twice, a loop at 2

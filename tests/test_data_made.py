@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import evergraph as eg
+from evergraph.data.datasets.digits import digits
+from evergraph.data.datasets.sbm import sbm
 from evergraph.data.files import fingerprint
-from evergraph.data.made import digits, sbm
 
 
 def test_digits_is_scikit_learns_data_with_its_nearest_neighbours() -> None:
@@ -99,7 +100,7 @@ def test_impossible_sbm(settings: dict) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("sbm:nodes=many", "nodes='many' is not a number"),
+        ("sbm:nodes=many", "nodes='many' is not a whole number"),
         ("sbm:colour=3", "unknown sbm setting 'colour'; choose one of: nodes, classes"),
         ("sbm:homophily=2", "is impossible"),
         ("sbm:degree=nan", "is impossible"),
@@ -129,7 +130,7 @@ def test_memory_stays_within_a_few_times_the_graph() -> None:
 @pytest.mark.slow
 def test_a_million_nodes_and_ten_million_edges_in_a_few_gigabytes() -> None:
     code = (
-        "import resource; from evergraph.data.made import sbm\n"
+        "import resource; from evergraph.data.datasets.sbm import sbm\n"
         "graph = sbm(nodes=1_000_000, classes=20, degree=20)\n"
         "print(graph.num_edges // 2, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

@@ -1,6 +1,5 @@
 """The public graphs: layouts, hashes, downloads from a server of our own, presets."""
 
-import dataclasses
 import gzip
 import hashlib
 import http.server
@@ -20,11 +19,13 @@ from torch_geometric.datasets import Amazon, CitationFull, Coauthor
 from torch_geometric.io import read_npz
 
 import evergraph as eg
-from evergraph.data import official
-from evergraph.data.made import sbm
-from evergraph.data.official import OFFICIAL, data_root, read_official, read_ogb_folder
-from evergraph.sparse import SparseMatrix
-from graph_files import npz_bytes, npz_parts, ogb_bytes, skewed_graph
+from evergraph.core.sparse import SparseMatrix
+from evergraph.data import DATASETS
+from evergraph.data.datasets.official import find_data_root, read_ogb_folder
+from evergraph.data.datasets.sbm import sbm
+from graph_files import change_official, npz_bytes, npz_parts, official_graphs, ogb_bytes, skewed_graph
+
+OFFICIAL = official_graphs()
 
 
 class Server:
@@ -75,16 +76,20 @@ def publish(server: Server, monkeypatch: pytest.MonkeyPatch) -> Publish:
     def put(name: str, graph: eg.Graph, content: bytes) -> None:
         address = "/" + OFFICIAL[name].url.rpartition("/")[2]
         server.files[address] = content
-        entry = dataclasses.replace(
-            OFFICIAL[name],
+        change_official(
+            monkeypatch,
+            name,
             url=server.url(address),
             counts=(graph.num_nodes, graph.num_features, graph.num_classes),
             sha256=hashlib.sha256(content).hexdigest(),
             fingerprint="",
         )
-        monkeypatch.setitem(official.OFFICIAL, name, entry)
 
     return put
+
+
+def read_official(name: str, root: Path | None = None) -> eg.Graph:
+    return DATASETS[name].graph(root)
 
 
 def test_a_download_is_kept_and_listed_and_read_again_without_the_network(
@@ -266,14 +271,14 @@ def test_unlabelled_nodes_of_an_ogb_folder(tmp_path: Path) -> None:
 def test_where_the_data_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EVERGRAPH_DATA", str(tmp_path))
     (tmp_path / "other").mkdir()
-    assert data_root(None) == tmp_path
-    assert data_root(tmp_path / "other") == tmp_path / "other"
+    assert find_data_root(None) == tmp_path
+    assert find_data_root(tmp_path / "other") == tmp_path / "other"
     monkeypatch.setenv("EVERGRAPH_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(eg.EvergraphError, match="nowhere is not a folder"):
-        data_root(None)
+        find_data_root(None)
     monkeypatch.delenv("EVERGRAPH_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_root(None) == tmp_path / ".cache/evergraph"
+    assert find_data_root(None) == tmp_path / ".cache/evergraph"
 
 
 @pytest.mark.parametrize(

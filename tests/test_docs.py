@@ -1,25 +1,34 @@
-"""The documentation: every Python block runs, every command parses, the site builds without a warning.
+"""The documentation: every Python block runs, every command parses, every public name is explained, the site builds.
 
-Blocks of a page run in order, in one namespace and one empty folder, with few epochs by default. Shell
-blocks after `<!-- run -->` run too. `<!-- no-run: reason -->` before a block that needs a dataset makes it
-run only where the folder of real graphs is there.
+Blocks of a page run in order, in one namespace and one empty folder, with few epochs and narrow random features by
+default. Shell blocks after `<!-- run -->` run too. `<!-- no-run: reason -->` before a block that needs a dataset makes
+it run only where the folder of real graphs is there.
 """
 
+import inspect
 import logging
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from typer.main import get_command
 
-from evergraph import METHODS, cli, report
+import evergraph as eg
+from evergraph import cli
+from evergraph.experiments import report
+from evergraph.models import RandomFeatures
+from evergraph.registry import Registry
 from evergraph.training import Training
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 FENCE = re.compile(
     r"^(?P<mark>[ \t]*<!--[^\n]*-->[ \t]*\n+)?"
     r"(?P<indent>[ \t]*)```(?P<kind>[\w+-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
@@ -27,6 +36,7 @@ FENCE = re.compile(
 )
 SHELL = {"sh", "bash", "shell", "console"}
 FEW_EPOCHS = 2
+NARROW = 640  # hidden units of random features
 
 
 @dataclass
@@ -39,8 +49,7 @@ class Block:
     mark: str
 
 
-def blocks_of(path: Path) -> list[Block]:
-    text = path.read_text(encoding="utf-8")
+def blocks_of(text: str) -> list[Block]:
     found = []
     for match in FENCE.finditer(text):
         indent = match["indent"]
@@ -48,6 +57,10 @@ def blocks_of(path: Path) -> list[Block]:
         line = text.count("\n", 0, match.start("text")) + 1
         found.append(Block(match["kind"], body, line, (match["mark"] or "").strip()))
     return found
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def commands_of(block: Block) -> list[list[str]]:
@@ -62,23 +75,31 @@ def names(paths):
 
 
 @pytest.fixture
-def empty_place(tmp_path, monkeypatch):
-    """A folder of its own, short training by default, and a list of methods that is as it was afterwards."""
+def registries() -> Iterator[None]:
+    """What a page registers is taken off the lists again."""
+    lists = [value for value in vars(eg.registry).values() if isinstance(value, Registry)]
+    before = [set(entries) for entries in lists]
+    yield
+    for entries, known in zip(lists, before):
+        for name in set(entries) - known:
+            entries.remove(name)
+
+
+@pytest.fixture
+def empty_place(tmp_path, monkeypatch, registries):
+    """A folder of its own, and short training of small models by default."""
     monkeypatch.chdir(tmp_path)
-    defaults = Training.__init__.__defaults__
-    assert defaults[0] == Training().epochs
-    monkeypatch.setattr(Training.__init__, "__defaults__", (FEW_EPOCHS, *defaults[1:]))
+    for kind, first, value in ((Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", NARROW)):
+        assert next(iter(inspect.signature(kind).parameters)) == first
+        monkeypatch.setattr(kind.__init__, "__defaults__", (value, *kind.__init__.__defaults__[1:]))
     monkeypatch.setattr(report, "FIGURES", {"plane": report.FIGURES["plane"]})  # the others have tests of their own
-    before = dict(METHODS)
-    yield tmp_path
-    METHODS.clear()
-    METHODS.update(before)
+    return tmp_path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
 def test_every_block_runs(page, empty_place, monkeypatch, evergraph, request):
     namespace = {"__name__": "__main__"}
-    for block in blocks_of(page):
+    for block in blocks_of(read(page)):
         where = f"{page.relative_to(ROOT)}, line {block.line}"
         if block.kind in {"python", "py"}:
             if "no-run" in block.mark:
@@ -91,50 +112,136 @@ def test_every_block_runs(page, empty_place, monkeypatch, evergraph, request):
                 assert status == 0, f"evergraph {shlex.join(words)}: {said}"
 
 
+@pytest.fixture(scope="module")
+def commands():
+    """The commands as typer parses them."""
+    return get_command(cli.make_app()).commands
+
+
 ALL_COMMANDS = [
     pytest.param(words, id=f"{page.name}: {' '.join(words)[:60]}")
-    for page in PAGES
-    for block in blocks_of(page)
+    for page in PROSE
+    for block in blocks_of(read(page))
     if block.kind in SHELL
     for words in commands_of(block)
 ]
 
 
-@pytest.mark.parametrize("words", ALL_COMMANDS)
-def test_every_command_parses(words):
-    commands = get_command(cli.app).commands
+def parse(commands, words):
     assert words[0] in commands, f"there is no command {words[0]}"
     if "--help" not in words:
         commands[words[0]].make_context(words[0], list(words[1:]))  # an unknown option or a missing argument raises
 
 
-def test_a_wrong_command_would_not_parse():
+@pytest.mark.parametrize("words", ALL_COMMANDS)
+def test_every_command_parses(words, commands):
+    parse(commands, words)
+
+
+def test_a_wrong_command_would_not_parse(commands):
     with pytest.raises(Exception, match="--no-such-option"):
-        test_every_command_parses(["run", "digits", "--no-such-option", "1"])
+        parse(commands, ["run", "digits", "--no-such-option", "1"])
 
 
-def test_the_command_page_knows_every_command():
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    missing = [name for name in get_command(cli.app).commands if f"`evergraph {name}" not in page]
-    assert missing == []
+def test_the_command_page_knows_every_command(commands):
+    page = read(DOCS / "cli.md")
+    assert [name for name in commands if f"`evergraph {name}" not in page] == []
 
 
 def test_the_blocks_are_found():
     """The quickstart has Python and shell blocks, and one shell block that runs."""
-    found = blocks_of(ROOT / "docs" / "quickstart.md")
+    found = blocks_of(read(DOCS / "quickstart.md"))
     assert [block.kind for block in found].count("python") >= 2
     assert [block.mark for block in found].count("<!-- run -->") == 1
     assert sum(len(commands_of(block)) for block in found) >= 5
 
 
+# what the pages must say
+
+
+def test_the_readme_is_short():
+    text = re.sub(r"```.*?```", "", read(ROOT / "README.md"), flags=re.DOTALL)  # code is not prose
+    text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)  # nor are tables
+    text = re.sub(r"\]\([^)]*\)", "]", text)  # nor addresses
+    assert len(re.findall(r"[\w’'.`-]*\w[\w’'.`-]*", text)) <= 600
+
+
+METHOD_PAGES = {path: read(path) for path in sorted((DOCS / "methods").glob("*.md"))}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in eg.METHODS.items() if kind.__module__.startswith("evergraph")])
+def test_every_method_has_a_section_that_names_its_settings(name):
+    sections = [
+        section
+        for text in METHOD_PAGES.values()
+        for section in re.split(r"^(?=#{1,2} )", text, flags=re.MULTILINE)
+        if re.match(rf"#+ {re.escape(name)}\n", section)
+    ]
+    assert len(sections) == 1, f"docs/methods has {len(sections)} sections called {name}"
+    assert f"`{name}`" in METHOD_PAGES[DOCS / "methods" / "index.md"]
+    assert [key for key in eg.make_method(name).hyperparameters() if f"`{key}`" not in sections[0]] == []
+
+
+TUTORIALS = [*sorted(DOCS.glob("own-*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=names(TUTORIALS))
+def test_tutorials_import_the_public_names_alone(page):
+    code = "\n".join(block.text for block in blocks_of(read(page)) if block.kind == "python")
+    ours = re.findall(r"^\s*((?:from|import) evergraph.*)$", code, re.MULTILINE)
+    assert set(ours) <= {"import evergraph as eg"}
+
+
+MODULES = {name for name in eg.__all__ if isinstance(getattr(eg, name), ModuleType)}
+REFERENCE = {path: read(path) for path in sorted((DOCS / "reference").glob("*.md"))}
+
+
+@pytest.mark.parametrize("name", eg.__all__)
+def test_every_public_name_is_in_the_reference_with_an_example(name):
+    """After the directive for the name, and before the next one, there is a block that uses the name."""
+    found = [
+        entry
+        for text in REFERENCE.values()
+        for entry in re.split(r"^(?=::: )", text, flags=re.MULTILINE)
+        if re.match(rf"::: evergraph(\.\w+)*\.{name}\n", entry)
+    ]
+    assert found, f"no page of docs/reference has «::: evergraph.{name}»"
+    examples = [block.text for entry in found for block in blocks_of(entry) if block.kind == "python"]
+    assert any(re.search(rf"\beg\.{name}\b", text) for text in examples), f"the entry of {name} has no example"
+    assert f"`{name}`" in REFERENCE[DOCS / "reference" / "index.md"]
+
+
+def test_pages_speak_of_the_project_alone():
+    """No path of a machine, no address of a package index."""
+    for page in PROSE:
+        found = re.findall(r"(?<![\w.~])/(?:work|home|root|tmp|opt|Users)/\S*|pypi\S*", read(page), re.IGNORECASE)
+        assert found == [], f"{page.relative_to(ROOT)}: {found}"
+
+
+def test_the_pictures_are_there_and_small():
+    for page in PROSE:
+        for target in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", read(page)):
+            picture = page.parent / target
+            assert picture.is_file(), f"{page.relative_to(ROOT)}: {target}"
+            assert picture.stat().st_size < 60_000, target
+
+
+def test_links_between_files_lead_somewhere():
+    """Of the pages that are no part of the site, which checks its own."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", read(page)):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
 def test_the_site_builds_without_a_warning(tmp_path, caplog, monkeypatch):
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install '.[docs]'")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install '.[docs]'")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
     # a copy, so that a page written while the site is built cannot disturb it
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     config = load_config(str(tmp_path / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=True)
     with caplog.at_level(logging.WARNING, logger="mkdocs"):
@@ -143,6 +250,11 @@ def test_the_site_builds_without_a_warning(tmp_path, caplog, monkeypatch):
     pages = {path.relative_to(tmp_path / "docs").with_suffix(".html") for path in (tmp_path / "docs").rglob("*.md")}
     built = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.html")}
     assert pages <= built
-    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    index = read(tmp_path / "site" / "index.html")
     for page in pages:
         assert f'href="{page.as_posix()}"' in index or page.name == "index.html", f"{page} is not in the navigation"
+    for name in set(eg.__all__) - {"__version__"} - MODULES:  # each has a heading to link to
+        anchor = re.compile(rf'id="evergraph(\.\w+)*\.{name}"')
+        assert any(anchor.search(read(path)) for path in (tmp_path / "site" / "reference").glob("*.html")), name
+    signatures = re.sub(r"<[^>]+>", "", read(tmp_path / "site" / "reference" / "methods.html"))
+    assert "_=state(" not in signatures  # learned state is no argument of a constructor

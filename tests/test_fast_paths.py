@@ -5,25 +5,28 @@ from functools import partial
 
 import pytest
 import torch
+from benchmarks.setting import make_context, remember
 from scipy import sparse as sp
 from torch import Tensor
 
 import evergraph as eg
-from evergraph import acceleration
-from evergraph.acceleration import PaddedSteps, can_capture, padded_batch, padded_steps, rounded_up
-from evergraph.bench.setting import make_context, remember
+from evergraph.core.params import Displacement, copy_params
+from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths
+from evergraph.core.sparse import SparseMatrix
 from evergraph.curvature import fisher_diagonal, forward, label_factors, sum_of_powers
+from evergraph.data.batching import Batch
+from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.made import sbm
-from evergraph.data.stream import Task, TaskStream
+from evergraph.data.streams import TaskStream
+from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
-from evergraph.fast import FAST_PATHS, fast, fast_paths
 from evergraph.methods import make_method
 from evergraph.methods.base import Context, Method
+from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
-from evergraph.params import Displacement, copy_params
-from evergraph.sparse import SparseMatrix
-from evergraph.training import make_optimizer, train_step
+from evergraph.training.executors import CapturedExecutor
+from evergraph.training.executors.captured import can_capture, padded_batch, rounded_up
+from evergraph.training.loop import make_optimizer, train_step
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -67,13 +70,13 @@ def test_paths_can_be_switched_one_by_one() -> None:
 
 
 def test_the_environment_switches_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergraph.fast._on", None)
+    monkeypatch.setattr("evergraph.core.shortcuts._on", None)
     monkeypatch.setenv("EVERGRAPH_FAST", "anchors,capture")
     assert [name for name in FAST_PATHS if fast(name)] == ["anchors", "capture"]
-    monkeypatch.setattr("evergraph.fast._on", None)
+    monkeypatch.setattr("evergraph.core.shortcuts._on", None)
     monkeypatch.setenv("EVERGRAPH_FAST", "none")
     assert not fast("bags")
-    monkeypatch.setattr("evergraph.fast._on", None)
+    monkeypatch.setattr("evergraph.core.shortcuts._on", None)
     monkeypatch.setenv("EVERGRAPH_FAST", "turbo")
     with pytest.raises(EvergraphError, match=r"EVERGRAPH_FAST 'turbo'; choose one of: all, none, bags"):
         fast("bags")
@@ -93,7 +96,7 @@ def test_tangent_from_the_anchors_is_the_product_with_the_displacement(
     direction = Displacement(context.params, 3, total)
     written_out = {name: 3 * value.detach() - total[name] for name, value in context.params.items()}
     for seeds in (torch.arange(5), torch.tensor([70, 3])):
-        batch = context.neighbourhoods.batch(seeds)
+        batch = context.batcher.batch(seeds)
         (logits, (tangent,)) = forward(context.model, batch, [direction])
         with fast_paths():
             (plain_logits, (plain_tangent,)) = forward(context.model, batch, [written_out])
@@ -107,7 +110,7 @@ def test_tangent_from_the_anchors_is_the_product_with_the_displacement(
 def test_changed_anchors_are_noticed() -> None:
     context = context_of(dense_graph())
     total = {name: torch.randn_like(value) for name, value in context.params.items()}
-    batch = context.neighbourhoods.batch(torch.arange(4))
+    batch = context.batcher.batch(torch.arange(4))
     before = forward(context.model, batch, [Displacement(context.params, 1, total)])[1][0]
     total["weights.0"].mul_(2)  # in place: the same tensor with other values
     after = forward(context.model, batch, [Displacement(context.params, 1, total)])[1][0]
@@ -120,7 +123,7 @@ def test_changed_anchors_are_noticed() -> None:
 @pytest.mark.parametrize("propagate", [True, False])
 def test_sampled_neighbours_keep_the_tangent_right(propagate: bool) -> None:
     context = context_of(dense_graph(), propagate_inputs=propagate)
-    cut = context.neighbourhoods
+    cut = context.batcher
     cut.fan_out = (2, 2)
     batch = cut.batch(torch.arange(20), torch.Generator().manual_seed(0))
     total = {name: torch.randn_like(value) for name, value in context.params.items()}
@@ -131,11 +134,11 @@ def test_sampled_neighbours_keep_the_tangent_right(propagate: bool) -> None:
 
 
 def test_a_product_too_large_to_keep_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergraph.data.batches.FIXED_BYTES", 10)
+    monkeypatch.setattr("evergraph.models.fixed_products.LARGEST", 10)
     context = context_of(dense_graph())
     total = {name: torch.randn_like(value) for name, value in context.params.items()}
-    assert context.neighbourhoods.fixed_product(total["weights.0"], propagate=False) is None
-    batch = context.neighbourhoods.batch(torch.arange(4))
+    assert fixed_product(context.batcher, total["weights.0"], propagate=False) is None
+    batch = context.batcher.batch(torch.arange(4))
     direction = Displacement(context.params, 2, total)
     found = forward(context.model, batch, [direction])[1][0]
     with fast_paths():
@@ -150,7 +153,7 @@ def test_a_product_too_large_to_keep_is_made_anew(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("labels", ["exact", "empirical", "pred"])
 def test_structured_diagonal_is_the_sum_over_nodes(kind: str, propagate: bool, labels: str) -> None:
     context = context_of(GRAPHS[kind](), propagate_inputs=propagate)
-    measure = partial(fisher_diagonal, context.model, context.batches, context.classes, labels, context.targets)
+    measure = partial(fisher_diagonal, context.model, context.batches, context.problem, labels)
     found = measure()
     with fast_paths():
         plain = measure()
@@ -161,7 +164,7 @@ def test_structured_diagonal_is_the_sum_over_nodes(kind: str, propagate: bool, l
 def test_a_diagonal_after_more_training_is_that_of_the_new_parameters() -> None:
     context = context_of(sparse_graph())
     optimizer = make_optimizer(context.model, eg.Training(lr=0.1))
-    measure = partial(fisher_diagonal, context.model, context.batches, context.classes)
+    measure = partial(fisher_diagonal, context.model, context.batches, context.problem)
     before = measure()
     train_step(context, Method(), next(context.batches(16)), optimizer)
     found = measure()
@@ -174,12 +177,12 @@ def test_a_diagonal_after_more_training_is_that_of_the_new_parameters() -> None:
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("memory", [1, 10_000])
 def test_structured_absolute_gradients_in_any_grouping(kind: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergraph.models.powers.SPARSE_BYTES", memory)
-    monkeypatch.setattr("evergraph.models.powers.DENSE_BYTES", memory)
+    monkeypatch.setattr("evergraph.models.gcn_powers.SPARSE_BYTES", memory)
+    monkeypatch.setattr("evergraph.models.gcn_powers.DENSE_BYTES", memory)
     context = context_of(GRAPHS[kind]())
 
-    def cotangents(batch: eg.data.batches.Batch, logits: Tensor) -> Tensor:
-        return label_factors(logits, "exact")
+    def cotangents(batch: Batch, logits: Tensor) -> Tensor:
+        return label_factors(context.problem, logits, "exact")
 
     found = sum_of_powers(context.model, context.batches, cotangents, power=1)
     with fast_paths():
@@ -195,10 +198,10 @@ def test_a_padded_batch_gives_the_batch_s_logits_tangents_and_gradients(past: in
     context = context_of(dense_graph(), past)
     method = remember(make_method("curvature" if past else "finetune"), context, past)
     seeds = torch.tensor([5, 0, 33, 79, 12])
-    rows = int(context.neighbourhoods.operator.counts()[seeds].sum())
-    plain = context.neighbourhoods.batch(seeds)
+    rows = int(context.batcher.operator.counts()[seeds].sum())
+    plain = context.batcher.batch(seeds)
     for capacity in (rows, rounded_up(rows), 200):
-        padded = padded_batch(context.neighbourhoods, seeds, capacity)
+        padded = padded_batch(context.batcher, seeds, capacity)
         assert torch.equal(padded.y, plain.y)
         (a, tangents_a), (b, tangents_b) = (
             forward(context.model, batch, method.directions(context)) for batch in (padded, plain)
@@ -222,13 +225,13 @@ def test_rounding_up_is_never_short_and_never_half_as_much_again() -> None:
 @pytest.mark.parametrize("largest", [2**24, 0])
 def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks with the padded steps in the loop (uncaptured: no GPU is needed) and with the plain ones."""
-    monkeypatch.setattr(acceleration, "LARGEST_OPERATOR", largest)
+    monkeypatch.setattr("evergraph.training.executors.captured.LARGEST_OPERATOR", largest)
     stream = TaskStream(dense_graph(), 2)
 
     def trained(padded: bool) -> tuple[dict[str, Tensor], list[float]]:
         with monkeypatch.context() as patch:
             if padded:
-                patch.setattr("evergraph.training.padded_steps", lambda c, m, step: PaddedSteps(c.neighbourhoods, step))
+                patch.setattr(CapturedExecutor, "suits", classmethod(lambda kind, context, method: True))
             learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=3, batch_size=16, device="cpu")
             torch.manual_seed(0)
             learner.model.setup(6, 4)
@@ -249,6 +252,12 @@ def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypa
         ("curvature", {"estimator": "sampled"}, False),
         ("curvature", {"estimator": "queue"}, False),
         ("curvature", {"point": 0.5}, False),
+        ("curvature", {"nodes": "means"}, True),
+        ("curvature", {"nodes": "means", "estimator": "sampled"}, False),
+        ("batch-curvature", {}, True),
+        ("queue-curvature", {}, False),
+        ("stand-in-curvature", {}, True),
+        ("interpolated-curvature", {}, False),
         ("ewc", {}, True),
         ("curvature+ewc", {}, True),
         ("ewc++", {}, False),
@@ -280,7 +289,7 @@ def test_models_and_batches_that_cannot_be_captured() -> None:
     full_batch = context_of(dense_graph())
     full_batch.batch_size = None
     assert not can_capture(full_batch, method)
-    assert padded_steps(context_of(dense_graph()), method, lambda batch: batch.y) is None  # no GPU: nothing to capture
+    assert not CapturedExecutor.suits(context_of(dense_graph()), method)  # on a CPU there is nothing to capture
 
 
 # whole runs
@@ -303,7 +312,7 @@ def test_a_seed_s_results_do_not_depend_on_the_shortcuts(name: str, kind: str) -
 
 
 def test_propagating_inputs_is_decided_by_what_a_batch_reads() -> None:
-    wide = sparse_graph()  # few words a node: neighbours' words add up
+    wide = sparse_graph()  # few words per node: neighbours' words add up
     assert isinstance(wide.x, SparseMatrix)
     assert not propagation_pays(wide.x.to(torch.float32), gcn_operator(wide).to(torch.float32), 2, batch_size=4)
     x = SparseMatrix.from_scipy(sp.csr_matrix(torch.ones(500, 2).numpy()))  # all words everywhere: nothing adds up
@@ -342,10 +351,11 @@ def test_steps_are_replayed_on_a_gpu() -> None:
     context = context_of(dense_graph(), device="cuda")
     method = Method()
     optimizer = make_optimizer(context.model, eg.Training())
-    steps = padded_steps(context, method, partial(train_step, context, method, optimizer=optimizer))
-    assert steps is not None
-    seeds = context.task.train.cuda()
+    context.batch_size = 16
+    assert CapturedExecutor.suits(context, method)
+    executor = CapturedExecutor(context, partial(train_step, context, method, optimizer=optimizer))
+    assert executor.captures
     for _ in range(3):
-        for piece in steps.batches(seeds, 16):
-            steps(piece)
-    assert steps._graphs
+        for piece in executor.batches(context.train):
+            executor.step(piece)
+    assert executor._graphs

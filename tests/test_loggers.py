@@ -6,12 +6,14 @@ import types
 
 import pytest
 
-from evergraph import cli, runs
+from evergraph import cli
 from evergraph.errors import EvergraphError
-from evergraph.loggers import LOGGERS, Logger, Logging, make_loggers
-from evergraph.training import Training
+from evergraph.experiments.loggers import LOGGERS, Logger, Logging, make_loggers
+from evergraph.experiments.run import run
+from evergraph.experiments.specification import RunSpec
+from evergraph.training import Training, driver
 
-SPEC = runs.RunSpec(
+SPEC = RunSpec(
     source="sbm:nodes=120,classes=4,features=8,signal=3",
     method="ewc",
     settings={"strength": 10.0},
@@ -68,7 +70,7 @@ def read_log(folder, seed):
 
 def test_the_interface_sees_everything_once(tmp_path):
     notebook = Notebook()
-    result = runs.run(SPEC, tmp_path / "run", loggers=[notebook])
+    result = run(SPEC, tmp_path / "run", loggers=[notebook])
     assert [call[0] for call in notebook.calls[:1] + notebook.calls[-2:]] == ["start", "finish", "close"]
     assert notebook.of("close") == [(True,)]
     for seed in SPEC.seeds:
@@ -83,7 +85,7 @@ def test_the_interface_sees_everything_once(tmp_path):
 
 
 def test_a_resumed_run_logs_what_remains_and_says_how_it_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
     first, second, whole = Notebook(), Notebook(), Notebook()
 
     def stop(seed, task, tasks, epoch, epochs):
@@ -91,10 +93,10 @@ def test_a_resumed_run_logs_what_remains_and_says_how_it_ended(tmp_path, monkeyp
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.run(SPEC, tmp_path / "run", loggers=[first], on_progress=stop)
+        run(SPEC, tmp_path / "run", loggers=[first], on_progress=stop)
     assert first.of("close") == [(False,)]
-    runs.run(SPEC, tmp_path / "run", loggers=[second], resume=True)
-    runs.run(SPEC, tmp_path / "whole", loggers=[whole])
+    run(SPEC, tmp_path / "run", loggers=[second], resume=True)
+    run(SPEC, tmp_path / "whole", loggers=[whole])
     assert first.of("epoch") + second.of("epoch") == whole.of("epoch")
     assert first.of("task") + second.of("task") == whole.of("task")
 
@@ -108,7 +110,7 @@ def test_a_logger_that_breaks_does_not_stop_the_run(tmp_path, capsys):
 
     notebook = Notebook()
     broken = Broken()
-    result = runs.run(SPEC, tmp_path / "run", loggers=[broken, notebook])
+    result = run(SPEC, tmp_path / "run", loggers=[broken, notebook])
     assert len(result["matrices"]) == 2
     assert broken.of("finish") == []
     assert len(notebook.of("finish")) == 1
@@ -124,7 +126,7 @@ def test_a_logger_that_cannot_start_stops_it_at_once(tmp_path):
             raise ConnectionError("no server at all")
 
     with pytest.raises(EvergraphError, match="--log unwilling: cannot start \\(no server at all\\)"):
-        runs.run(SPEC, tmp_path / "run", loggers=[Unwilling()])
+        run(SPEC, tmp_path / "run", loggers=[Unwilling()])
 
 
 def test_names_and_missing_packages(monkeypatch):
@@ -140,7 +142,7 @@ def test_names_and_missing_packages(monkeypatch):
 
 def test_tensorboard_event_files(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    result = runs.run(SPEC, tmp_path / "run", loggers=make_loggers(["tensorboard"]))
+    result = run(SPEC, tmp_path / "run", loggers=make_loggers(["tensorboard"]))
 
     def read(name):
         events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard" / name))
@@ -166,7 +168,7 @@ def test_mlflow_sqlite_store(tmp_path, monkeypatch):
     address = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
 
     def stop(seed, task, tasks, epoch, epochs):
         if (seed, task) == (1, 0):
@@ -174,11 +176,11 @@ def test_mlflow_sqlite_store(tmp_path, monkeypatch):
 
     client = tracking.MlflowClient(address)
     with pytest.raises(KeyboardInterrupt):
-        runs.run(SPEC, tmp_path / "run", loggers=make_loggers(["mlflow"]), on_progress=stop)
+        run(SPEC, tmp_path / "run", loggers=make_loggers(["mlflow"]), on_progress=stop)
     experiment = client.get_experiment_by_name("evergraph").experiment_id
     (stored,) = client.search_runs([experiment])
     assert stored.info.status == "KILLED"
-    result = runs.run(SPEC, tmp_path / "run", loggers=make_loggers(["mlflow"]), resume=True)
+    result = run(SPEC, tmp_path / "run", loggers=make_loggers(["mlflow"]), resume=True)
     (stored,) = client.search_runs([experiment])  # the same MLflow run
     assert stored.info.status == "FINISHED"
     assert stored.info.run_name == "run"
@@ -220,8 +222,8 @@ def test_wandb_calls(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.run(SPEC, tmp_path / "run", loggers=make_loggers(["wandb"]), on_progress=stop)
-    result = runs.run(SPEC, tmp_path / "run", loggers=make_loggers(["wandb"]), resume=True)
+        run(SPEC, tmp_path / "run", loggers=make_loggers(["wandb"]), on_progress=stop)
+    result = run(SPEC, tmp_path / "run", loggers=make_loggers(["wandb"]), resume=True)
     first, second = wandb.runs
     assert (first.settings["id"], second.settings["id"]) == (None, "abc123")  # the same W&B run
     assert second.settings["resume"] == "allow"

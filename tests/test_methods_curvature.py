@@ -8,12 +8,20 @@ from torch_geometric import nn as pyg
 
 import evergraph as eg
 from brute_force import Setting, brute_fisher, cases, close, flat, make, node_fisher_rows, pull, seeded, step_gradient
-from evergraph.curvature import class_sums, pick_labels
+from evergraph.core.sparse import SparseMatrix
+from evergraph.curvature import pick_labels
 from evergraph.data.graph import make_graph
-from evergraph.methods import EMA, Compose, OnlineCurvature
+from evergraph.methods import (
+    EMA,
+    BatchCurvature,
+    Compose,
+    InterpolatedCurvature,
+    OnlineCurvature,
+    QueueCurvature,
+    StandInCurvature,
+)
 from evergraph.methods.base import Context
-from evergraph.models.base import neighbourhoods
-from evergraph.sparse import SparseMatrix
+from evergraph.methods.online_curvature.class_means import class_sums
 
 STRENGTH = 0.7
 
@@ -54,7 +62,7 @@ def test_one_backward_pass_gives_loss_and_regularizer(case: str, reduction: str,
     objective = sum(STRENGTH / 2 * share * gap @ fisher @ gap for gap in gaps)
     (regularizer,) = torch.autograd.grad(objective, point)
     loss = torch.nn.functional.cross_entropy(
-        setting.model(setting.batch)[:, setting.classes], setting.targets(setting.batch), reduction=reduction
+        setting.model(setting.batch)[:, setting.scope], setting.positions, reduction=reduction
     )
     grads = torch.autograd.grad(loss, list(setting.model.parameters()))
     want = regularizer + torch.cat([grad.flatten() for grad in grads])
@@ -66,22 +74,22 @@ def test_sampled_labels_give_their_own_fisher(case: str) -> None:
     setting = make(case)
     context, method = setting.context(), curvature(estimator="sampled")
     after(setting, context, method)
-    picked = pick_labels(setting.function(setting.params), "sample", generator=seeded())
+    picked = pick_labels(setting.problem, setting.function(setting.params), "sample", generator=seeded())
     context.generator = seeded()
     close(pull(method, context), STRENGTH * brute_fisher(setting, "sample", picked) @ displacement(setting))
 
 
 def queue_by_hand(setting: Setting, steps: int, held: int, divide: bool = True) -> Tensor:
-    """Algorithm 1 written out: one node, one label, one gradient a step; the last `held` of them count."""
+    """Algorithm 1 written out: one node, one label, one gradient per step; the last `held` of them count."""
     generator, D = seeded(), displacement(setting)
     queue: list[Tensor] = []
     for _ in range(steps):
         node = int(torch.randint(setting.nodes.numel(), (1,), generator=generator))
         logits = setting.function(setting.params)[node]
-        label = pick_labels(logits.unsqueeze(0), "sample", generator=generator)
+        unit = int(pick_labels(setting.problem, logits.unsqueeze(0), "sample", generator=generator))
         params = dict(setting.model.named_parameters())
-        own = setting.model(setting.hoods.batch(setting.nodes[node : node + 1]))[0, setting.classes]
-        grads = torch.autograd.grad(own.log_softmax(0)[label], list(params.values()))
+        own = setting.model(setting.batcher.batch(setting.nodes[node : node + 1]))[0, setting.scope]
+        grads = torch.autograd.grad(own.log_softmax(0)[setting.scope.index(unit)], list(params.values()))
         queue = [*queue, torch.cat([grad.flatten() for grad in grads])][-held:]
     return STRENGTH * sum((g @ D) * g for g in queue) / (len(queue) if divide else 1)
 
@@ -97,8 +105,9 @@ def test_the_queue_is_algorithm_1(case: str, rule: str, held: int, steps: int) -
     for _ in range(steps):
         got = pull(method, context)
     close(got, queue_by_hand(setting, steps, held))
+    assert method.methods[1].queue_
     method.start_task(context)
-    assert not method.queue_  # a new task starts with an empty queue
+    assert not method.methods[1].queue_  # a new task starts with an empty queue
 
 
 @pytest.mark.parametrize("case", ["gcn", "sage", "gat"])
@@ -132,7 +141,7 @@ def test_just_before_the_end_of_the_line_is_the_papers_point() -> None:
 def mean_setting(setting: Setting) -> tuple[Setting, Tensor]:
     """The mean features of each class among its like, one node after the other; and the classes' sizes."""
     rows, counts = [], []
-    for unit in setting.classes.tolist():
+    for unit in setting.scope:
         own = [node for node in setting.nodes.tolist() if int(setting.graph.y[node]) == unit]
         rows.append(sum(setting.graph.x[node].double() for node in own) / len(own))
         counts.append(float(len(own)))
@@ -140,8 +149,9 @@ def mean_setting(setting: Setting) -> tuple[Setting, Tensor]:
     pairs = [(c, c + number) for c in range(number)]
     edges = torch.tensor(pairs + [(b, a) for a, b in pairs]).T
     graph = make_graph(torch.stack(rows + rows), edges, torch.zeros(2 * number, dtype=torch.long))
-    hoods = neighbourhoods(setting.model, graph)
-    return Setting(graph, setting.model, hoods, setting.classes, torch.arange(number)), torch.tensor(counts).double()
+    batcher = setting.problem.batcher(setting.model, graph)
+    at_means = Setting(graph, setting.model, batcher, setting.problem, torch.arange(number))
+    return at_means, torch.tensor(counts).double()
 
 
 @cases
@@ -160,8 +170,8 @@ def test_at_class_means_each_class_counts_as_often_as_it_has_nodes(
     )
     share = 1 if reduction == "sum" else 1 / setting.nodes.numel()
     close(pull(method, context), STRENGTH * share * fisher @ displacement(setting, (3,)), 1e-6)  # means in float32
-    half = setting.hoods.batch(setting.nodes[::2])  # an epoch of two batches counts every old node once
-    other = setting.hoods.batch(setting.nodes[1::2])
+    half = setting.batcher.batch(setting.nodes[::2])  # an epoch of two batches counts every old node once
+    other = setting.batcher.batch(setting.nodes[1::2])
     if reduction == "sum":
         close(pull(method, context, half) + pull(method, context, other), pull(method, context))
 
@@ -193,7 +203,7 @@ def test_at_class_means_sampled_labels_are_unbiased() -> None:
     assert spread < 0.1
 
 
-def test_means_take_up_new_examples_of_old_classes_and_stay_one_row_a_class() -> None:
+def test_means_take_up_new_examples_of_old_classes_and_stay_one_row_per_class() -> None:
     setting = make("gcn")
     nodes = setting.nodes
     method, whole = curvature(nodes="means"), curvature(nodes="means")
@@ -202,9 +212,10 @@ def test_means_take_up_new_examples_of_old_classes_and_stay_one_row_a_class() ->
         method.end_task(setting.context())
     setting.nodes = nodes
     whole.end_task(setting.context())
-    close(method.class_sums_["x"], whole.class_sums_["x"], 1e-6)
-    assert whole.class_sums_["x"].shape == (4, setting.graph.num_features + 1)
-    assert whole.class_sums_["x"][:, -1].tolist() == [3, 3, 3, 3]
+    (in_parts, at_once) = (each.methods[1].class_sums_["x"] for each in (method, whole))
+    close(in_parts, at_once, 1e-6)
+    assert at_once.shape == (4, setting.graph.num_features + 1)
+    assert at_once[:, -1].tolist() == [3, 3, 3, 3]
 
 
 def test_class_means_do_not_move_running_statistics(small_stream: eg.TaskStream) -> None:
@@ -252,7 +263,7 @@ def test_square_of_sum_is_the_number_of_anchors_times_sum_of_squares(estimator: 
 def test_the_two_readings_are_gradients_of_their_own_formulas(tasks: int) -> None:
     """½ Σ_v Σ_t (g_v·(θ−θ_t))² and ½ Σ_v (Σ_t g_v·(θ−θ_t))², differentiated with g_v held constant."""
     setting = make("gcn")
-    picked = pick_labels(setting.function(setting.params), "sample", generator=seeded())
+    picked = pick_labels(setting.problem, setting.function(setting.params), "sample", generator=seeded())
     rows = torch.stack([row for (row,) in node_fisher_rows(setting, "sample", picked)])
     seeds = (1, 2, 3)[:tasks]
     formulas = {
@@ -359,6 +370,36 @@ def test_averaging_inside_equals_averaging_before() -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, BatchCurvature),
+        ({"estimator": "sampled"}, BatchCurvature),
+        ({"estimator": "queue", "queue_size": 3, "queue_rule": "algorithm"}, QueueCurvature),
+        ({"nodes": "means"}, StandInCurvature),
+        ({"nodes": "means", "anchors": "stored", "estimator": "sampled"}, StandInCurvature),
+        ({"point": 0.5}, InterpolatedCurvature),
+        ({"point": 0.5, "anchors": "previous", "over_nodes": "mean"}, InterpolatedCurvature),
+        ({"over_tasks": "square-of-sum", "anchors": "latest"}, BatchCurvature),
+    ],
+)
+def test_every_form_is_a_method_of_its_own(settings: dict[str, object], kind: type[eg.Method]) -> None:
+    """The paper's method is an average composed with one of four forms, which can be had alone."""
+    setting, whole = make("gcn"), curvature(**settings)
+    own = {key: value for key, value in settings.items() if key in kind.__dataclass_fields__}
+    average, form = whole.methods
+    assert type(average) is EMA
+    assert form == kind(strength=STRENGTH, **own)
+    found = []
+    for method in (whole, kind(strength=STRENGTH, **own)):
+        context = setting.context()
+        method.start_task(context)
+        after(setting, context, method)
+        context.generator = seeded()
+        found.append(torch.stack([pull(method, context) for _ in range(2)]))
+    close(found[0], found[1], 0.0)
+
+
 # wrong use
 
 
@@ -384,7 +425,18 @@ def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> 
         OnlineCurvature(**settings)
 
 
-@pytest.mark.parametrize("method", [OnlineCurvature(), OnlineCurvature(estimator="queue"), eg.EWCPlusPlus()], ids=repr)
+@pytest.mark.parametrize(
+    "method",
+    [
+        OnlineCurvature(),
+        OnlineCurvature(estimator="queue"),
+        BatchCurvature(),
+        QueueCurvature(),
+        InterpolatedCurvature(),
+        eg.EWCPlusPlus(),
+    ],
+    ids=repr,
+)
 def test_dropout_is_refused_before_the_first_step(method: eg.Method, small_stream: eg.TaskStream) -> None:
     learner = eg.Learner(eg.GCN(hidden=4, dropout=0.5), method, epochs=1, device="cpu")
     with pytest.raises(eg.EvergraphError, match=r"draws random numbers .* set dropout=0"):
@@ -392,8 +444,8 @@ def test_dropout_is_refused_before_the_first_step(method: eg.Method, small_strea
     assert learner.num_tasks == 0
 
 
-@pytest.mark.parametrize("name", ["ewc", "online-ewc", "mas", "kfac", "si", "lwf", "twp"])
-def test_methods_that_measure_at_a_tasks_end_take_dropout(name: str, small_stream: eg.TaskStream) -> None:
+@pytest.mark.parametrize("name", ["ewc", "online-ewc", "mas", "kfac", "si", "lwf", "twp", "stand-in-curvature"])
+def test_methods_that_measure_in_evaluation_mode_accept_dropout(name: str, small_stream: eg.TaskStream) -> None:
     learner = eg.Learner(eg.GCN(hidden=4, dropout=0.5), eg.METHODS[name](), epochs=1, device="cpu")
     for task in list(small_stream)[:2]:
         learner.learn(task)

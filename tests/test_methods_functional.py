@@ -9,7 +9,6 @@ import evergraph as eg
 from brute_force import Setting, close, flat, make, pull, step_gradient
 from evergraph.methods import TWP, LwF, Method
 from evergraph.methods.twp import topology
-from evergraph.models.base import neighbourhoods
 
 # LwF
 
@@ -121,7 +120,7 @@ def test_twps_importance_by_hand(case: str, by_hand: object, batch_size: int | N
     method.end_task(context)
     params = list(setting.model.parameters())
     shape = torch.autograd.grad(by_hand(setting), params)  # type: ignore[operator]
-    loss = F.cross_entropy(setting.function(dict(setting.model.named_parameters())), setting.targets(setting.batch))
+    loss = F.cross_entropy(setting.model(setting.batch)[:, setting.scope], setting.positions)
     task = torch.autograd.grad(loss, params)
     parts = [20.0 * t.square().flatten() + 3.0 * s.square().flatten() for t, s in zip(task, shape)]
     close(flat(method.importance_), torch.cat(parts))
@@ -134,7 +133,7 @@ def test_twps_importance_by_hand(case: str, by_hand: object, batch_size: int | N
 def test_the_topology_of_a_batch_is_the_sum_over_its_nodes(case: str) -> None:
     setting = make(case)
     context = setting.context()
-    shown = neighbourhoods(setting.model, setting.graph, propagate=False)
+    shown = setting.problem.batcher(setting.model, setting.graph, show_edges=True)
     together = topology(context, shown.batch(setting.nodes))
     single = sum(topology(context, shown.batch(node.reshape(1))) for node in setting.nodes)
     close(together, single)

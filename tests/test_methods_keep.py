@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 import evergraph as eg
-from evergraph.cli import app
-from evergraph.data.made import digits
+from evergraph.cli import make_app
+from evergraph.data.datasets.digits import digits
+from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods import METHODS
-from evergraph.results import average_forgetting, average_performance
 
 
 def outcome(method: eg.Method, stream: eg.TaskStream, **training: object) -> tuple[float, float]:
@@ -56,7 +56,7 @@ def test_on_coauthor_cs_curvature_keeps_clearly_more_than_fine_tuning(
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_from_the_command_line(name: str, tmp_path: Path) -> None:
     options = ["--epochs", "1", "--hidden", "16", "--json", "--out", str(tmp_path / "run")]
-    done = CliRunner().invoke(app, ["run", "digits", "--method", name, *options])
+    done = CliRunner().invoke(make_app(), ["run", "digits", "--method", name, *options])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert result["method"] == name

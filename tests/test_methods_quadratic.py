@@ -20,11 +20,12 @@ from brute_force import (
     seeded,
     step_gradient,
 )
+from evergraph.core.params import Params
 from evergraph.curvature import pick_labels, regularizer
 from evergraph.methods import EWC, KFAC, MAS, SI, EWCPlusPlus, Method, OnlineEWC
 from evergraph.methods.base import Context
 from evergraph.methods.quadratic import Quadratic
-from evergraph.params import Params
+from evergraph.problems import NodeClassification
 from test_curvature_nodes import brute_factors
 
 STRENGTH = 30.0
@@ -44,7 +45,7 @@ def fisher_at(setting: Setting, seed: int, labels: str = "empirical") -> Tensor:
     setting.load(setting.direction(seed))
     picked = None
     if labels == "sample":
-        picked = pick_labels(setting.function(setting.params), "sample", generator=seeded())
+        picked = pick_labels(setting.problem, setting.function(setting.params), "sample", generator=seeded())
     diagonal = brute_fisher(setting, labels, picked).diagonal() / setting.nodes.numel()
     setting.load(theta)
     return diagonal
@@ -62,8 +63,8 @@ def test_ewc_is_the_framework_at_the_old_point_with_a_diagonal(case: str, labels
     ended(method, setting, context, 1)
     context.generator = seeded()
     value, gradient = regularizer(
-        setting.function, setting.params, [setting.direction(1)],
-        point=0.0, labels=labels, structure="diagonal", targets=setting.targets(setting.batch), generator=seeded(),
+        setting.function, setting.params, [setting.direction(1)], setting.problem,
+        point=0.0, labels=labels, structure="diagonal", targets=setting.batch.y, generator=seeded(),
     )  # fmt: skip
     share = STRENGTH / (setting.nodes.numel() if reduction == "mean" else 1)
     close(pull(method, context), share * flat(gradient))
@@ -85,7 +86,8 @@ def test_the_merged_quadratic_is_the_sum_over_tasks_constant_included() -> None:
     scopes = [(0, 1), (2, 3), (0, 3)]  # three tasks with nodes of their own
     value, gradient = 0.0, torch.zeros_like(flat(setting.params))
     for seed, scope in enumerate(scopes, start=1):
-        task = Setting(setting.graph, setting.model, setting.hoods, *_scope(setting, scope))
+        nodes = torch.nonzero(torch.isin(setting.batcher.y, torch.tensor(scope))).reshape(-1)
+        task = Setting(setting.graph, setting.model, setting.batcher, NodeClassification(scope), nodes)
         ended(method, task, task.context(), seed)
         gap, fisher = flat(setting.params) - flat(setting.direction(seed)), fisher_at(task, seed)
         value += float(STRENGTH / 2 * (fisher * gap.square()).sum())
@@ -93,11 +95,6 @@ def test_the_merged_quadratic_is_the_sum_over_tasks_constant_included() -> None:
     assert method.value(setting.params) == pytest.approx(value, rel=1e-12)
     close(pull(method, setting.context()), gradient)
     assert len(method.state_dict()) == 3  # one importance, one anchor, one number
-
-
-def _scope(setting: Setting, classes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    scope = torch.tensor(classes)
-    return scope, torch.nonzero(torch.isin(setting.hoods.y, scope)).reshape(-1)
 
 
 def test_parameters_without_importance_stay_free() -> None:
@@ -137,7 +134,7 @@ def test_the_squared_batch_shortcut_is_the_fisher_at_batch_size_1_alone() -> Non
     assert (stored[None] - stored[4]).abs().max() > 0.01 * fisher.max()
 
 
-def test_the_shortcut_needs_one_label_a_node() -> None:
+def test_the_shortcut_needs_one_label_per_node() -> None:
     with pytest.raises(eg.EvergraphError, match="use labels=empirical"):
         EWC(fisher="squared-batch", labels="exact")
 
@@ -151,9 +148,9 @@ def test_ewc_plus_plus_is_a_moving_average_of_squared_gradients(case: str) -> No
     context, method = setting.context(), EWCPlusPlus(STRENGTH, decay=0.8)
     average = None
     for node in setting.nodes[:3]:
-        batch = setting.hoods.batch(node.reshape(1))  # for one node random signs do not matter
+        batch = setting.batcher.batch(node.reshape(1))  # for one node random signs do not matter
         step_gradient(method, context, batch)
-        label = int(setting.hoods.y[node])
+        label = int(setting.batcher.y[node])
         fresh = flat(node_gradient(setting, node, lambda z, k=label: z.log_softmax(0)[k])).square()
         average = fresh if average is None else 0.8 * average + 0.2 * fresh
     assert not method.importance_  # during the first task nothing pulls

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_geometric import nn as pyg
 
 import evergraph as eg
-from evergraph.data.made import sbm
+from evergraph.data.datasets.sbm import sbm
 from evergraph.models import ModuleModel, as_model, neighbourhoods
 from evergraph.models.base import GraphModel
 
@@ -215,7 +215,9 @@ def test_a_module_of_another_kind_is_refused() -> None:
     with pytest.raises(eg.EvergraphError, match=r"Linear: could not find out how many hops it looks"):
         as_model(nn.Linear(3, 2)).setup(3, 2)
     with pytest.raises(eg.EvergraphError, match="a model is a torch module, not str"):
-        eg.Learner("gcn")
+        as_model("gcn")
+    with pytest.raises(eg.EvergraphError, match="a model is a torch module, not int"):
+        eg.Learner(7)
 
 
 def test_measuring_the_reach_changes_nothing() -> None:

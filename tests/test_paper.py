@@ -23,14 +23,14 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph.data.official import OFFICIAL
+from evergraph.experiments.cells import Cell, Choice, _check, run_cells
+from evergraph.experiments.paper.experiment import run_paper
+from evergraph.experiments.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
+from evergraph.experiments.result_file import read_results
+from evergraph.experiments.run import RunSpec, run, run_seed
 from evergraph.methods import make_method
-from evergraph.paper.cells import Cell, Choice, _check, run_cells
-from evergraph.paper.experiment import run_paper
-from evergraph.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
-from evergraph.runs import RunSpec, run, run_seed
 from evergraph.training import Training
-from graph_files import npz_bytes, ogb_bytes, skewed_graph
+from graph_files import change_official, npz_bytes, ogb_bytes, skewed_graph
 
 TABLE_1 = ("ewc-empirical", "ewc-sample", "ewc-pred", "online-ewc-1", "online-ewc-095", "mas", "lwf", "twp")
 OURS = ("ours", "ours-without-ema")
@@ -48,9 +48,8 @@ def official(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     shutil.move(tmp_path / "unpacked/arxiv", root / "ogbn_arxiv")
     for name, graph in (("corafull", cora), ("ogbn-arxiv", arxiv)):
         counts = (graph.num_nodes, graph.num_features, graph.num_classes)
-        small = dataclasses.replace(OFFICIAL[name], counts=counts, url="", fingerprint="")
-        monkeypatch.setitem(OFFICIAL, name, small)
-    monkeypatch.setitem(OFFICIAL, "coauthor-cs", dataclasses.replace(OFFICIAL["coauthor-cs"], url=""))
+        change_official(monkeypatch, name, counts=counts, url="", fingerprint="")
+    change_official(monkeypatch, "coauthor-cs", url="")
     return root
 
 
@@ -117,12 +116,32 @@ def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
         assert (lines[2]["paper_ap"], lines[0]["paper_ap"]) == (str(printed[0]), "")
         assert (lines[0]["ap_task_mean"] == "") == (dataset == "coauthor-cs")
         assert r"\begin{tabular}" in (folder / "table.tex").read_text()
-        assert len(json.loads((folder / "table.json").read_text())) == 4
+        entries = read_results(folder)
+        measured = [key for key in entries if "/choose/" not in key]
+        assert sorted(measured) == sorted(f"paper/{dataset}/{row}" for row in rows if dataset != "coauthor-cs")
         if dataset != "coauthor-cs":
             assert {path.name for path in folder.glob("*.png")} == {"heatmaps.png", "final-row.png"}
-            result = json.loads((folder / "ours/result.json").read_text())
+            result = json.loads((tmp_path / "out/cells/paper" / dataset / "ours/result.json").read_text())
             tasks = 2
             assert len(result["matrices"][0]) == len(result["also_tested"]["seen"]["matrices"][0]) == tasks
+            assert {**entries[f"paper/{dataset}/ours"]["result"], "run_dir": result["run_dir"]} == result
+
+
+def test_cells_in_the_results_file_are_not_run_again(
+    official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither rows nor the trials that their settings were chosen by, even where the folders of the runs are gone."""
+    settings = {"seeds": 1, "device": "cpu", "data_root": official, "rows": ["finetune", "lwf"], "jobs": 1}
+    where = {"datasets": ("corafull",), "protocols": ("paper",), "out": tmp_path / "out", **settings}
+    run_paper(**where, epochs=1)
+    folder = tmp_path / "out/paper/corafull"
+    before = {name: (folder / name).read_bytes() for name in ("results.jsonl", "table.md", "table.csv", "table.tex")}
+    shutil.rmtree(tmp_path / "out/cells")
+    monkeypatch.setattr("evergraph.training.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
+    run_paper(**where, epochs=1)
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    with pytest.raises(eg.EvergraphError, match=r"results\.jsonl: paper/corafull/.* was run with other settings"):
+        run_paper(**where, epochs=2)
 
 
 def trial_results(choice: Choice, matrices: list[list[list[float | None]]]) -> dict[str, dict[str, object]]:
@@ -163,7 +182,7 @@ def test_finished_cells_are_never_run_again(tmp_path: Path, monkeypatch: pytest.
         for name in ("finetune", "ema")
     ]
     first = run_cells(cells, tmp_path)
-    monkeypatch.setattr("evergraph.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr("evergraph.training.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
     again = run_cells(cells, tmp_path)
     assert {key: result["matrices"] for key, result in again.items()} == {
         key: result["matrices"] for key, result in first.items()
@@ -171,7 +190,9 @@ def test_finished_cells_are_never_run_again(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
-    spec = RunSpec("sbm:nodes=60,classes=4", training=Training(epochs=2), device="cpu", seeds=[0, 1])
+    spec = RunSpec(
+        "sbm:nodes=60,classes=4", method="curvature", training=Training(epochs=2), device="cpu", seeds=[0, 1]
+    )
     cells = [Cell("a", spec), Cell("b", dataclasses.replace(spec, method="ewc"))]
     trials = tuple(Cell(f"trial-{n}", dataclasses.replace(spec, seeds=[n], validate=True)) for n in (0, 1))
 
@@ -189,7 +210,9 @@ def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
 
 def test_seeds_that_begin_one_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process writes run.json between two looks of this one."""
-    spec = RunSpec("sbm:nodes=60,classes=4", training=Training(epochs=1), device="cpu", seeds=[0, 1])
+    spec = RunSpec(
+        "sbm:nodes=60,classes=4", method="curvature", training=Training(epochs=1), device="cpu", seeds=[0, 1]
+    )
     folder, listed = tmp_path / "cell", Path.iterdir
 
     def other_first(path: Path) -> Iterator[Path]:
@@ -200,7 +223,7 @@ def test_seeds_that_begin_one_run_at_the_same_time(tmp_path: Path, monkeypatch: 
     folder.mkdir()
     monkeypatch.setattr(Path, "iterdir", other_first)
     run_seed(spec, folder, 0)
-    monkeypatch.setattr("evergraph.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr("evergraph.training.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
     assert len(run(spec, folder, resume=True)["matrices"]) == 2
 
 

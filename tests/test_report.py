@@ -5,6 +5,8 @@ import io
 import itertools
 import json
 import re
+import shutil
+import statistics
 import time
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -12,11 +14,12 @@ from xml.etree import ElementTree
 import pytest
 
 from browser import chromium, look
-from evergraph import report
 from evergraph.errors import EvergraphError
-from evergraph.report import payload, render, write_report
-from evergraph.report.collect import find_runs, read_runs
-from evergraph.results import average_forgetting, average_performance, mean_std
+from evergraph.evaluation import METRICS, SUMMARIES, Metric, Summary, average_forgetting, average_performance, mean_std
+from evergraph.experiments import RunSpec, report
+from evergraph.experiments.report import payload, render, write_report
+from evergraph.experiments.report.collect import find_runs, read_runs
+from evergraph.experiments.result_file import CELLS, RESULTS, write_results
 
 EVIL = '</script><script>document.title="broken"</script><img src=x onerror=alert(1)>\u2028&"\''
 MATRICES = {
@@ -24,6 +27,7 @@ MATRICES = {
     "curvature": [[[90, None, None], [80, 85, None], [70, 75, 80]], [[92, None, None], [82, 87, None], [72, 77, 82]]],
     "joint": [[[91, None, None], [90, 96, None], [90, 95, 97]], [[93, None, None], [92, 94, None], [92, 93, 95]]],
 }
+ACCESS = {"keeps": ["statistics", "graphs"], "old_labels": True, "task_identity": False, "transductive": False}
 
 
 def write_run(folder, method, matrices, *, log=True, **changes):
@@ -82,6 +86,28 @@ def test_the_numbers_are_those_of_the_runs(comparison):
     assert finetune["learning"]["values"] == pytest.approx([90, 260 / 3], rel=1e-5)
 
 
+def test_everything_that_the_page_draws_is_computed_in_python(comparison):
+    """Against loops: AP after each task, means, spreads and changes since learned, over seeds and for each seed."""
+    for run in read_runs(find_runs([comparison])[0]):
+        matrices = MATRICES[run["method"]]
+        for t in range(3):
+            ap = [sum(matrix[t][: t + 1]) / (t + 1) for matrix in matrices]
+            assert [curve[t] for curve in run["seed_anytime"]] == pytest.approx(ap, rel=1e-5)
+            assert run["anytime"][t]["mean"] == pytest.approx(statistics.mean(ap), rel=1e-5)
+            assert run["anytime"][t]["std"] == pytest.approx(statistics.stdev(ap), rel=1e-5)
+            for i in range(3):
+                if i > t:
+                    assert run["mean_matrix"][t][i] is None
+                    assert run["mean_change"][t][i] is None
+                    continue
+                values = [matrix[t][i] for matrix in matrices]
+                changes = [matrix[t][i] - matrix[i][i] for matrix in matrices]
+                assert run["mean_matrix"][t][i] == pytest.approx(statistics.mean(values), rel=1e-5)
+                assert run["spread_matrix"][t][i] == pytest.approx(statistics.stdev(values), rel=1e-5)
+                assert [change[t][i] for change in run["changes"]] == changes
+                assert run["mean_change"][t][i] == pytest.approx(statistics.mean(changes), rel=1e-5)
+
+
 def test_runs_of_one_method_are_told_apart(tmp_path):
     for name, changes in {
         "a": {},
@@ -106,6 +132,145 @@ def test_other_test_graphs_are_rows_of_their_own(tmp_path):
     assert [run["protocol"]["test_graph"] for run in runs] == ["task", "seen"]
     assert [run["label"] for run in runs] == ["ewc (test_graph task)", "ewc (test_graph seen)"]
     assert runs[1]["metrics"]["ap"]["values"][0] == pytest.approx(125 / 3, rel=1e-5)
+
+
+def test_streams_tell_runs_apart_without_all_that_follows_from_them(tmp_path):
+    for name, tasks in {"digits": 5, "letters": 13}.items():
+        protocol = {"stream": name, "tasks": tasks, "classes_per_task": 26 // tasks}
+        write_run(tmp_path / name, "ewc", MATRICES["joint"], stream=name, protocol=protocol)
+    runs = read_runs(find_runs([tmp_path])[0])
+    assert [run["label"] for run in runs] == ["ewc (stream digits)", "ewc (stream letters)"]
+    assert payload(runs)["unlike"] == ["stream", "protocol.tasks", "protocol.classes_per_task"]
+
+
+def test_another_model_is_named_without_the_settings_that_only_one_has(tmp_path):
+    write_run(tmp_path / "a", "ewc", MATRICES["joint"])
+    write_run(tmp_path / "b", "auto", MATRICES["joint"], model={"name": "random-features", "hidden": 64, "blocks": 3})
+    assert payload(read_runs(find_runs([tmp_path])[0]))["unlike"] == ["model.name"]
+
+
+def results_file(folder, names=("finetune", "joint"), prefix="", **changes):
+    """A folder with a results file, as `compare` and `paper` leave it, and the folders of its cells."""
+    keys = {f"{prefix}{name}": name for name in names}
+    top = folder.parents[prefix.count("/") - 1] if prefix else folder
+    for key, name in keys.items():
+        write_run(top / CELLS / key, name, MATRICES[name], **changes)
+    results = {key: json.loads((top / CELLS / key / "result.json").read_text()) for key in keys}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_results(folder, {key: RunSpec("digits", method=name) for key, name in keys.items()}, results)
+    return top
+
+
+def test_a_results_file_alone_makes_a_report(tmp_path, evergraph):
+    results_file(tmp_path)
+    beside = read_runs(find_runs([tmp_path])[0])
+    shutil.rmtree(tmp_path / CELLS)
+    alone = read_runs(find_runs([tmp_path])[0])
+    assert [run["label"] for run in alone] == ["finetune", "joint"]
+    assert [len(run["curves"]) for run in beside] == [2, 2]
+    assert [len(run["curves"]) for run in alone] == [0, 0]
+    assert alone[0]["folder"] == f"{tmp_path / RESULTS}: finetune"
+    for with_cells, without in zip(beside, alone):
+        assert with_cells["metrics"] == without["metrics"]
+        assert with_cells["matrices"] == without["matrices"] == MATRICES[without["method"]]
+    status, printed, _ = evergraph("report", tmp_path, "--json")
+    assert status == 0
+    said = json.loads(printed)
+    assert said["report"] == str(tmp_path / "report.html")
+    assert {name.split("/")[-1].split(".")[0] for name in said["figures"]} == {"heatmaps", "tasks", "anytime", "plane"}
+    data = json.loads(Scripts((tmp_path / "report.html").read_text()).scripts[0])
+    assert [run["label"] for run in data["runs"]] == ["finetune", "joint"]
+
+
+def test_results_files_further_down_and_cells_further_up(tmp_path, monkeypatch):
+    folder = tmp_path / "out" / "best" / "cs"
+    top = results_file(folder, prefix="best/cs/")
+    for path in (folder, top):  # the protocol's own folder, and that of the whole experiment: no run twice
+        finished, unfinished = find_runs([path])
+        assert (finished, unfinished) == ([folder], [])
+        assert [(run["label"], len(run["curves"])) for run in read_runs(finished)] == [("finetune", 2), ("joint", 2)]
+    monkeypatch.chdir(folder)
+    assert [len(run["curves"]) for run in read_runs(find_runs(["."])[0])] == [2, 2]
+    shutil.rmtree(top / CELLS)
+    assert [run["label"] for run in read_runs(find_runs([top])[0])] == ["finetune", "joint"]
+
+
+def test_runs_that_the_results_file_does_not_list(tmp_path):
+    results_file(tmp_path)
+    write_run(tmp_path / CELLS / "curvature", "curvature", MATRICES["curvature"])
+    (tmp_path / CELLS / "mas").mkdir()
+    (tmp_path / CELLS / "mas" / "run.json").write_text("{}")
+    finished, unfinished = find_runs([tmp_path, tmp_path / CELLS / "joint"])
+    assert unfinished == [tmp_path / CELLS / "mas"]
+    assert [run["label"] for run in read_runs(finished)] == ["finetune", "joint", "curvature"]
+
+
+def test_damaged_results_files(tmp_path, evergraph):
+    (tmp_path / RESULTS).write_text("")
+    assert "holds no run" in bad(evergraph, "report", tmp_path)
+    (tmp_path / RESULTS).write_text('{"key": "a", "spec": {}, "result": {"stream": "digits", "method": "ewc"}}\n')
+    assert "has no protocol, seeds, matrices" in bad(evergraph, "report", tmp_path)
+    (tmp_path / RESULTS).write_text('{"key": ')
+    assert "is damaged" in bad(evergraph, "report", tmp_path)
+
+
+@pytest.fixture
+def worst_task():
+    """A summary as another package would register it."""
+    summary = Summary("worst", "Worst task", "The lowest value after the last task.", lambda matrix: min(matrix[-1]))
+    yield SUMMARIES.register(summary)
+    SUMMARIES.remove("worst")
+
+
+def test_a_registered_summary_is_in_the_data(comparison, worst_task):
+    data = payload(read_runs(find_runs([comparison])[0]))
+    assert [summary["name"] for summary in data["summaries"]] == ["ap", "af", "anytime", "learning", "worst"]
+    assert data["summaries"][-1] == {"name": "worst", "title": "Worst task", "about": worst_task.about}
+    assert [run["metrics"]["worst"]["values"] for run in data["runs"]] == [[70, 72], [10, 20], [90, 92]]
+
+
+def test_a_summary_that_only_the_results_know_is_kept(tmp_path):
+    recorded = {"ap": {"mean": 0, "std": 0, "values": [0, 0]}, "theirs": {"mean": 3, "std": 1, "values": [2, 4]}}
+    write_run(tmp_path / "a", "ewc", MATRICES["joint"], metrics=recorded)
+    write_run(tmp_path / "b", "mas", MATRICES["joint"])
+    data = payload(read_runs(find_runs([tmp_path])[0]))
+    assert [summary["name"] for summary in data["summaries"]][-1] == "theirs"
+    assert data["runs"][0]["metrics"]["theirs"] == recorded["theirs"]
+    assert data["runs"][0]["metrics"]["ap"]["mean"] == pytest.approx(mean_std([94, 280 / 3])["mean"], rel=1e-5)
+
+
+def test_what_a_method_keeps_is_in_the_data(tmp_path):
+    write_run(tmp_path / "a", "auto", MATRICES["joint"], access=ACCESS, kept_bytes=[[10, 20, 3000], [10, 20, 2000]])
+    write_run(tmp_path / "b", "finetune", MATRICES["finetune"], access={**ACCESS, "keeps": [], "old_labels": False})
+    write_run(tmp_path / "c", "old", MATRICES["joint"])  # version 0.1 recorded neither
+    runs = read_runs(find_runs([tmp_path])[0])
+    assert [run["access"].get("keeps") for run in runs] == ["statistics, graphs", "nothing", None]
+    assert [run["access"].get("old_labels") for run in runs] == ["yes", "no", None]
+    assert [run["kept_bytes"] for run in runs] == [3000, None, None]
+
+
+@pytest.fixture
+def error_metric():
+    """A metric in no percent, where lower is better."""
+    yield METRICS.register(Metric("error", "squared error", lambda outputs, targets, units: 0.0, False))
+    METRICS.remove("error")
+
+
+def test_the_metric_and_its_scale(tmp_path, error_metric):
+    accuracies = read_runs([write_run(tmp_path / "a", "ewc", MATRICES["joint"])])
+    data = payload(accuracies)
+    assert (data["metric"]["title"], data["scale"]) == ("accuracy (%)", (0, 100))
+    balanced = [write_run(tmp_path / "b", "ewc", MATRICES["joint"], protocol={"metric": "balanced-accuracy"})]
+    data = payload(read_runs(balanced))
+    assert (data["metric"]["quantity"], data["metric"]["unit"]) == ("balanced accuracy", "%")
+    small = [[[0.5, None], [1.5, 0.25]]]
+    errors = read_runs([write_run(tmp_path / "c", "ewc", small, log=False, protocol={"metric": "error"})])
+    data = payload(errors)
+    assert (data["metric"]["title"], data["metric"]["unit"], data["scale"]) == ("squared error", "", (0.25, 1.5))
+    assert data["metric"]["higher_is_better"] is False
+    mixed = payload([*accuracies, *errors])
+    assert (mixed["metric"]["title"], mixed["metric"]["higher_is_better"]) == ("metric", None)
+    assert "protocol.metric" in mixed["unlike"]
 
 
 class Scripts(HTMLParser):
@@ -281,7 +446,7 @@ def test_the_heatmap_answers_to_pointer_and_keyboard(opened):
     assert figure.find_element("css selector", ".readout").text == tip.text.replace("\n", ": ")
     ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
     assert not tip.is_displayed()
-    # the keyboard: one tab stop a heatmap, arrows inside it
+    # the keyboard: one tab stop per heatmap, arrows inside it
     first = figure.find_element("css selector", ".cell[tabindex='0']")
     assert len(figure.find_elements("css selector", ".cell[tabindex='0']")) == 1
     browser.execute_script("arguments[0].focus()", first)
@@ -308,7 +473,7 @@ def test_single_seeds_and_the_change_since_learned(opened):
     assert run_js(browser, text) == ["90", "40", "95", "10", "30", "85"]
     view.select_by_value("change")
     assert run_js(browser, text) == ["0", "−50", "0", "−80", "−65", "0"]
-    view.select_by_value("accuracy")
+    view.select_by_value("value")
     seed.select_by_value("mean")
 
 
@@ -370,6 +535,152 @@ def test_downloads(opened):
         assert "var(--" not in text  # colours are written out
         assert len(list(picture.iter("{http://www.w3.org/2000/svg}text"))) > 5
     no_errors(browser)
+
+
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory):
+    """Opens a page made from the runs in a folder, with its data changed before it is written."""
+    folder = tmp_path_factory.mktemp("visits")
+    with chromium(folder / "profile", folder / "downloads") as browser:
+        look(browser, 1280)
+
+        def open_page(runs, change=lambda data: None):
+            data = payload(read_runs(find_runs([runs])[0]))
+            change(data)
+            (folder / "page.html").write_text(render(data), encoding="utf-8")
+            browser.get((folder / "page.html").as_uri())
+            assert run_js(browser, "return document.documentElement.dataset.ready") == "yes"
+            no_errors(browser)
+            return browser
+
+        yield open_page
+
+
+def labels(browser, selector):
+    return run_js(
+        browser,
+        "return [...document.querySelectorAll(arguments[0])].map((node) => node.getAttribute('aria-label'))",
+        selector,
+    )
+
+
+def table(browser):
+    """The comparison as a dictionary per run."""
+    heads, *rows = run_js(
+        browser,
+        "return [...document.querySelectorAll('#table tr')]"
+        ".map((row) => [...row.children].map((cell) => cell.innerText.trim()))",
+    )
+    return {row[0]: dict(zip(heads, row)) for row in rows}
+
+
+def signed(value):
+    return f"{value:.1f}".replace("-", "−")
+
+
+def test_the_numbers_on_the_page_are_pythons(visit, comparison):
+    browser = visit(comparison)
+    shown = labels(browser, "#anytime .hit")
+    rows = table(browser)
+    for run in read_runs(find_runs([comparison])[0]):
+        name, matrices = run["label"], MATRICES[run["method"]]
+        for t in range(3):
+            ap = mean_std([average_performance(matrix, t) for matrix in matrices])
+            assert f"{name}, after task {t + 1}, AP {ap['mean']:.1f} ± {ap['std']:.1f} %" in shown
+        for key, function in {"AP": average_performance, "AF": average_forgetting}.items():
+            found = mean_std([function(matrix) for matrix in matrices])
+            assert rows[name][key].removeprefix("★ ") == f"{signed(found['mean'])} ± {signed(found['std'])}"
+        number = ["curvature", "finetune", "joint"].index(name)
+        cells = labels(browser, f"#heatmap-panels figure[data-run='{number}'] .cell")
+        values = {(t, i): [matrix[t][i] for matrix in matrices] for t in range(3) for i in range(t + 1)}
+        for text, ((t, i), seeds) in zip(cells, values.items(), strict=True):
+            found = mean_std(seeds)
+            change = found["mean"] - statistics.mean(values[i, i])
+            assert f", {found['mean']:.1f} ± {found['std']:.1f} %" in text
+            sign = "+" if f"{change:.1f}" not in {"0.0", "-0.0"} and change > 0 else ""
+            assert text.endswith("just learned" if i == t else f", {sign}{signed(change)} since it was learned")
+
+
+def test_the_page_reads_results_and_knows_no_formula(visit, comparison):
+    def change(data):
+        run = data["runs"][0]
+        run["anytime"][1] = {"mean": 12.3, "std": 4.5}
+        run["mean_matrix"][2][0], run["spread_matrix"][2][0], run["mean_change"][2][0] = 6.5, 0.25, -1.5
+        run["metrics"]["af"] |= {"mean": 77.7, "std": 8.8}
+
+    browser = visit(comparison, change)
+    assert "curvature, after task 2, AP 12.3 ± 4.5 %" in labels(browser, "#anytime .hit")
+    cell = labels(browser, "#heatmap-panels figure[data-run='0'] .cell[data-row='2'][data-column='0']")
+    assert cell == ["After task 3, task 1 (0, 1), 6.5 ± 0.3 %, −1.5 since it was learned"]
+    assert table(browser)["curvature"]["AF"] == "77.7 ± 8.8"
+
+
+def test_a_registered_summary_has_its_column(visit, comparison, worst_task):
+    browser = visit(comparison)
+    assert {name: row["Worst task"] for name, row in table(browser).items()} == {
+        "joint": "91.0 ± 1.4",
+        "curvature": "71.0 ± 1.4",
+        "finetune": "15.0 ± 7.1",
+    }
+    run_js(browser, "document.querySelector('details.help').open = true")
+    text = browser.find_element("id", "summaries").text
+    for summary in SUMMARIES.values():
+        assert summary.title in text
+        assert summary.about in text
+    heads = browser.find_elements("css selector", "#table thead button")
+    assert next(head for head in heads if head.text.startswith("Worst task")).get_attribute("title") == worst_task.about
+
+
+def test_what_a_method_keeps_stands_beside_its_numbers(visit, tmp_path):
+    kept = {"kept_bytes": [[1, 2, 420_618_456], [1, 2, 420_000_000]], "access": ACCESS}
+    write_run(tmp_path / "auto", "auto", MATRICES["joint"], **kept)
+    nothing = {"keeps": [], "old_labels": False, "task_identity": False, "transductive": False}
+    write_run(tmp_path / "finetune", "finetune", MATRICES["finetune"], access=nothing, kept_bytes=[[0, 0, 0]] * 2)
+    write_run(tmp_path / "old", "old", MATRICES["curvature"])
+    browser = visit(tmp_path)
+    rows = table(browser)
+    columns = ("Keeps", "Bytes kept", "Old labels", "Task identity")
+    assert [rows["auto"][key] for key in columns] == ["statistics, graphs", "420.6 MB", "yes", "no"]
+    assert [rows["finetune"][key] for key in columns] == ["nothing", "0 B", "no", "no"]
+    assert [rows["old"][key] for key in columns] == ["–", "–", "–", "–"]
+    assert "420,618,456 bytes" in run_js(browser, "return document.querySelector('#table').outerHTML")
+    cards = run_js(
+        browser, "return [...document.querySelectorAll('#protocol-cards article')].map((c) => c.textContent)"
+    )
+    assert "keeps statistics, graphs (420.6 MB)" in cards[0]
+    assert "bytes kept420,618,456 after the last task" in cards[0]
+    assert "transductiveno" in cards[0]
+    assert "; keeps" not in cards[2]
+    assert "What it keeps" not in cards[2]
+    run_js(browser, "document.querySelectorAll('details').forEach((node) => { node.open = true; })")
+    look(browser, 390, phone=True)
+    time.sleep(0.2)
+    assert run_js(browser, OVERFLOW) == []
+    assert run_js(browser, CONTRAST) == []
+    look(browser, 1280)
+
+
+def test_runs_that_say_nothing_of_what_they_keep_have_no_such_columns(visit, comparison):
+    heads = next(iter(table(visit(comparison)).values()))
+    assert list(heads) == ["Run", "AP", "AF", "Anytime", "When learned", "Seconds"]
+
+
+def test_another_metric_labels_axes_and_heatmaps(visit, tmp_path, error_metric):
+    rows = {"good": [[[0.5, None], [0.75, 0.25]]], "poor": [[[0.5, None], [1.5, 0.25]]]}
+    for name, matrices in rows.items():
+        write_run(tmp_path / name, name, matrices, log=False, protocol={"metric": "error"})
+    browser = visit(tmp_path)
+    assert browser.find_element("id", "heatmaps-title").text == "Squared error matrices"
+    texts = {selector: browser.find_element("css selector", selector).text for selector in
+             ("#anytime svg", "#task-panels svg", "#heatmap-panels svg", "#scale")}  # fmt: skip
+    assert "AP: squared error" in texts["#anytime svg"]
+    assert "squared error" in texts["#task-panels svg"]
+    assert "squared error on task" in texts["#heatmap-panels svg"]
+    assert texts["#scale"].split() == ["0.25", "1.50"]
+    assert "%" not in "".join(texts.values())
+    assert list(table(browser)) == ["good", "poor"]  # the lower error comes first
+    assert table(browser)["good"]["AP"] == "0.50"
+    assert browser.find_element("css selector", ".best").text.endswith("0.50")
 
 
 OVERFLOW = """

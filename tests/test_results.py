@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import evergraph as eg
-from evergraph.results import (
+from evergraph.evaluation import (
     Evaluation,
     as_array,
     average_anytime,

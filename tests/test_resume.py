@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph import checkpoint, runs
-from evergraph.data.made import sbm
+from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
-from evergraph.learner import Learner
-from evergraph.training import Training
+from evergraph.experiments.run import read_result, run
+from evergraph.experiments.specification import RunSpec
+from evergraph.methods import make_method, preferred_model
+from evergraph.models import MODELS, make_model
+from evergraph.training import Training, driver
+from evergraph.training.learner import Learner
 
 STREAM = "sbm:nodes=120,classes=4,features=8,signal=3"
 
@@ -28,8 +31,9 @@ def stream():
 
 def learner(method="finetune", model=None, **settings):
     settings = {"epochs": 4, "batch_size": 16, "device": "cpu", **settings}
-    hidden = {"hidden": 8 if runs.model_for(method).hyperparameters()["hidden"] == 256 else 64}
-    return Learner(model or runs.model_for(method, "", hidden), eg.methods.make_method(method), **settings)
+    preferred = preferred_model(method)
+    hidden = 8 if MODELS[preferred]().hyperparameters()["hidden"] == 256 else 64
+    return Learner(model or make_model(preferred, hidden=hidden), make_method(method), **settings)
 
 
 def learn_all(one, stream, keep=None):
@@ -41,7 +45,7 @@ def learn_all(one, stream, keep=None):
             if folder:
                 one.save(folder)
 
-        one.learn(one.tasks_of(stream)[index], on_epoch)
+        one.learn(stream[index], on_epoch)
         folder = keep(index, None) if keep else None
         if folder:
             one.save(folder)
@@ -77,8 +81,8 @@ def test_a_loaded_learner_goes_on_bit_for_bit(tmp_path, stream, case):
         for (name, a), b in zip(whole.model.named_parameters(), loaded.model.parameters()):
             assert torch.equal(a, b), f"{folder.name}: {name}"
         assert loaded.evaluate(stream) == whole.evaluate(stream)
-        assert torch.equal(loaded._random_state, whole._random_state)
-        assert torch.equal(loaded._generator.get_state(), whole._generator.get_state())
+        assert torch.equal(loaded.random_state, whole.random_state)
+        assert torch.equal(loaded.generator.get_state(), whole.generator.get_state())
 
 
 def test_a_learner_does_not_disturb_anybody_elses_random_numbers(stream):
@@ -95,7 +99,7 @@ def test_a_learner_does_not_disturb_anybody_elses_random_numbers(stream):
 def spec(**changes):
     settings = {"epochs": 2, "batch_size": 32, **changes.pop("training", {})}
     given = {"method": "curvature", "model_settings": {"hidden": 8}, "training": Training(**settings), **changes}
-    return runs.RunSpec(source=STREAM, device="cpu", **given)
+    return RunSpec(source=STREAM, device="cpu", **given)
 
 
 class Killed(BaseException):
@@ -103,8 +107,8 @@ class Killed(BaseException):
 
 
 def test_stopped_before_every_single_write(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
-    whole = runs.run(spec(), tmp_path / "whole")
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
+    whole = run(spec(), tmp_path / "whole")
     real, stops = os.replace, 0
     for at in range(1, 100):
         left = at
@@ -118,13 +122,13 @@ def test_stopped_before_every_single_write(tmp_path, monkeypatch):
 
         folder = tmp_path / f"stopped-{at}"
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint.os, "replace", replace)
+            patch.setattr(os, "replace", replace)
             try:
-                runs.run(spec(), folder)
+                run(spec(), folder)
                 break
             except Killed:
                 stops += 1
-        result = runs.run(spec(), folder, resume=True)
+        result = run(spec(), folder, resume=True)
         assert result["matrices"] == whole["matrices"], at
         assert (folder / "seed-0" / "log.csv").read_text() == (tmp_path / "whole" / "seed-0" / "log.csv").read_text()
         assert {path.name for path in folder.rglob("*")} == {
@@ -138,8 +142,8 @@ def test_stopped_before_every_single_write(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_stops_a_run_that_then_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
-    whole = runs.run(spec(), tmp_path / "whole")
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
+    whole = run(spec(), tmp_path / "whole")
     real, left = os.fsync, 9
 
     def fsync(handle):
@@ -150,13 +154,13 @@ def test_a_full_disk_stops_a_run_that_then_goes_on(tmp_path, monkeypatch):
         real(handle)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.os, "fsync", fsync)
+        patch.setattr(os, "fsync", fsync)
         with pytest.raises(EvergraphError, match=r"No space left on device.*go on with --resume"):
-            runs.run(spec(), tmp_path / "full")
+            run(spec(), tmp_path / "full")
     assert not (tmp_path / "full" / "result.json").exists()
     with pytest.raises(EvergraphError, match="holds a run that is not finished"):
-        runs.read_result(tmp_path / "full")
-    assert runs.run(spec(), tmp_path / "full", resume=True)["matrices"] == whole["matrices"]
+        read_result(tmp_path / "full")
+    assert run(spec(), tmp_path / "full", resume=True)["matrices"] == whole["matrices"]
 
 
 def test_twenty_processes_killed_at_random_moments(tmp_path):
@@ -176,10 +180,10 @@ def test_twenty_processes_killed_at_random_moments(tmp_path):
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path):
     def second(*_):
-        runs.run(spec(), tmp_path / "run", resume=True)
+        run(spec(), tmp_path / "run", resume=True)
 
     with pytest.raises(EvergraphError, match="another process is working in"):
-        runs.run(spec(), tmp_path / "run", on_progress=second)
+        run(spec(), tmp_path / "run", on_progress=second)
 
 
 def test_a_damaged_checkpoint_says_how_to_begin_anew(tmp_path, monkeypatch):
@@ -188,16 +192,16 @@ def test_a_damaged_checkpoint_says_how_to_begin_anew(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.run(spec(), tmp_path / "run", on_progress=stop)
+        run(spec(), tmp_path / "run", on_progress=stop)
     folder = tmp_path / "run" / "seed-0" / "checkpoint"
     tensors = next(folder.glob("tensors-*"))
     tensors.write_bytes(tensors.read_bytes()[:-1])
     with pytest.raises(EvergraphError, match=r"damaged .*; remove .*checkpoint to begin seed 0 anew"):
-        runs.run(spec(), tmp_path / "run", resume=True)
+        run(spec(), tmp_path / "run", resume=True)
     with pytest.raises(EvergraphError, match="holds a run with other settings"):
-        runs.run(spec(method="ewc"), tmp_path / "run", resume=True)
+        run(spec(method="ewc"), tmp_path / "run", resume=True)
     with pytest.raises(EvergraphError, match="add --resume to go on with it"):
-        runs.run(spec(), tmp_path / "run")
+        run(spec(), tmp_path / "run")
 
 
 def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, evergraph):
@@ -227,7 +231,7 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, evergrap
 
         return real(self, task, hook)
 
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "learn", stopped)
         status, _, error = evergraph(*words, "--out=my run", "--json")

@@ -10,8 +10,8 @@ from scipy import sparse as sp
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from evergraph.fast import fast_paths
-from evergraph.sparse import SparseMatrix, pair_product, sparse_product, take_rows, with_ones
+from evergraph.core.shortcuts import fast_paths
+from evergraph.core.sparse import SparseMatrix, pair_product, sparse_product, take_rows, with_ones
 
 
 def made(rows: int = 9, columns: int = 7, share: float = 0.4, dtype: torch.dtype = torch.float64) -> SparseMatrix:

@@ -6,8 +6,8 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
-from evergraph.data.arrange import split_nodes
-from evergraph.data.stream import PRESETS
+from evergraph.data import DATASETS, union
+from evergraph.data.arrangement import split_nodes
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_which_classes_arrive_when(skewed: eg.Graph, options: dict, expected: li
     assert [task.index for task in stream] == list(range(len(expected)))
     # labels are positions in the order of arrival
     for task in stream:
-        assert sorted(task.graph.y.unique().tolist()) == task.classes
+        assert sorted(task.graph.y.unique().tolist()) == task.class_positions
 
 
 def test_classes_and_unlabelled_nodes_left_out_are_gone(skewed: eg.Graph) -> None:
@@ -110,7 +110,7 @@ def test_the_split_is_sixty_twenty_twenty_of_each_class(skewed: eg.Graph) -> Non
         pieces = [set(part.tolist()) for part in (task.train, task.val, task.test)]
         assert set.union(*pieces) == set(range(task.graph.num_nodes))
         assert sum(map(len, pieces)) == task.graph.num_nodes  # no node twice
-        for position in task.classes:
+        for position in task.class_positions:
             size = int((task.graph.y == position).sum())
             shares = [int((task.graph.y[part] == position).sum()) for part in (task.train, task.val, task.test)]
             assert shares[:2] == [size * 3 // 5, size // 5]
@@ -133,7 +133,9 @@ def test_the_split_depends_on_the_seed_alone(skewed: eg.Graph) -> None:
             for key, found in parts.items():
                 nodes = getattr(task, key)
                 own = [
-                    nodes[task.graph.y[nodes] == p] for p, name in zip(task.classes, task.class_names) if name in "bf"
+                    nodes[task.graph.y[nodes] == p]
+                    for p, name in zip(task.class_positions, task.class_names)
+                    if name in "bf"
                 ]
                 found |= members(task, torch.cat([*own, nodes[:0]]))
         return parts
@@ -151,7 +153,7 @@ def test_the_split_depends_on_the_seed_alone(skewed: eg.Graph) -> None:
 
 def test_edges_between_tasks_dropped(small_stream: eg.TaskStream) -> None:
     for task in small_stream:
-        own = torch.isin(small_stream.graph.y, torch.tensor(task.classes)).nonzero().reshape(-1)
+        own = torch.isin(small_stream.graph.y, torch.tensor(task.class_positions)).nonzero().reshape(-1)
         expected = small_stream.graph.subgraph(own)
         assert torch.equal(task.graph.edge_index, expected.edge_index)
         assert torch.equal(task.graph.x, expected.x)
@@ -161,7 +163,7 @@ def test_edges_between_tasks_kept(small_graph: eg.Graph) -> None:
     stream = eg.TaskStream(small_graph, 2, edges_between_tasks=True)
     alone = eg.TaskStream(small_graph, 2)
     for task, lonely in zip(stream, alone):
-        so_far = (stream.graph.y <= task.classes[-1]).nonzero().reshape(-1)
+        so_far = (stream.graph.y <= task.class_positions[-1]).nonzero().reshape(-1)
         assert torch.equal(task.graph.edge_index, stream.graph.subgraph(so_far).edge_index)
         # trained and tested are the task's own nodes alone, the same as without the edges
         for part in ("train", "val", "test"):
@@ -181,7 +183,7 @@ def test_test_graph_task(small_stream: eg.TaskStream) -> None:
 def test_test_graph_seen(small_graph: eg.Graph) -> None:
     stream, alone = eg.TaskStream(small_graph, 2, test_graph="seen"), eg.TaskStream(small_graph, 2)
     for after in range(3):
-        so_far = (stream.graph.y <= stream[after].classes[-1]).nonzero().reshape(-1)
+        so_far = (stream.graph.y <= stream[after].class_positions[-1]).nonzero().reshape(-1)
         expected = stream.graph.subgraph(so_far)
         for index in range(after + 1):
             graph, nodes = stream.tests(after, index)
@@ -201,19 +203,42 @@ def test_candidates(small_graph: eg.Graph) -> None:
 
 
 @pytest.mark.parametrize(("options", "joined"), [({}, False), ({"test_graph": "seen"}, True)])
-def test_joint_streams_hold_all_data_so_far(small_graph: eg.Graph, options: dict, joined: bool) -> None:
+def test_all_tasks_so_far_hold_all_data_so_far(small_graph: eg.Graph, options: dict, joined: bool) -> None:
     stream = eg.TaskStream(small_graph, 2, **options)
-    joint = stream.joint()
+    joint = [stream.so_far(index) for index in range(len(stream))]
     assert len(joint) == 3
     for index, task in enumerate(joint):
-        assert task.classes == list(range(2 * index + 2))
+        assert task.class_positions == list(range(2 * index + 2))
         for part in ("train", "val", "test"):
-            union = set.union(*(members(t, getattr(t, part)) for t in list(stream)[: index + 1]))
-            assert members(task, getattr(task, part)) == union
+            everything = set.union(*(members(t, getattr(t, part)) for t in list(stream)[: index + 1]))
+            assert members(task, getattr(task, part)) == everything
+            assert stream[index].so_far is not None
+            assert torch.equal(getattr(stream[index].so_far(), part), getattr(task, part))
         apart = sum(t.graph.num_edges for t in list(stream)[: index + 1])
         assert (task.graph.num_edges > apart) == (joined and index > 0)
         assert joined or task.graph.num_edges == apart
-    assert torch.equal(joint[-1].train, joint[2].train)
+    assert stream[-1].so_far is not None
+    assert torch.equal(stream[-1].so_far().train, joint[2].train)
+
+
+def test_the_union_of_tasks_is_their_graphs_side_by_side(small_graph: eg.Graph) -> None:
+    """What the stream itself gives, where its tasks keep their own graphs; other names and orders are matched."""
+    stream = eg.TaskStream(small_graph, 2)
+    whole, theirs = union(list(stream)), stream.so_far(2)
+    assert whole.class_names == theirs.class_names
+    assert whole.graph.num_edges == theirs.graph.num_edges
+    for part in ("train", "val", "test"):
+        nodes, others = getattr(whole, part), getattr(theirs, part)
+        assert members(whole, nodes) == members(theirs, others)
+        by_features = {tuple(theirs.graph.x[node].tolist()): int(theirs.graph.y[node]) for node in others}
+        assert all(by_features[tuple(whole.graph.x[node].tolist())] == int(whole.graph.y[node]) for node in nodes)
+    first = eg.make_graph(np.eye(3), np.array([[0], [1]]), np.array([0, 1, -1]), class_names=["a", "b"])
+    second = eg.make_graph(np.ones((2, 3)), np.array([[1], [0]]), np.array([1, 0]), class_names=["c", "a"])
+    both = union([eg.Task.of(graph, hold_out=False) for graph in (first, second)])
+    assert (both.graph.class_names, both.class_names) == (["a", "b", "c"], ["a", "b", "c"])
+    assert both.graph.y.tolist() == [0, 1, -1, 0, 2]
+    assert both.graph.edge_index.tolist() == [[0, 4], [1, 3]]
+    assert both.train.tolist() == [0, 1, 3, 4]
 
 
 def test_tasks_are_a_sequence(small_stream: eg.TaskStream) -> None:
@@ -243,7 +268,7 @@ def test_the_protocol_says_how_the_stream_was_cut(
 
 
 def test_presets_have_the_papers_configuration() -> None:
-    cut = {name: (preset.classes_per_task, preset.min_class_size) for name, preset in PRESETS.items()}
+    cut = {name: (preset.classes_per_task, preset.min_class_size) for name, preset in DATASETS.items()}
     assert cut["coauthor-cs"] == (3, 0)
     assert cut["corafull"] == (9, 151)  # more than 150 nodes
     assert cut["arxiv"] == (6, 411)  # more than 410 nodes

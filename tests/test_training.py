@@ -1,28 +1,33 @@
 """The one loop: what a step computes, what a task leaves behind, and that it repeats."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric import nn as pyg
 
 import evergraph as eg
-from evergraph.methods.base import Context, Step
-from evergraph.params import copy_params
-from evergraph.results import average_forgetting, average_performance
+from evergraph.core.params import copy_params
+from evergraph.data import union
+from evergraph.evaluation import average_forgetting, average_performance
+from evergraph.methods.base import STEP_HOOKS, Context, Step
 
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
 
 
 def learner(method: eg.Method | None = None, **settings: object) -> eg.Learner:
-    return eg.Learner(eg.GCN(hidden=16), method, **{**FAST, **settings})
+    return eg.Learner(eg.GCN(hidden=16), method or eg.Finetune(), **{**FAST, **settings})
 
 
 def matrix(learner: eg.Learner, stream: eg.TaskStream) -> list[list[float | None]]:
     rows = []
-    for task in learner.tasks_of(stream):
+    for task in stream:
         learner.learn(task)
         measured = learner.evaluate(stream).accuracies
         rows.append([*measured, *[None] * (len(stream) - len(measured))])
@@ -38,8 +43,18 @@ class Recorder(eg.Method):
         self.grads: list[dict[str, Tensor]] = []
         self.params: list[dict[str, Tensor]] = []
 
+    def prepare(self, context: Context) -> None:
+        self.calls.append("prepare")
+
     def start_task(self, context: Context) -> None:
         self.calls.append("start_task")
+
+    def training_data(self, context: Context) -> None:
+        self.calls.append("training_data")
+
+    def epochs(self, context: Context, planned: int) -> int:
+        self.calls.append("epochs")
+        return planned
 
     def directions(self, context: Context) -> list:
         self.calls.append("directions")
@@ -52,6 +67,13 @@ class Recorder(eg.Method):
     def logit_cotangent(self, step: Step) -> None:
         self.calls.append("logit_cotangent")
 
+    def replay(self, step: Step) -> list[eg.Replay]:
+        self.calls.append("replay")
+        return []
+
+    def observe(self, step: Step) -> None:
+        self.calls.append("observe")
+
     def edit_grads(self, step: Step) -> None:
         self.calls.append("edit_grads")
         self.steps.append(step)
@@ -63,12 +85,21 @@ class Recorder(eg.Method):
     def end_task(self, context: Context) -> None:
         self.calls.append("end_task")
 
+    def adapt_model(self, model: eg.GraphModel, task: eg.Task) -> None:
+        self.calls.append("adapt_model")
+
+    def predict(self, view: eg.View) -> None:
+        self.calls.append("predict")
+
 
 def test_hooks_run_in_the_order_of_the_contract(small_stream: eg.TaskStream) -> None:
     recorder = Recorder()
     learner(recorder, epochs=2, batch_size=0).learn(small_stream[0])
-    step = ["directions", "penalty", "logit_cotangent", "edit_grads", "after_step"]
-    assert recorder.calls == ["start_task", *step, *step, "end_task"]
+    entering = ["adapt_model", "start_task", "training_data", "prepare", "epochs"]
+    step = ["directions", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step"]
+    assert step == list(STEP_HOOKS)
+    # the first accuracy of the task is measured by the method's own prediction
+    assert recorder.calls == [*entering, *step, *step, "end_task", "predict"]
 
 
 def by_hand(recorder: Recorder, loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -194,7 +225,7 @@ def test_one_seed_one_matrix_bit_for_bit(small_stream: eg.TaskStream) -> None:
 def test_a_learner_leaves_everybody_elses_random_numbers_alone(small_stream: eg.TaskStream) -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    made = eg.Learner(eg.GCN(hidden=16, dropout=0.3), fan_out=(3, 3), **FAST)
+    made = eg.Learner(eg.GCN(hidden=16, dropout=0.3), eg.Finetune(), fan_out=(3, 3), **FAST)
     for task in small_stream:
         made.learn(task)
     made.evaluate(small_stream)
@@ -244,14 +275,14 @@ def test_full_batch_training_learns(small_stream: eg.TaskStream) -> None:
     "make", [lambda: eg.GraphSAGE(hidden=16), lambda: eg.GAT(hidden=16), lambda: pyg.GIN(8, 16, 2, 6)]
 )
 def test_other_models_learn(small_stream: eg.TaskStream, make: Callable[[], torch.nn.Module]) -> None:
-    made = eg.Learner(make(), epochs=40, lr=0.01, device="cpu")
+    made = eg.Learner(make(), eg.Finetune(), epochs=40, lr=0.01, device="cpu")
     made.learn(small_stream[0])
     assert made.evaluate(small_stream).ap > 70
 
 
 def test_float64_all_the_way(small_stream: eg.TaskStream) -> None:
-    made = eg.Learner(eg.GCN(hidden=16), dtype=torch.float64, **FAST)
-    made.fit(small_stream)
+    made = eg.Learner(eg.GCN(hidden=16), eg.Finetune(), dtype=torch.float64, **FAST)
+    assert made.fit(small_stream) is made
     assert {parameter.dtype for parameter in made.model.parameters()} == {torch.float64}
     assert made.logits(small_stream[0].graph, small_stream[0].test).dtype == torch.float64
 
@@ -275,8 +306,64 @@ def test_joint_training_starts_anew_with_each_task(small_stream: eg.TaskStream) 
     made = learner(eg.Joint(), epochs=0)
     made.fit(small_stream)
     first = copy_params(made.model)
-    made.learn(made.tasks_of(small_stream)[2])
+    made.learn(small_stream[2])
     assert not any(torch.equal(first[name], value) for name, value in copy_params(made.model).items())
+
+
+def plain_tasks(graph: eg.Graph, sparse: bool) -> list[eg.Task]:
+    """Three tasks that come on their own, each with a graph and class names of its own."""
+    names, tasks = [f"class {position}" for position in range(graph.num_classes)], []
+    for first in (0, 2, 4):
+        part = graph.subgraph(torch.isin(graph.y, torch.tensor([first, first + 1])).nonzero().reshape(-1))
+        x = sp.csr_matrix(part.x.numpy()) if sparse else part.x
+        made = eg.make_graph(x, part.edge_index, part.y - first, class_names=names[first : first + 2])
+        tasks.append(eg.Task.of(made))
+    return tasks
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense features", "sparse features"])
+def test_joint_training_keeps_tasks_that_come_on_their_own(small_graph: eg.Graph, sparse: bool, tmp_path: Path) -> None:
+    """After each task it is training anew on the union of all so far, bit for bit, and a saved learner goes on so."""
+    tasks = plain_tasks(small_graph, sparse)
+
+    def fresh() -> eg.Learner:
+        model = eg.GCN(hidden=16)
+        model.setup(8, 6)  # each task draws the parameters anew, so it does not matter what they are here
+        return eg.Learner(model, eg.Joint(), **{**FAST, "batch_size": 16, "epochs": 5})
+
+    made = fresh()
+    for index, task in enumerate(tasks):
+        assert task.so_far is None
+        alone = fresh()
+        alone.random_state = made.random_state
+        made.save(tmp_path / f"before-{index}")
+        log = made.learn(task, lambda progress, epochs: made.save(tmp_path / "within") if progress.epoch == 2 else None)
+        assert log == alone.learn(union(tasks[: index + 1]))
+        assert made.classes_ == alone.classes_ == [f"class {position}" for position in range(2 * index + 2)]
+        for name, value in copy_params(alone.model).items():
+            assert torch.equal(value, copy_params(made.model)[name]), (index, name)
+        for folder in (f"before-{index}", "within"):
+            loaded = eg.Learner.load(tmp_path / folder, device="cpu")
+            assert loaded.in_mid_task == (folder == "within")
+            loaded.learn(task)
+            for name, value in copy_params(made.model).items():
+                assert torch.equal(value, copy_params(loaded.model)[name]), (folder, name)
+        assert len(made.method.kept_) == index + 1
+    everything = union(tasks)
+    predicted = made.predict(everything.graph, everything.test)
+    truth = [everything.graph.class_names[position] for position in everything.graph.y[everything.test].tolist()]
+    assert sum(a == b for a, b in zip(predicted, truth)) > 0.6 * len(truth)
+    assert made.method.access.keeps == ("graphs",)
+
+
+def test_joint_training_on_a_stream_keeps_nothing_of_its_own(small_stream: eg.TaskStream) -> None:
+    made = learner(eg.Joint())
+    seen: list[int] = []
+    for index, task in enumerate(small_stream):
+        made.learn(task, lambda progress, epochs: seen.append(progress.epoch))
+        assert made.method.kept_ == []
+        assert made.history[index]["classes"] == task.class_names
+    assert seen == 3 * [1, 2, 3]
 
 
 @pytest.mark.parametrize("test_graph", ["task", "seen"])
@@ -324,7 +411,7 @@ def test_streams_in_another_class_order_are_matched_by_name(small_graph: eg.Grap
     turned = eg.TaskStream(small_graph, 6, order=[5, 4, 3, 2, 1, 0])
     made = learner(epochs=20)
     made.learn(turned[0])
-    assert made.classes == [5, 4, 3, 2, 1, 0]
+    assert made.classes_ == [5, 4, 3, 2, 1, 0]
     assert made.evaluate(stream).accuracies == made.evaluate(turned).accuracies
 
 
@@ -334,7 +421,7 @@ def test_tasks_that_do_not_fit_are_named(small_stream: eg.TaskStream, small_grap
         made.evaluate(small_stream)
     made.learn(small_stream[0])
     wider = eg.make_graph(torch.randn(60, 9), small_graph.edge_index, small_graph.y)
-    with pytest.raises(eg.EvergraphError, match="task 1 has 9 features a node, but the learner was built for 8"):
+    with pytest.raises(eg.EvergraphError, match="task 1 has 9 features per node, but the learner was built for 8"):
         made.learn(eg.TaskStream(wider, 2)[1])
     other = eg.make_graph(small_graph.x, small_graph.edge_index, small_graph.y, class_names=list("uvwxyz"))
     with pytest.raises(eg.EvergraphError, match=r"brings the classes to 8, but the output layer has 6 units"):
@@ -345,6 +432,127 @@ def test_tasks_that_do_not_fit_are_named(small_stream: eg.TaskStream, small_grap
     empty.train = empty.train[:0]
     with pytest.raises(eg.EvergraphError, match="no training nodes"):
         made.learn(empty)
+
+
+def test_prediction_at_a_mask_and_at_numbers(small_stream: eg.TaskStream, small_graph: eg.Graph) -> None:
+    made = learner(label_scope="seen").fit(small_stream)
+    mask = small_graph.y == 3
+    numbers = mask.nonzero().reshape(-1)
+    expected = made.predict(small_graph, numbers)
+    assert 0 < len(expected) < small_graph.num_nodes
+    for nodes in (mask, mask.numpy(), mask.tolist(), numbers.numpy(), numbers.tolist()):
+        found = made.predict(small_graph, nodes)
+        assert found.nodes.tolist() == numbers.tolist()
+        assert found.labels == expected.labels
+        assert torch.equal(found.probabilities, expected.probabilities)
+        assert torch.equal(made.logits(small_graph, nodes), made.logits(small_graph, numbers))
+    assert len(made.predict(small_graph, torch.zeros_like(mask))) == 0
+    for wrong in (mask[:-1], mask.reshape(-1, 1)):
+        with pytest.raises(eg.EvergraphError, match=r"a mask of shape \(.*\) does not fit 60 nodes"):
+            made.predict(small_graph, wrong)
+    with pytest.raises(eg.EvergraphError, match="one asked for is outside"):
+        made.predict(small_graph, [-1])
+
+
+def test_probabilities_of_all_classes(small_graph: eg.Graph) -> None:
+    """One column a class, in the order in which they were met; the largest is what is predicted."""
+    stream = eg.TaskStream(small_graph, 2, order=[5, 0, 3, 1, 4, 2])
+    made = learner(label_scope="seen", epochs=10)
+    for after, task in enumerate(stream):
+        made.learn(task)
+        found = made.predict_proba(small_graph)
+        assert found.shape == (60, 2 * after + 2)
+        torch.testing.assert_close(found.sum(1), torch.ones(60))
+        expected = made.logits(small_graph)[:, : 2 * after + 2].softmax(1)
+        torch.testing.assert_close(found, expected)
+        predicted = made.predict(small_graph)
+        assert [made.classes_[unit] for unit in found.argmax(1).tolist()] == predicted.labels
+        torch.testing.assert_close(found.max(1).values, predicted.probabilities)
+    assert made.classes_ == [5, 0, 3, 1, 4, 2]
+    some = made.predict_proba(small_graph, [7, 2])
+    torch.testing.assert_close(some, found[[7, 2]])
+    with pytest.raises(eg.EvergraphError, match="has not learned anything yet"):
+        learner().predict_proba(small_graph)
+
+
+def test_a_prediction_is_a_sequence_of_the_users_names(small_graph: eg.Graph) -> None:
+    named = eg.Graph(small_graph.x, small_graph.adjacency, small_graph.y, list("uvwxyz"))
+    predicted = learner(epochs=10).fit(eg.TaskStream(named, 6)).predict(named)
+    assert len(predicted) == len(predicted.labels) == 60
+    assert list(predicted) == predicted.labels
+    assert set(predicted) <= set("uvwxyz")
+    assert predicted[0] == predicted.labels[0]
+    assert predicted[-1] == predicted.labels[-1]
+    assert predicted[3:7] == predicted.labels[3:7]
+    assert predicted[0] in predicted
+    assert "a" not in predicted
+    assert list(reversed(predicted)) == predicted.labels[::-1]
+    assert list(zip(predicted, predicted.nodes.tolist()))[2] == (predicted.labels[2], 2)
+    assert np.array(predicted).tolist() == predicted.labels
+    with pytest.raises(IndexError):
+        predicted[60]
+
+
+@pytest.mark.parametrize("when", [0, 1], ids=["first task", "second task"])
+def test_a_model_that_diverges_is_named_and_leaves_the_learner_as_it_was(
+    small_stream: eg.TaskStream, when: int
+) -> None:
+    made, unbroken = learner(eg.EWC()), learner(eg.EWC())
+    for one in (made, unbroken):
+        for task in list(small_stream)[:when]:
+            one.learn(task)
+    made.training = replace(made.training, lr=1e30)
+    with pytest.raises(
+        eg.EvergraphError, match=rf"task {when}, epoch \d: the model diverged .*lower lr \(now 1e\+30\)"
+    ):
+        made.learn(small_stream[when])
+    assert not made.in_mid_task
+    assert made.classes_ == unbroken.classes_
+    made.training = replace(made.training, lr=0.01)
+    for one in (made, unbroken):
+        one.learn(small_stream[when])
+    for name, value in copy_params(unbroken.model).items():
+        assert torch.equal(value, copy_params(made.model)[name])
+
+
+def test_parameters_that_are_no_numbers_are_noticed_though_the_loss_was_one(small_stream: eg.TaskStream) -> None:
+    class Poison(eg.Method):
+        def after_step(self, step: Step) -> None:
+            with torch.no_grad():
+                next(step.model.parameters())[0, 0] = float("nan")
+
+    made = learner(Poison(), epochs=1, batch_size=0)
+    with pytest.raises(eg.EvergraphError, match="task 0, epoch 1: the model diverged"):
+        made.learn(small_stream[0])
+    assert made.classes_ == []
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "method"),
+    [
+        ((), eg.RandomFeatures, "auto"),
+        ((None, "auto"), eg.RandomFeatures, "auto"),
+        (("ewc",), eg.GCN, "ewc"),
+        (("ema+ewc",), eg.GCN, "ema+ewc"),
+        (("gat",), eg.GAT, "stand-in-curvature"),
+        (("sage", "ema+ewc"), eg.GraphSAGE, "ema+ewc"),
+    ],
+)
+def test_what_is_not_named_is_chosen(given: tuple, model: type, method: str) -> None:
+    made = eg.Learner(*given)
+    assert isinstance(made.model, model)
+    assert made.method.title == method
+    assert made.training == eg.Training(**made.method.training)
+    assert eg.Learner(*given, epochs=7).training == replace(made.training, epochs=7)
+
+
+def test_a_model_of_ones_own_is_protected_without_a_method_named(small_stream: eg.TaskStream) -> None:
+    made = eg.Learner(eg.GCN(hidden=16), **FAST)
+    assert isinstance(made.method, eg.StandInCurvature)
+    made.fit(small_stream)
+    assert made.num_tasks == 3
+    with pytest.raises(eg.EvergraphError, match="unknown method 'ewcc'"):
+        eg.Learner("ewcc")
 
 
 @pytest.mark.parametrize(
@@ -379,7 +587,7 @@ def test_a_gpu_that_is_not_there() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_learns_what_a_cpu_learns(small_stream: eg.TaskStream) -> None:
     on = {device: learner(epochs=20, device=device) for device in ("cpu", "cuda")}
-    found = {device: made.fit(small_stream).ap for device, made in on.items()}
+    found = {device: made.fit(small_stream).evaluate(small_stream).ap for device, made in on.items()}
     assert found["cuda"] == pytest.approx(found["cpu"], abs=10)
 
 

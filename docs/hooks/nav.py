@@ -7,9 +7,17 @@ SECTIONS: list[tuple[str, list[str]]] = [
     ("Start", ["index.md", "quickstart.md", "concepts.md"]),
     ("Bring your own", ["own-graph.md", "own-model.md", "own-method.md"]),
     ("Live with it", ["learner.md", "runs.md", "report.md", "loggers.md", "cli.md"]),
-    ("The mathematics", ["curvature.md", "framework.md", "costs.md", "analytic.md"]),
+    ("The mathematics", ["curvature.md", "analytic.md", "costs.md"]),
     ("Methods", ["methods/*.md"]),
     ("Results", ["results.md", "results*.md", "paper*.md", "performance.md"]),
+    ("The house", ["architecture.md"]),
+    (
+        "API reference",
+        [
+            f"reference/{name}.md"
+            for name in ("index", "learner", "data", "methods", "writing-methods", "models", "problems", "*")
+        ],
+    ),
 ]
 
 
@@ -21,10 +29,12 @@ def on_config(config: Any) -> Any:
     for title, patterns in SECTIONS:
         pages = []
         for pattern in patterns:
-            found = sorted(name for name in left if Path(name).match(pattern) and name.count("/") == pattern.count("/"))
-            found.sort(key=lambda name: not name.endswith("index.md"))
-            pages += found
-            left -= set(found)
+            matching = sorted(
+                name for name in left if Path(name).match(pattern) and name.count("/") == pattern.count("/")
+            )
+            matching.sort(key=lambda name: not name.endswith("index.md"))
+            pages += matching
+            left -= set(matching)
         if pages:
             navigation.append({title: pages})
     if left:

@@ -19,9 +19,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from evergraph.paper.cells import Cell, run_cells
-from evergraph.paper.protocol import Protocol, new_task_accuracy
-from evergraph.runs import RunSpec
+from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.paper.protocol import Protocol, new_task_accuracy
+from evergraph.experiments import RunSpec
 
 HERE = Path(__file__).parent
 

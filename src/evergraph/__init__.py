@@ -1,10 +1,13 @@
 """Evergraph: graph neural networks that keep learning when new classes arrive and old data is gone."""
 
-__version__ = "0.1.0"
-
-from evergraph.data import Graph, Task, TaskStream, from_pyg, make_graph, stream
+from evergraph import curvature, evaluation, experiments, registry
+from evergraph.core.capabilities import capability, capable
+from evergraph.core.params import copy_params
+from evergraph.core.recording import linear
+from evergraph.data import Batch, Dataset, Graph, OfficialGraph, Task, TaskStream, from_pyg, make_graph, stream
 from evergraph.errors import EvergraphError
-from evergraph.learner import Learner, Prediction
+from evergraph.evaluation import Evaluation, Metric, average_forgetting, average_performance
+from evergraph.experiments import Logger, RunSpec, run, write_report
 from evergraph.methods import (
     EMA,
     EWC,
@@ -13,21 +16,33 @@ from evergraph.methods import (
     METHODS,
     SI,
     TWP,
+    Access,
     Analytic,
     Auto,
+    BatchCurvature,
     Compose,
+    Context,
     EWCPlusPlus,
     Finetune,
+    InterpolatedCurvature,
     Joint,
     LwF,
     Method,
     OnlineCurvature,
     OnlineEWC,
+    QueueCurvature,
+    Replay,
+    StandInCurvature,
+    Step,
+    View,
+    make_method,
     register,
+    state,
 )
-from evergraph.models import GAT, GCN, GraphModel, GraphSAGE, RandomFeatures
-from evergraph.results import Evaluation
-from evergraph.training import Training
+from evergraph.models import GAT, GCN, MODELS, GraphModel, GraphSAGE, ModuleModel, RandomFeatures, make_model
+from evergraph.problems import NodeClassification, Problem
+from evergraph.training import Learner, Prediction, Progress, Training
+from evergraph.version import __version__
 
 __all__ = [
     "EMA",
@@ -37,11 +52,17 @@ __all__ = [
     "KFAC",
     "MAS",
     "METHODS",
+    "MODELS",
     "SI",
     "TWP",
+    "Access",
     "Analytic",
     "Auto",
+    "Batch",
+    "BatchCurvature",
     "Compose",
+    "Context",
+    "Dataset",
     "EWCPlusPlus",
     "Evaluation",
     "EvergraphError",
@@ -49,19 +70,49 @@ __all__ = [
     "Graph",
     "GraphModel",
     "GraphSAGE",
+    "InterpolatedCurvature",
     "Joint",
     "Learner",
+    "Logger",
     "LwF",
     "Method",
+    "Metric",
+    "ModuleModel",
+    "NodeClassification",
+    "OfficialGraph",
     "OnlineCurvature",
     "OnlineEWC",
     "Prediction",
+    "Problem",
+    "Progress",
+    "QueueCurvature",
     "RandomFeatures",
+    "Replay",
+    "RunSpec",
+    "StandInCurvature",
+    "Step",
     "Task",
     "TaskStream",
     "Training",
+    "View",
+    "__version__",
+    "average_forgetting",
+    "average_performance",
+    "capability",
+    "capable",
+    "copy_params",
+    "curvature",
+    "evaluation",
+    "experiments",
     "from_pyg",
+    "linear",
     "make_graph",
+    "make_method",
+    "make_model",
     "register",
+    "registry",
+    "run",
+    "state",
     "stream",
+    "write_report",
 ]

@@ -7,30 +7,30 @@ from typing import Any
 
 import typer
 
-from evergraph.cli import bench, convert, learner, paper, report, run
 from evergraph.errors import EvergraphError
 
-app = typer.Typer(
-    help="Graph neural networks that keep learning when new classes arrive and old data is gone.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-run.add_commands(app)
-learner.add_commands(app)
-report.add_commands(app)
-bench.add_commands(app)
-convert.add_commands(app)
-app.command("paper")(paper.paper_command)
-
-
 UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options and commands, wherever typer keeps it
+
+
+def make_app() -> typer.Typer:
+    """All commands. Their help texts list what is registered, so plug-ins are loaded here, not at import."""
+    from evergraph.cli import bench, convert, learner, paper, report, run
+
+    app = typer.Typer(
+        help="Graph neural networks that keep learning when new classes arrive and old data is gone.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for module in (run, learner, report, bench, convert, paper):
+        module.add_commands(app)
+    return app
 
 
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
     try:
-        sys.exit(app(prog_name="evergraph", standalone_mode=False) or 0)
+        sys.exit(make_app()(prog_name="evergraph", standalone_mode=False) or 0)
     except UsageError as error:
         if message := error.format_message():  # without any arguments the help was printed already
             command = error.ctx.command_path if error.ctx else "evergraph"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
+from evergraph.errors import EvergraphError
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -25,10 +29,9 @@ def bench_command(
     threads: Annotated[int, typer.Option(help="Threads of torch; 1 is the steadiest.", min=1)] = 1,
 ) -> None:
     """Measure how fast: every figure a ratio, contenders taking turns, medians. A benchmark, not a test."""
-    from evergraph.bench import bench
-    from evergraph.learner import pick_device
+    from evergraph.training import pick_device
 
-    found = bench(
+    figures = _benchmarks().bench(
         quick=quick,
         large=large,
         device=pick_device(device),
@@ -37,29 +40,37 @@ def bench_command(
         on_part=lambda part: common.stderr.print(f"measuring: {part} …"),
     )
     if json:
-        common.print_json(found)
+        common.print_json(figures)
         return
     console = Console()
-    console.print(figure_table(found))
+    console.print(figure_table(figures))
     console.print(
-        f"graph: {found['graph']}; device {found['device']}, {found['threads']} thread(s); "
-        f"PyG sampler: {found['pyg_sampler']}; {found['seconds']:.0f} s",
+        f"graph: {figures['graph']}; device {figures['device']}, {figures['threads']} thread(s); "
+        f"PyG sampler: {figures['pyg_sampler']}; {figures['seconds']:.0f} s",
         soft_wrap=True,
     )
 
 
-def figure_table(found: dict[str, Any]) -> Table:
+def figure_table(figures: dict[str, Any]) -> Table:
     """The figures that have a meaning of their own, with their targets."""
-    from evergraph.bench import TARGETS
-
     table = Table(title="evergraph bench", title_justify="left")
     table.add_column("figure", no_wrap=True)
     table.add_column("what")
     for name in ("value", "target", "met"):
         table.add_column(name, justify="right", no_wrap=True)
-    for key, target in TARGETS.items():
-        if key in found:
-            met = {True: "yes", False: "no", None: ""}[target.met(found[key])]
-            value = f"{found[key]:,.0f}" if found[key] >= 1000 else f"{found[key]:.3g}"
+    for key, target in _benchmarks().TARGETS.items():
+        if key in figures:
+            met = {True: "yes", False: "no", None: ""}[target.met(figures[key])]
+            value = f"{figures[key]:,.0f}" if figures[key] >= 1000 else f"{figures[key]:.3g}"
             table.add_row(key, target.about, value, str(target), met)
     return table
+
+
+def _benchmarks() -> Any:
+    """The benchmarks, which are part of the repository and not of the installed package."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "benchmarks" / "__init__.py").is_file():
+        raise EvergraphError("the benchmarks come with the repository, not with the package; run this from a clone")
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module("benchmarks")

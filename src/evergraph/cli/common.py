@@ -18,59 +18,92 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from evergraph.data import TEST_GRAPHS
 from evergraph.errors import EvergraphError
-from evergraph.runs import OnProgress, RunSpec, holds_something
-from evergraph.training import Training
+from evergraph.evaluation import METRICS
+from evergraph.experiments import LOGGERS, RunSpec
+from evergraph.experiments.result_file import RESULTS
+from evergraph.experiments.run import OnProgress
+from evergraph.methods import make_method
+from evergraph.models import MODELS
+from evergraph.persistence.files import holds_something
+from evergraph.problems import PROBLEMS
+from evergraph.training import LABEL_SCOPES, Training
+
+DEFAULTS = Training()
+
+
+def _choices(names: Any) -> str:
+    """Names as help texts list them."""
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
 
 Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph streams`) or the path of a graph file.")]
 Method = Annotated[str, typer.Option(help="A method's name (see `evergraph methods`); a+b composes two.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
+ModelSet = Annotated[
+    list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="A hyper-parameter of the model.")
+]
 Seeds = Annotated[int, typer.Option(help="Number of seeds: 0, 1, …", min=1)]
+Jobs = Annotated[int | None, typer.Option(help="Processes side by side, one seed each.", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets, in PyG's layout (or EVERGRAPH_DATA).")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; a new one under runs/ by default.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the stopped run in --out.")]
-Log = Annotated[str | None, typer.Option(help="Also log to tensorboard, mlflow, wandb (names with commas).")]
+Log = Annotated[str | None, typer.Option(help=f"Also log to {_choices(LOGGERS)} (names with commas).")]
 Order = Annotated[str, typer.Option(help="labelled, random, random:SEED, size, or class names with commas.")]
 ClassesPerTask = Annotated[int | None, typer.Option(help="Classes that arrive together.")]
 MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with fewer nodes.")]
-LabelScope = Annotated[str, typer.Option(help="Classes in the training softmax: seen, current or all.")]
-Reduction = Annotated[str, typer.Option(help="sum or mean of the loss over a batch.")]
-TestGraph = Annotated[str, typer.Option(help="task: each task's own graph; seen: one graph of all classes seen.")]
-Epochs = Annotated[int, typer.Option(help="Passes over a task's training nodes.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Adam's learning rate.")]
-WeightDecay = Annotated[float, typer.Option(help="Adam's L2 term.")]
-BatchSize = Annotated[int, typer.Option(help="Seed nodes in a batch; 0 for full batch.")]
-ClassBalanced = Annotated[bool, typer.Option("--class-balanced", help="Weigh classes inversely to their size.")]
-Patience = Annotated[int, typer.Option(help="Early stopping on the current task's validation loss; 0 is off.")]
-FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
+TestGraph = Annotated[str, typer.Option(help="; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items()))]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
-Model = Annotated[str | None, typer.Option(help="gcn, sage, gat or random-features; the method's own by default.")]
+Problem = Annotated[str | None, typer.Option(help=f"{_choices(PROBLEMS)}; the stream's own by default.")]
+Metric = Annotated[str | None, typer.Option(help=f"{_choices(METRICS)}; the problem's own by default.")]
+Model = Annotated[str | None, typer.Option(help=f"{_choices(MODELS)}; the method's own by default.")]
 Hidden = Annotated[int | None, typer.Option(help="Width of the hidden layer; the model's own by default.", min=1)]
 
+
+def _training_option(kind: Any, about: str, name: str, *flags: str) -> Any:
+    """An option of `Training`: where it is not given, the method says, else the default named here."""
+    return Annotated[kind | None, typer.Option(*flags, help=f"{about} (default: {getattr(DEFAULTS, name)})")]
+
+
+LabelScope = _training_option(str, f"Classes in the training softmax: {_choices(LABEL_SCOPES)}.", "label_scope")
+Reduction = _training_option(str, "sum or mean of the loss over a batch.", "reduction")
+Epochs = _training_option(int, "Passes over a task's training nodes.", "epochs")
+LearningRate = _training_option(float, "Adam's learning rate.", "lr", "--lr")
+WeightDecay = _training_option(float, "Adam's L2 term.", "weight_decay")
+BatchSize = _training_option(int, "Seed nodes in a batch; 0 for full batch.", "batch_size")
+Patience = _training_option(int, "Early stopping on the current task's validation loss; 0 is off.", "patience")
+ClassBalanced = Annotated[bool | None, typer.Option("--class-balanced", help="Weigh classes inversely to their size.")]
+FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
+
 stderr = Console(stderr=True)
-DEFAULTS = Training()
 RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "set_": (Set, None),
+    "model": (Model, None),
+    "hidden": (Hidden, None),
+    "model_set": (ModelSet, None),
     "classes_per_task": (ClassesPerTask, None),
     "min_class_size": (MinClassSize, None),
     "order": (Order, "labelled"),
-    "label_scope": (LabelScope, DEFAULTS.label_scope),
-    "reduction": (Reduction, DEFAULTS.reduction),
     "test_graph": (TestGraph, "task"),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
-    "epochs": (Epochs, DEFAULTS.epochs),
-    "lr": (LearningRate, DEFAULTS.lr),
-    "weight_decay": (WeightDecay, DEFAULTS.weight_decay),
-    "batch_size": (BatchSize, DEFAULTS.batch_size),
-    "class_balanced": (ClassBalanced, False),
-    "patience": (Patience, 0),
+    "problem": (Problem, None),
+    "metric": (Metric, None),
+    "label_scope": (LabelScope, None),
+    "reduction": (Reduction, None),
+    "epochs": (Epochs, None),
+    "lr": (LearningRate, None),
+    "weight_decay": (WeightDecay, None),
+    "batch_size": (BatchSize, None),
+    "class_balanced": (ClassBalanced, None),
+    "patience": (Patience, None),
     "fan_out": (FanOut, None),
-    "model": (Model, None),
-    "hidden": (Hidden, None),
+    "jobs": (Jobs, None),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),
     "out": (Out, None),
@@ -88,7 +121,7 @@ def takes_options(*names: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
-        own = list(signature.parameters.values())[1:]
+        arguments = list(signature.parameters.values())[1:]
         shared = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             for name, (kind, default) in RUN_OPTIONS.items()
@@ -96,10 +129,10 @@ def takes_options(*names: str) -> Callable[[Command], Command]:
         ]
 
         @functools.wraps(command)
-        def wrapper(**given: Any) -> None:
-            command({name: given.pop(name) for name in names}, **given)
+        def wrapper(**values: Any) -> None:
+            command({name: values.pop(name) for name in names}, **values)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in arguments] + shared
         wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapper
@@ -107,18 +140,15 @@ def takes_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-takes_run_options = takes_options(*RUN_OPTIONS)
-
-
-def parse_settings(items: list[str] | None) -> dict[str, str]:
+def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, str]:
     """`KEY=VALUE` items as a dictionary."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for item in items or []:
         key, equals, value = item.partition("=")
         if not equals or not key:
-            raise EvergraphError(f"--set {item!r} is not KEY=VALUE, e.g. --set strength=0.1")
-        found[key] = value
-    return found
+            raise EvergraphError(f"{option} {item!r} is not KEY=VALUE, e.g. {option} strength=0.1")
+        settings[key] = value
+    return settings
 
 
 def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
@@ -139,54 +169,65 @@ def parse_order(text: str) -> str | list[str]:
 TRAINING_OPTIONS = tuple(f.name for f in dataclasses.fields(Training))
 
 
-def make_training(options: dict[str, Any]) -> Training:
-    """How a task is trained, from the command line's options."""
-    return Training(**{**{n: options[n] for n in TRAINING_OPTIONS}, "fan_out": parse_fan_out(options["fan_out"])})
+def training_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The training settings that were given."""
+    settings = {name: options[name] for name in TRAINING_OPTIONS if options[name] is not None}
+    return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
 
 
-def make_spec(source: str, method: str, settings: dict[str, Any], seeds: int, options: dict[str, Any]) -> RunSpec:
-    """A run's specification from the command line's options."""
-    stream_keys = (
-        "classes_per_task",
-        "min_class_size",
-        "test_graph",
-        "task_incremental",
-        "edges_between_tasks",
-    )
-    chosen = {key: options[key] for key in stream_keys if options.get(key) is not None}
-    chosen["order"] = parse_order(options["order"])
+STREAM_OPTIONS = ("classes_per_task", "min_class_size", "test_graph", "task_incremental", "edges_between_tasks")
+
+
+def make_spec(
+    source: str, method: str, settings: dict[str, Any], seeds: int, options: dict[str, Any], *, own_training: bool
+) -> RunSpec:
+    """A run's specification from the command line's options.
+
+    With `own_training` the method's own preferences fill in for training options that were not given.
+    """
+    chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
+    preferred = dict(make_method(method, settings).training) if own_training else {}
     return RunSpec(
         source=source,
-        stream=chosen,
+        stream={**chosen, "order": parse_order(options["order"])},
         method=method,
         settings=settings,
         **model_options(options),
-        training=make_training(options),
+        training=Training(**{**preferred, **training_options(options)}),
         seeds=list(range(seeds)),
         device=options["device"],
+        problem=options["problem"] or "",
+        metric=options["metric"] or "",
     )
 
 
 def model_options(options: dict[str, Any]) -> dict[str, Any]:
     """The model that the options name, and its settings; the method's own where they name none."""
-    settings = {"hidden": options["hidden"]} if options["hidden"] else {}
+    settings: dict[str, Any] = dict(parse_settings(options["model_set"], "--model-set"))
+    if options["hidden"]:
+        settings["hidden"] = options["hidden"]
     return {"model": options["model"] or "", "model_settings": settings}
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a folder holds runs or their results."""
+    return any(any(folder.rglob(name)) for name in ("run.json", RESULTS))
 
 
 def refuse_strangers(folder: Path, what: str) -> None:
     """An error where the folder holds something, and no run: `what` would be mixed into it."""
-    if holds_something(folder) and not any(folder.rglob("run.json")):
+    if holds_something(folder) and not _begun(folder):
         raise EvergraphError(f"{folder} exists and is not {what}'s folder; name another with --out")
 
 
 def how_to_resume(folder: Path) -> str:
     """The command line as it was given, made one that goes on in `folder`."""
-    if not any(folder.rglob("run.json")):
+    if not _begun(folder):
         return "nothing was begun yet"
-    words, given = [], iter(sys.argv[1:])
-    for word in given:
+    words, arguments = [], iter(sys.argv[1:])
+    for word in arguments:
         if word == "--out":
-            next(given, None)
+            next(arguments, None)
         elif word != "--resume" and not word.startswith("--out="):
             words.append(word)
     return "go on with: " + shlex.join(["evergraph", *words, "--out", str(folder), "--resume"])
@@ -229,7 +270,7 @@ def spread(value: dict[str, float]) -> str:
 
 
 def result_table(results: list[dict[str, Any]]) -> Table:
-    """One row a run."""
+    """One row per run."""
     protocol = results[0]["protocol"]
     table = Table(
         title=(
@@ -248,4 +289,17 @@ def result_table(results: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(result["method"], spread(result["ap"]), spread(result["af"]), f"{result['seconds']:.1f}")
+    return table
+
+
+def comparison_table(rows: list[dict[str, Any]]) -> Table:
+    """One row per stream, test graph and method."""
+    table = Table(caption="mean ± std over class orders and seeds", caption_justify="left")
+    for name in ("stream", "test graph", "method"):
+        table.add_column(name)
+    for name in ("AP (%)", "AF (%)", "runs", "bytes kept"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row["stream"], row["test_graph"], row["method"], spread(row["ap"]), spread(row["af"])]
+        table.add_row(*cells, str(row["runs"]), f"{row['kept_bytes']:,}")
     return table

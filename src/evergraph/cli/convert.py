@@ -22,8 +22,8 @@ def convert_command(
     data_root: common.DataRoot = None,
 ) -> None:
     """Write a graph as a folder of mapped arrays: used in place of a file, it is read as needed, not as a whole."""
+    from evergraph.data import find_graph
     from evergraph.data.mapped import write_mapped
-    from evergraph.data.stream import find_graph
 
     graph, _ = find_graph(stream, data_root)
     write_mapped(graph, folder)

@@ -14,22 +14,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from evergraph.checkpoint import write_atomically
 from evergraph.cli import common
-from evergraph.data.graph import ClassName, Graph
-from evergraph.data.stream import Task, find_graph
-from evergraph.describe import describe
+from evergraph.data import ClassName, Graph, Task, find_graph
 from evergraph.errors import EvergraphError, first_line
-from evergraph.keeping import learn_kept, load_kept
-from evergraph.learner import Learner, Prediction
-from evergraph.methods import make_method
-from evergraph.runs import model_for
-from evergraph.saving import describe_method, method_title, model_name
+from evergraph.methods import make_method, preferred_model
+from evergraph.models import make_model
+from evergraph.persistence.files import write_atomically
+from evergraph.training import Learner, Prediction, Training
+from evergraph.training.description import describe
+from evergraph.training.driver import learn_in_folder
+from evergraph.training.snapshot import model_name
 
 GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
 Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
 Classes = Annotated[str | None, typer.Option(help="Names with commas.")]
-CREATION = ("set_", "model", "hidden")
+CREATION = ("set_", "model", "hidden", "model_set", "problem")
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "device", "data_root")
 
 
@@ -47,7 +46,7 @@ def learn_command(
     graph: GraphSource,
     checkpoint: Checkpoint,
     classes: Annotated[str | None, typer.Option(help="Learn the nodes of these classes alone (names, commas).")] = None,
-    method: common.Method = "curvature",
+    method: common.Method = "auto",
     num_classes: Annotated[int | None, typer.Option(help="Outputs to begin with; the graph's classes else.")] = None,
     grow: Annotated[bool, typer.Option("--grow", help="Add outputs where new classes need them.")] = False,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Hold no nodes out for validation and test.")] = False,
@@ -60,51 +59,66 @@ def learn_command(
     Method, model and seed are chosen at the first call. Training settings may change from call to call;
     those not given stay as they were. Killed or stopped, the same command goes on where it was.
     """
-    given = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
+    named = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
     if all_nodes and options["patience"]:
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
     data = find_graph(graph, options["data_root"])[0]
-    learner = load_kept(checkpoint, device=options["device"])
-    if learner is None:
-        named = common.model_options(options)
-        made = model_for(method, named["model"], named["model_settings"])
-        chosen = make_method(method, common.parse_settings(options["set_"]))
-        training = common.make_training(options)
-        learner = Learner(made, chosen, training, num_classes=num_classes, device=options["device"], seed=seed)
-    else:
-        _check_same(learner, checkpoint, given, {**options, "method": method, "seed": seed, "num_classes": num_classes})
-        changes = {name: options[name] for name in common.TRAINING_OPTIONS if name in given}
-        if "fan_out" in changes:
-            changes["fan_out"] = common.parse_fan_out(changes["fan_out"])
-        learner.training = dataclasses.replace(learner.training, **changes)
-    task = Task.of(
-        data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
-    )  # fmt: skip
-    if learner.method.joint and (missing := [name for name in learner.classes if name not in task.class_names]):
-        raise EvergraphError(f"joint training needs the nodes of all classes, and {graph} has none of {missing[0]!r}")
-    known = len(learner.classes)
+    known = 0
+
+    def prepare(learner: Learner | None) -> tuple[Learner, Task]:
+        nonlocal known
+        if learner is None:
+            learner = _make_learner(method, num_classes, seed, options)
+        else:
+            wanted = {**options, "method": method, "seed": seed, "num_classes": num_classes}
+            _check_same(learner, checkpoint, named, wanted)
+            learner.training = dataclasses.replace(learner.training, **common.training_options(options))
+        known = len(learner.classes_)
+        return learner, Task.of(
+            data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+        )
+
     hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
     with common.on_interrupt(lambda: hint), common.progress_bar(f"{graph} {method}", 1) as update:
-        learner = learn_kept(
+        learner = learn_in_folder(
             checkpoint,
-            learner,
-            task,
+            prepare,
+            device=options["device"],
             grow=grow,
             restart=restart,
             on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
         )
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
-    if last["epochs"] and len(last["classes"]) == 1 and (last["label_scope"] == "current" or len(learner.classes) == 1):
-        advice = "give several classes at once" if len(learner.classes) == 1 else "use --label-scope seen"
+    if (
+        last["epochs"]
+        and len(last["classes"]) == 1
+        and (last["label_scope"] == "current" or len(learner.classes_) == 1)
+    ):
+        advice = "give several classes at once" if len(learner.classes_) == 1 else "use --label-scope seen"
         print(f"warning: a softmax over one class alone teaches nothing; {advice}", file=sys.stderr)
     if json:
-        new = [name for name in last["classes"] if name in learner.classes[known:]]
+        new = [name for name in last["classes"] if name in learner.classes_[known:]]
         common.print_json({"checkpoint": str(checkpoint), **last, "new_classes": new, "test_accuracy": accuracy})
         return
     held_out = "none held out to test on" if accuracy is None else f"accuracy on held-out nodes {accuracy:.1f} %"
     sys.stdout.write(
         f"learned {_listed(last['classes'])} from {last['nodes']} nodes in {last['epochs']} epochs; {held_out}\n"
-        f"{checkpoint} knows {len(learner.classes)} classes now (task {learner.num_tasks})\n"
+        f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
+    )
+
+
+def _make_learner(method: str, num_classes: int | None, seed: int, options: dict[str, Any]) -> Learner:
+    """The learner of a first call."""
+    named = common.model_options(options)
+    chosen = make_method(method, common.parse_settings(options["set_"]))
+    return Learner(
+        make_model(named["model"] or preferred_model(method), **named["model_settings"]),
+        chosen,
+        Training(**{**chosen.training, **common.training_options(options)}),
+        problem=options["problem"] or "node-classification",
+        num_classes=num_classes,
+        device=options["device"],
+        seed=seed,
     )
 
 
@@ -127,7 +141,7 @@ def predict_command(
     data = find_graph(graph, data_root)[0]
     if not ignore_labels:
         _check_labels(data, learner, checkpoint)
-    by_name = {str(name): name for name in learner.classes}
+    by_name = {str(name): name for name in learner.classes_}
     chosen = [by_name.get(name, name) for name in _names(classes) or ()]
     prediction = learner.predict(data, classes=chosen or None)
     if out is None:
@@ -141,18 +155,18 @@ def info_command(
     json: common.Json = False,
 ) -> None:
     """Say what a learner is: its model, method, training, classes, tasks, and what it stores."""
-    found = describe(checkpoint)
+    about = describe(checkpoint)
     if json:
-        common.print_json(found)
+        common.print_json(about)
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
-    for key, value in found.items():
+    for key, value in about.items():
         if key != "tasks":
             table.add_row(key.replace("_", " "), _shown(value))
-    for number, task in enumerate(found["tasks"], start=1):
+    for number, task in enumerate(about["tasks"], start=1):
         accuracy = "not measured" if task["test_accuracy"] is None else f"{task['test_accuracy']:.1f} % when learned"
-        about = f"{_listed(task['classes'])}: {task['nodes']} nodes, {task['epochs']} epochs, {accuracy}"
-        table.add_row(f"task {number}", about)
+        line = f"{_listed(task['classes'])}: {task['nodes']} nodes, {task['epochs']} epochs, {accuracy}"
+        table.add_row(f"task {number}", line)
     Console().print(table)
 
 
@@ -161,27 +175,31 @@ def _was_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
-def _check_same(learner: Learner, checkpoint: Path, given: set[str], options: dict[str, Any]) -> None:
+def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: dict[str, Any]) -> None:
     """What was chosen when the learner was made cannot be chosen otherwise now."""
-    title = method_title(describe_method(learner.method))
-    now = {"method": title, "model": model_name(learner.model), "seed": learner.seed}
+    title = learner.method.title
+    now = {"method": title, "model": model_name(learner.model), "seed": learner.seed, "problem": learner.problem.name}
     now |= {"hidden": learner.model.hyperparameters().get("hidden"), "num_classes": learner.model.out_channels}
     for name, value in now.items():
-        if name in given and options[name] != value:
+        if name in named and options[name] != value:
             advice = "use --grow" if name == "num_classes" else "leave it out, or name another folder"
             raise EvergraphError(
                 f"--{name.replace('_', '-')} {options[name]} does not fit: {checkpoint} has {value}; {advice}"
             )
-    if "set_" in given:
+    if "set_" in named:
         wanted = make_method(title, common.parse_settings(options["set_"])).hyperparameters()
         if wanted != learner.method.hyperparameters():
             raise EvergraphError(f"--set does not fit: {checkpoint} has {learner.method!r}; leave it out")
+    if "model_set" in named:
+        settings = common.model_options(options)["model_settings"]
+        if make_model(model_name(learner.model), **settings).hyperparameters() != learner.model.hyperparameters():
+            raise EvergraphError(f"--model-set does not fit the model of {checkpoint}; leave it out")
 
 
 def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
     """A node whose label names a class never learned can only be predicted wrongly."""
     present = [data.class_names[position] for position in data.y[data.y >= 0].unique().tolist()]
-    missing = [name for name in present if name not in learner.classes]
+    missing = [name for name in present if name not in learner.classes_]
     if missing:
         raise EvergraphError(
             f"{data.name}: unknown classes {_listed(missing)}: {checkpoint} has not learned them; learn them first, "
@@ -216,7 +234,7 @@ def _as_csv(prediction: Prediction) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["node", "class", "probability"])
-    rows = zip(prediction.nodes.tolist(), prediction.classes, prediction.probabilities.tolist())
+    rows = zip(prediction.nodes.tolist(), prediction.labels, prediction.probabilities.tolist())
     writer.writerows((node, name, f"{probability:.6g}") for node, name, probability in rows)
     return text.getvalue()
 
@@ -232,8 +250,8 @@ def _parquet() -> Any:
 
 
 def _as_parquet(prediction: Prediction, pyarrow: Any) -> bytes:
-    mixed = len({type(name) for name in prediction.classes}) > 1
-    names = [str(name) for name in prediction.classes] if mixed else prediction.classes
+    mixed = len({type(name) for name in prediction.labels}) > 1
+    names = [str(name) for name in prediction.labels] if mixed else prediction.labels
     columns = {"node": prediction.nodes.numpy(), "class": names, "probability": prediction.probabilities.numpy()}
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), sink)

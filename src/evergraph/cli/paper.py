@@ -11,8 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from evergraph.cli import common
 from evergraph.errors import EvergraphError, unknown
-from evergraph.paper.experiment import run_paper
-from evergraph.paper.protocol import DATASETS, PAPER_DATASETS, PROTOCOLS
+from evergraph.experiments.paper.experiment import run_paper
+from evergraph.experiments.paper.protocol import DATASETS, PAPER_DATASETS, PROTOCOLS
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this command on the command line."""
+    app.command("paper")(paper_command)
 
 
 def paper_command(

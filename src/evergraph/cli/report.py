@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from evergraph.cli import common
-from evergraph.report import write_report
+from evergraph.experiments.report import write_report
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -1,8 +1,10 @@
-"""`evergraph run`, `compare`, `methods`, `streams`."""
+"""`evergraph run`, `compare`, `methods`, `models`, `streams`."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +13,19 @@ from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
-from evergraph.data.official import OFFICIAL
-from evergraph.data.stream import DEFAULT_STREAM, PRESETS
-from evergraph.loggers import make_loggers
+from evergraph.core.settings import settings_of
+from evergraph.data import DATASETS, DEFAULT_STREAM
+from evergraph.errors import EvergraphError
+from evergraph.experiments import RunSpec, make_loggers, run
+from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.comparison import cell_key, check_names, settings_by_method, table_rows, write_tables
+from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.report import write_report
+from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
+from evergraph.experiments.run import check_folder, default_folder
 from evergraph.methods import METHODS
-from evergraph.plots import heatmaps
-from evergraph.report import write_report
-from evergraph.runs import RunSpec, default_folder, run
+from evergraph.models import MODELS
+from evergraph.persistence.files import taken_folder
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -25,22 +33,25 @@ def add_commands(app: typer.Typer) -> None:
     app.command("run")(run_command)
     app.command("compare")(compare_command)
     app.command("methods")(methods_command)
+    app.command("models")(models_command)
     app.command("streams")(streams_command)
 
 
-@common.takes_run_options
+@common.takes_options(*common.RUN_OPTIONS)
 def run_command(
     options: dict[str, Any],
     stream: common.Stream = DEFAULT_STREAM,
-    method: common.Method = "curvature",
+    method: common.Method = "auto",
     seeds: common.Seeds = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
-    spec = common.make_spec(stream, method, common.parse_settings(options["set_"]), seeds, options)
+    settings = common.parse_settings(options["set_"])
+    spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     folder = options["out"] or default_folder(stream, method)
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
         result = _run(spec, folder, options)
+        heatmaps([result], folder / "heatmap.png")
     if json:
         common.print_json(result)
         return
@@ -49,50 +60,88 @@ def run_command(
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
 
-@common.takes_run_options
+@common.takes_options(*(name for name in common.RUN_OPTIONS if name not in {"order", "test_graph"}))
 def compare_command(
     options: dict[str, Any],
-    stream: common.Stream = DEFAULT_STREAM,
+    streams: Annotated[
+        list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
+    ] = None,
     methods: Annotated[str, typer.Option(help="Names with commas.")] = "finetune,curvature,joint",
+    order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
+    test_graph: Annotated[list[str] | None, typer.Option(help="A test graph; may be given several times.")] = None,
     seeds: common.Seeds = 3,
     json: common.Json = False,
 ) -> None:
-    """Learn a stream with several methods under one protocol: one table and one picture.
+    """Learn streams with several methods under one protocol: one table and one picture.
 
     Settings go to every method that has them, or to one by its name: --set curvature.strength=0.5.
     """
-    given = common.parse_settings(options["set_"])
-    names = [name for name in methods.split(",") if name]
-    specs = [common.make_spec(stream, name, _settings_of(name, given), seeds, options) for name in names]
-    for spec in specs:
-        spec.learner(0)  # a wrong name is found before the first run starts
-    folder = options["out"] or default_folder(stream, "compare")
+    axes = {
+        "stream": check_names("stream", streams or [DEFAULT_STREAM]),
+        "order": check_names("order", order or ["labelled"]),
+        "test_graph": check_names("test graph", test_graph or ["task"]),
+        "method": check_names("method", methods.split(",")),
+    }
+    settings = settings_by_method(axes["method"], common.parse_settings(options["set_"]))
+    specs: dict[str, RunSpec] = {}
+    for values in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, values))
+        name, cell_options = chosen["method"], {**options, "order": chosen["order"], "test_graph": chosen["test_graph"]}
+        spec = common.make_spec(chosen["stream"], name, settings[name], seeds, cell_options, own_training=False)
+        spec.check()  # a wrong name is found before the first run starts
+        specs[cell_key(axes, chosen)] = spec
+    if len(specs) > len(axes["method"]):  # of a single stream the first run finds out before it begins
+        for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
+            spec.make_stream(0, options["data_root"])
+    folder = options["out"] or default_folder(axes["stream"][0], "compare")
     common.refuse_strangers(folder, "a comparison")
-    with common.on_interrupt(lambda: common.how_to_resume(folder)):
-        results = [_run(spec, folder / spec.method, options) for spec in specs]
-        picture = heatmaps(results, folder / "heatmaps.png")
-        page = write_report([folder / spec.method for spec in specs], folder / "report.html").page
+    with common.on_interrupt(lambda: common.how_to_resume(folder)), taken_folder(folder, "name another with --out"):
+        entries = read_results(folder)
+        results = _finish_cells(specs, folder, entries, options)
+        write_results(folder, specs, results)
+        rows = table_rows(results.values())
+        write_tables(rows, folder)
+        picture = heatmaps(list(results.values()), folder / "heatmaps.png")
+        page = write_report([folder], folder / "report.html").page
     if json:
-        common.print_json({"results": results, "heatmaps": str(picture), "report": str(page)})
+        results_list = list(results.values())
+        common.print_json({"results": results_list, "table": rows, "heatmaps": str(picture), "report": str(page)})
         return
     console = Console()
-    console.print(common.result_table(results))
+    if len(specs) == len(axes["method"]):
+        console.print(common.result_table(list(results.values())))
+    else:
+        console.print(common.comparison_table(rows))
     console.print(f"heatmaps: {picture}\nreport: {page}", soft_wrap=True)
 
 
-def _settings_of(method: str, given: dict[str, str]) -> dict[str, str]:
-    """Settings meant for one method: `name.key`, and plain keys that it has."""
-    own = {key.removeprefix(f"{method}."): value for key, value in given.items() if key.startswith(f"{method}.")}
-    kind = METHODS.get(method)
-    plain = {f.name for f in dataclasses.fields(kind)} if kind else set()  # type: ignore[arg-type]
-    return {**{key: value for key, value in given.items() if key in plain}, **own}
+def _finish_cells(
+    specs: dict[str, RunSpec], folder: Path, entries: dict[str, Any], options: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The results of a comparison's cells: those that the results file holds, and those run now."""
+    known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
+    if known and not options["resume"]:
+        raise EvergraphError(
+            f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
+        )
+    left = {key: spec for key, spec in specs.items() if key not in known}
+    if (options["jobs"] or 1) > 1:
+        new_results = _side_by_side(left, folder / CELLS, options)
+    else:
+        new_results = {key: _run(spec, folder / CELLS / key, options) for key, spec in left.items()}
+    return {key: known.get(key) or new_results[key] for key in specs}
 
 
 def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Run with a progress bar, and draw the run's picture."""
+    """One run: in this process with a progress bar and loggers, or its seeds side by side."""
+    if (options["jobs"] or 1) > 1:
+        check_folder(folder, spec, options["resume"])
+        with taken_folder(folder, "name another with --out"):
+            check_folder(folder, spec, options["resume"])
+            return _side_by_side({"": spec}, folder, options)[""]
     loggers = make_loggers([name for name in (options["log"] or "").split(",") if name])
     with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
-        result = run(
+        return run(
             spec,
             folder,
             data_root=options["data_root"],
@@ -100,8 +149,20 @@ def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]
             on_progress=update,
             loggers=loggers,
         )
-    heatmaps([result], folder / "heatmap.png")
-    return result
+
+
+def _side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Cells in several processes."""
+    if options["log"]:
+        raise EvergraphError("--log follows one process; leave --jobs out, or log without it")
+    for spec in specs.values():
+        spec.check()
+        spec.make_stream(0, options["data_root"])
+    cells = [Cell(key, spec) for key, spec in specs.items()]
+    on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
+        f"{done}/{total} {key}", file=sys.stderr, flush=True
+    )
+    return run_cells(cells, folder, data_root=options["data_root"], jobs=options["jobs"], on_done=on_done)
 
 
 def methods_command(json: common.Json = False) -> None:
@@ -112,16 +173,34 @@ def methods_command(json: common.Json = False) -> None:
             "family": kind.family,
             "reference": kind.reference,
             "hyperparameters": kind().hyperparameters(),
+            "access": kind().access.as_dict(),
         }
         for name, kind in METHODS.items()
     ]
     if json:
         common.print_json(rows)
         return
-    table = Table("name", "family", "hyper-parameters", "reference")
+    table = Table("name", "family", "keeps", "hyper-parameters", "reference")
     for row in rows:
         settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())
-        table.add_row(row["name"], row["family"], settings, row["reference"])
+        keeps = ", ".join(row["access"]["keeps"]) or "nothing"
+        table.add_row(row["name"], row["family"], keeps, settings, row["reference"])
+    Console().print(table)
+
+
+def models_command(json: common.Json = False) -> None:
+    """List the models and their hyper-parameters, as --model-set takes them."""
+    rows = [
+        {"name": name, "about": (kind.__doc__ or "").split("\n")[0], "hyperparameters": settings_of(kind)}
+        for name, kind in MODELS.items()
+    ]
+    if json:
+        common.print_json(rows)
+        return
+    table = Table("name", "hyper-parameters", "what it is")
+    for row in rows:
+        settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())  # type: ignore[attr-defined]
+        table.add_row(str(row["name"]), settings, str(row["about"]))
     Console().print(table)
 
 
@@ -130,11 +209,12 @@ def streams_command(json: common.Json = False) -> None:
     rows = [
         {
             "name": name,
-            "classes_per_task": preset.classes_per_task,
-            "min_class_size": preset.min_class_size,
-            "about": preset.about or OFFICIAL[preset.source].about,
+            "classes_per_task": dataset.classes_per_task,
+            "min_class_size": dataset.min_class_size,
+            "problem": dataset.problem,
+            "about": dataset.about,
         }
-        for name, preset in PRESETS.items()
+        for name, dataset in DATASETS.items()
     ]
     if json:
         common.print_json(rows)

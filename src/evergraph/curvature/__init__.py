@@ -4,9 +4,8 @@ from evergraph.curvature.forward import forward
 from evergraph.curvature.framework import regularizer
 from evergraph.curvature.guard import in_mode, measuring, require_deterministic
 from evergraph.curvature.kronecker import KroneckerFactor, kronecker_factors
-from evergraph.curvature.labels import LABELS, Labels, apply_output_fisher, label_factors, pick_labels, score
-from evergraph.curvature.means import add_sums, class_sums, mean_batch
-from evergraph.curvature.nodes import (
+from evergraph.curvature.labels import LABELS, Labels, apply_output_fisher, label_factors, pick_labels
+from evergraph.curvature.per_example import (
     fisher_diagonal,
     random_sign_diagonal,
     squared_batch_gradients,
@@ -27,9 +26,7 @@ __all__ = [
     "LABELS",
     "KroneckerFactor",
     "Labels",
-    "add_sums",
     "apply_output_fisher",
-    "class_sums",
     "dense_fisher",
     "double_reverse_product",
     "fisher_diagonal",
@@ -40,7 +37,6 @@ __all__ = [
     "jacobian",
     "kronecker_factors",
     "label_factors",
-    "mean_batch",
     "measuring",
     "pick_labels",
     "pull_back",
@@ -48,7 +44,6 @@ __all__ = [
     "random_sign_diagonal",
     "regularizer",
     "require_deterministic",
-    "score",
     "squared_batch_gradients",
     "squared_gradient",
     "sum_of_powers",

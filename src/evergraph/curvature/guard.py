@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from evergraph.data.batches import Batch
 from evergraph.errors import EvergraphError
-from evergraph.models.base import GraphModel
 
 
-def require_deterministic(model: GraphModel, batch: Batch, *, training: bool = False) -> None:
+def require_deterministic(model: nn.Module, batch: Any, *, training: bool = False) -> None:
     """Refuse a model whose forward pass is random (dropout and its kin) in the mode it will be measured in.
 
     Args:
@@ -37,7 +36,7 @@ def require_deterministic(model: GraphModel, batch: Batch, *, training: bool = F
 
 
 @contextmanager
-def measuring(model: GraphModel, batch: Batch) -> Iterator[None]:
+def measuring(model: nn.Module, batch: Any) -> Iterator[None]:
     """The model in evaluation mode, checked to be free of randomness; afterwards in the mode it was in."""
     require_deterministic(model, batch)
     with in_mode(model, training=False):
@@ -45,7 +44,7 @@ def measuring(model: GraphModel, batch: Batch) -> Iterator[None]:
 
 
 @contextmanager
-def in_mode(model: GraphModel, training: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """The model in training or evaluation mode; afterwards in the mode it was in."""
     before = model.training
     model.train(training)
@@ -55,7 +54,7 @@ def in_mode(model: GraphModel, training: bool) -> Iterator[None]:
         model.train(before)
 
 
-def _forward(model: GraphModel, batch: Batch) -> Tensor:
+def _forward(model: nn.Module, batch: Any) -> Tensor:
     """A forward pass that leaves the model's buffers (running statistics) as they are."""
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     logits: Tensor = functional_call(model, buffers, (batch,))

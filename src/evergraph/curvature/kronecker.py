@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from evergraph.curvature.nodes import MEMORY, Batches, batched_gradients, counted_bytes, scoped_factors
-from evergraph.data.batches import Batch
-from evergraph.models.base import GraphModel, recorded_products
-from evergraph.sparse import Features, SparseMatrix, take_rows
+from evergraph.core.recording import recorded_products
+from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.curvature.labels import label_factors
+from evergraph.curvature.per_example import MEMORY, Batches, batched_gradients, counted_bytes
+
+if TYPE_CHECKING:
+    from evergraph.problems.base import Problem
 
 NODES_AT_ONCE = 8  # seeds whose output factors are measured together: most pairs of a row and a seed are zero
 ROWS_AT_ONCE = 4096  # seeds whose input rows are gathered together
@@ -30,11 +33,10 @@ class KroneckerFactor:
 
 
 def kronecker_factors(
-    model: GraphModel,
+    model: nn.Module,
     batches: Batches,
-    classes: Tensor,
+    problem: Problem,
     labels: str = "exact",
-    targets: Callable[[Batch], Tensor] | None = None,
     generator: torch.Generator | None = None,
     memory: int = MEMORY,
 ) -> dict[str, KroneckerFactor]:
@@ -46,32 +48,31 @@ def kronecker_factors(
     Exact for one layer and one node. Neither factor depends on how the nodes are cut into batches.
 
     Args:
-        model: one of evergraph's models; a foreign module does not show its products.
+        model: applies its weights by `evergraph.core.recording.linear`; a foreign module does not show its products.
         batches: the nodes.
-        classes: the output units that the softmax runs over.
+        problem: what the outputs mean.
         labels: `empirical`, `sample`, `pred` or `exact`.
-        targets: true labels of a batch as positions in `classes`; for `empirical`.
         generator: random numbers for `sample`.
         memory: bytes that a batched backward pass may take.
     """
     names = {id(value): name for name, value in model.named_parameters()}
-    inputs = _input_factors(model, batches, names)
-    outputs: dict[str, Tensor] = {}
+    input_factors = _input_factors(model, batches, names)
+    output_sums: dict[str, Tensor] = {}
     num_nodes = 0
     for batch in batches(NODES_AT_ONCE):
         with torch.enable_grad(), counted_bytes() as sizes, recorded_products() as products:
-            logits = model(batch)
-        vectors = scoped_factors(logits.detach(), classes, labels, targets(batch) if targets else None, generator)
+            outputs = model(batch)
+        vectors = label_factors(problem, outputs.detach(), labels, batch.y, generator)
         rows = [out for _, _, out in products]
-        for grads in batched_gradients(logits, rows, vectors, sum(sizes), memory):
+        for grads in batched_gradients(outputs, rows, vectors, sum(sizes), memory):
             for (weight, _, _), grad in zip(products, grads):
                 flat, name = grad.flatten(0, 1), names[id(weight)]
-                outputs[name] = outputs.get(name, 0) + flat.T @ flat
+                output_sums[name] = output_sums.get(name, 0) + flat.T @ flat
         num_nodes += batch.num_seeds
-    return {name: KroneckerFactor(inputs[name], total / num_nodes) for name, total in outputs.items()}
+    return {name: KroneckerFactor(input_factors[name], total / num_nodes) for name, total in output_sums.items()}
 
 
-def _input_factors(model: GraphModel, batches: Batches, names: dict[int, str]) -> dict[str, Tensor]:
+def _input_factors(model: nn.Module, batches: Batches, names: dict[int, str]) -> dict[str, Tensor]:
     """The mean of x xᵀ over the distinct rows that each weight multiplies."""
     total: dict[str, Tensor] = {}
     counted: dict[str, Tensor] = {}  # the graph's nodes whose rows are in

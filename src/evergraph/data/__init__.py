@@ -1,18 +1,31 @@
-"""Graphs, streams of tasks, and the mini-batches cut from them."""
+"""Graphs, streams of tasks, datasets, and the mini-batches cut from them."""
 
-from evergraph.data.batches import Batch, Neighbourhoods
-from evergraph.data.graph import Graph, from_pyg, make_graph
-from evergraph.data.stream import PRESETS, JointStream, Task, TaskStream, stream
+from evergraph.data.batching import Batch, Neighbourhoods
+from evergraph.data.datasets import DATASETS, Dataset
+from evergraph.data.datasets.official import OfficialGraph
+from evergraph.data.graph import ClassName, Graph, as_graph, from_pyg, make_graph
+from evergraph.data.streams import DEFAULT_STREAM, TaskStream, find_graph, stream
+from evergraph.data.tasks import Part, Task, union
+from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
 
 __all__ = [
-    "PRESETS",
+    "DATASETS",
+    "DEFAULT_STREAM",
+    "TEST_GRAPHS",
     "Batch",
+    "ClassName",
+    "Dataset",
     "Graph",
-    "JointStream",
     "Neighbourhoods",
+    "OfficialGraph",
+    "Part",
     "Task",
     "TaskStream",
+    "TestGraph",
+    "as_graph",
+    "find_graph",
     "from_pyg",
     "make_graph",
     "stream",
+    "union",
 ]

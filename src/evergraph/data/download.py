@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evergraph.data.files import file_hash
 from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.files import file_hash
 
 LISTING = "SHA256SUMS"
 TIMEOUT = 60.0  # seconds without an answer
@@ -56,10 +56,10 @@ def downloaded(url: str, sha256: str, root: Path) -> Iterator[Path]:
             ) from None
         except OSError as error:
             raise EvergraphError(f"cannot store {url} in {root} ({first_line(error)})") from None
-        found = file_hash(target)
-        if found != sha256:
+        arrived = file_hash(target)
+        if arrived != sha256:
             raise EvergraphError(
-                f"{url}: what arrived has SHA-256 {found[:16]}…, not {sha256[:16]}…; nothing was kept, try again"
+                f"{url}: what arrived has SHA-256 {arrived[:16]}…, not {sha256[:16]}…; nothing was kept, try again"
             )
         yield _unzip_raw(target, Path(folder) / "raw") if url.endswith(".zip") else target
 

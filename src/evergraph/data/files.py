@@ -16,10 +16,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph, from_pyg, make_graph
 from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
-from evergraph.sparse import SparseMatrix
 
 GRAPH_FILES = {".npz", ".pt", ".pth"}
 ADJACENCY = ("adj_indices", "adj_indptr")
@@ -76,7 +76,7 @@ def read_npz(path: str | Path, *, name: str | None = None, named_classes: bool =
     if parts["adj_indptr"].size - 1 != x.shape[0]:
         raise EvergraphError(
             f"{path}: the adjacency has {parts['adj_indptr'].size - 1} rows, the features have {x.shape[0]}; "
-            "both need one row a node"
+            "both need one row per node"
         )
     names = parts["class_names"].tolist() if "class_names" in parts else None
     labels = parts.get("labels")
@@ -120,12 +120,6 @@ def _parts_of_data() -> list[Any]:
     from torch_geometric.data.storage import BaseStorage, GlobalStorage
 
     return [Data, DataEdgeAttr, DataTensorAttr, EdgeLayout, _FieldStatus, BaseStorage, GlobalStorage]
-
-
-def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(graph: Graph) -> str:

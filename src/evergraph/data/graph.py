@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
+from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.errors import EvergraphError
-from evergraph.sparse import Features, SparseMatrix, take_rows
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
@@ -29,7 +30,9 @@ class Graph:
         y: labels as positions in `class_names`; -1 where a node has none.
         class_names: the user's own names of the classes.
         name: what to call the graph in messages.
+        cache: what models that read it alike have computed of it.
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
+        private_cache: what single models have computed of it; gone with them.
     """
 
     x: Features
@@ -39,6 +42,7 @@ class Graph:
     name: str = "graph"
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
     on_disk: bool = False
+    private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
     def num_nodes(self) -> int:
@@ -78,7 +82,7 @@ class Graph:
     def subgraph(self, nodes: Tensor, groups: Tensor | None = None) -> Graph:
         """The graph induced on `nodes`, renumbered in their order.
 
-        With `groups` (one integer a node of this graph) only edges inside a group are kept.
+        With `groups` (one integer per node of this graph) only edges inside a group are kept.
         """
         position = torch.full((self.num_nodes,), -1, dtype=torch.long)
         position[nodes] = torch.arange(nodes.numel())
@@ -107,7 +111,7 @@ def make_graph(
     Duplicate edges and self-loops are dropped (models add their own).
 
     Args:
-        x: features, a row a node: a tensor or an array, dense or sparse.
+        x: features, one row per node: a tensor or an array, dense or sparse.
         edge_index: `(2, num_edges)`, sources above targets.
         y: labels as positions in `class_names`, -1 for «no label»; None where no node has one.
         class_names: the user's own names; without them the classes are called 0, 1, 2, …
@@ -136,13 +140,18 @@ def from_pyg(data: Any, *, name: str = "graph") -> Graph:
     return make_graph(data.x, data.edge_index, getattr(data, "y", None), class_names=names, name=name)
 
 
+def as_graph(graph: Graph | Any) -> Graph:
+    """The graph itself, or a `Graph` made of a PyG `Data` object."""
+    return graph if isinstance(graph, Graph) else from_pyg(graph)
+
+
 def _array(values: Any) -> np.ndarray:
     """As a numpy array, from wherever it is."""
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
 def _features(x: Any, name: str) -> Features:
-    """Finite numbers, a row a node; float64 stays, all else becomes float32; sparse stays sparse."""
+    """Finite numbers, one row per node; float64 stays, all else becomes float32; sparse stays sparse."""
     if isinstance(x, Tensor) and x.dtype != torch.float64 and x.is_floating_point():
         x = x.float()  # numpy does not know all of torch's short floats
     if isinstance(x, Tensor) and x.layout != torch.strided:
@@ -164,30 +173,30 @@ def _features(x: Any, name: str) -> Features:
 
 
 def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
-    """One integer a node, -1 or more."""
+    """One integer per node, -1 or more."""
     if y is None:
         return torch.full((num_nodes,), -1)
-    given = _array(y).reshape(-1)
-    if given.size != num_nodes:
-        raise EvergraphError(f"{name}: {num_nodes} rows of features but {given.size} labels; give one label a node")
-    if given.dtype.kind not in "fiub" or (given.dtype.kind == "f" and not (given == np.floor(given)).all()):
+    values = _array(y).reshape(-1)
+    if values.size != num_nodes:
+        raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
+    if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
         raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
-    labels = torch.as_tensor(given.astype(np.int64))
+    labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
     return labels
 
 
-def _class_names(given: Sequence[ClassName] | None, labels: Tensor, name: str) -> list[ClassName]:
-    """One name a class, no two alike; the labels' own numbers where no names are given."""
+def _class_names(class_names: Sequence[ClassName] | None, labels: Tensor, name: str) -> list[ClassName]:
+    """One name per class, no two alike; the labels' own numbers where no names are given."""
     largest = int(labels.max())
-    if given is None:
+    if class_names is None:
         if largest >= MOST_CLASSES:
             raise EvergraphError(
                 f"{name}: label {largest} is out of range; number the classes 0, 1, 2, … without large gaps"
             )
         return list(range(largest + 1))
-    names: list[ClassName] = [entry.item() if isinstance(entry, np.generic) else entry for entry in given]
+    names: list[ClassName] = [entry.item() if isinstance(entry, np.generic) else entry for entry in class_names]
     if largest >= len(names):
         raise EvergraphError(
             f"{name}: label {largest} is out of range: there are {len(names)} class names; "

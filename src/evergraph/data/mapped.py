@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import ClassName, Graph
 from evergraph.errors import EvergraphError, first_line
-from evergraph.sparse import SparseMatrix
 
 HEADER = "graph.json"
 ROWS_AT_ONCE = 2**22  # entries sorted at once when neighbour lists are put in order
@@ -74,7 +74,7 @@ def write_mapped_blocks(
             x[start : start + len(block)] = block
             start += len(block)
         if start != y.size:
-            raise EvergraphError(f"{name}: {start} rows of features but {y.size} labels; give one label a node")
+            raise EvergraphError(f"{name}: {start} rows of features but {y.size} labels; give one label per node")
         x.flush()
         _write_neighbours(path, edges, y.size)
         _write_header(path, name, class_names, num_features)

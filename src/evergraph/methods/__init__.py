@@ -1,98 +1,74 @@
-"""Methods, one file each, and the list of them by name."""
+"""Methods, one file each. Importing them here is what puts them on the list, in this order."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
-from evergraph.errors import EvergraphError, unknown
-from evergraph.methods.analytic import Analytic
-from evergraph.methods.auto import Auto
-from evergraph.methods.base import Compose, Context, Method, Step
-from evergraph.methods.curvature import OnlineCurvature
-from evergraph.methods.ema import EMA
-from evergraph.methods.ewc import EWC
-from evergraph.methods.ewc_plus_plus import EWCPlusPlus
+from evergraph.core.settings import configure, settings_of
+from evergraph.errors import unknown
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method, Replay, Step, View
+from evergraph.methods.compose import Compose
+from evergraph.methods.state import state
+
+# isort: off
 from evergraph.methods.finetune import Finetune
 from evergraph.methods.joint import Joint
-from evergraph.methods.kfac import KFAC
-from evergraph.methods.lwf import LwF
-from evergraph.methods.mas import MAS
+from evergraph.methods.ema import EMA
+from evergraph.methods.online_curvature import (
+    BatchCurvature,
+    InterpolatedCurvature,
+    OnlineCurvature,
+    QueueCurvature,
+    StandInCurvature,
+)
+from evergraph.methods.ewc import EWC
 from evergraph.methods.online_ewc import OnlineEWC
+from evergraph.methods.ewc_plus_plus import EWCPlusPlus
+from evergraph.methods.kfac import KFAC
+from evergraph.methods.mas import MAS
 from evergraph.methods.si import SI
+from evergraph.methods.lwf import LwF
 from evergraph.methods.twp import TWP
-
-METHODS: dict[str, type[Method]] = {
-    kind.name: kind
-    for kind in (
-        Finetune,
-        Joint,
-        EMA,
-        OnlineCurvature,
-        EWC,
-        OnlineEWC,
-        EWCPlusPlus,
-        KFAC,
-        MAS,
-        SI,
-        LwF,
-        TWP,
-        Analytic,
-        Auto,
-    )
-}
+from evergraph.methods.closed_form import Analytic, Auto
+# isort: on
 
 
 def register(kind: type[Method]) -> type[Method]:
     """Put a method of your own on the list, under its `name`. Usable as a decorator."""
-    if METHODS.get(kind.name, kind) is not kind:
-        raise EvergraphError(f"there is a method {kind.name!r} already; give yours another name")
-    METHODS[kind.name] = kind
-    return kind
+    return METHODS.register(kind)
+
+
+def parts_of(name: str) -> list[str]:
+    """The names of the methods that `a+b` composes; one that is registered under the whole name stands for itself."""
+    return [name] if name in METHODS else name.split("+")
 
 
 def preferred_model(name: str) -> str:
-    """The model that a run with this method takes where none is named."""
-    kinds = [METHODS[part] for part in name.split("+") if part in METHODS]
+    """The model that a learner with this method takes where none is named."""
+    kinds = [METHODS[part] for part in parts_of(name)]
     return next((kind.model for kind in kinds if kind.model != Method.model), Method.model)
 
 
-def make_method(name: str, settings: dict[str, Any] | None = None) -> Method:
-    """A method by its name; `a+b` composes several, settings then go to `b.key` or to every part that has the key."""
-    settings = dict(settings or {})
-    parts = name.split("+") if name not in METHODS else [name]
-    if "" in parts or any(part not in METHODS for part in parts):
-        missing = next(part for part in parts if part not in METHODS)
-        raise unknown("method", missing, METHODS)
-    made, used = [], set()
-    for part in parts:
-        own = {}
-        for f in dataclasses.fields(METHODS[part]):  # type: ignore[arg-type]
-            for key in (f.name, f"{part}.{f.name}"):
-                if f.init and key in settings:
-                    own[f.name] = _coerce(part, f.name, settings[key], f.default)
-                    used.add(key)
-        made.append(METHODS[part](**own))
+def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
+    """A method by its name; `a+b` composes several.
+
+    A setting `b.key` goes to the part `b`, a plain `key` to every part that has it.
+    """
+    settings, used, methods = settings or {}, set(), []
+    for part in parts_of(name):
+        chosen = {}
+        for key in settings_of(METHODS[part]):
+            for full_key in (key, f"{part}.{key}"):
+                if full_key in settings:
+                    chosen[key] = settings[full_key]
+                    used.add(full_key)
+        methods.append(configure(METHODS[part], part, chosen))
     if unused := sorted(set(settings) - used):
-        known = [f.name for part in parts for f in dataclasses.fields(METHODS[part]) if f.init]  # type: ignore[arg-type]
+        known = [key for part in parts_of(name) for key in settings_of(METHODS[part])]
         raise unknown(f"setting of {name}", unused[0], known or ["(none)"])
-    return made[0] if len(made) == 1 else Compose(*made)
-
-
-def _coerce(method: str, key: str, value: Any, default: Any) -> Any:
-    """A setting as the type of its default: the command line gives text."""
-    if not isinstance(value, str) or isinstance(default, str):
-        return value
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
-        if default is None:
-            return None if value.lower() == "none" else float(value)
-        return type(default)(value)
-    except (ValueError, KeyError):
-        raise EvergraphError(
-            f"{method}: {key}={value!r} is not a {type(default).__name__} (the default is {default!r})"
-        ) from None
+    return methods[0] if len(methods) == 1 else Compose(*methods)
 
 
 __all__ = [
@@ -103,18 +79,28 @@ __all__ = [
     "METHODS",
     "SI",
     "TWP",
+    "Access",
     "Analytic",
     "Auto",
+    "BatchCurvature",
     "Compose",
     "Context",
     "EWCPlusPlus",
     "Finetune",
+    "InterpolatedCurvature",
     "Joint",
     "LwF",
     "Method",
     "OnlineCurvature",
     "OnlineEWC",
+    "QueueCurvature",
+    "Replay",
+    "StandInCurvature",
     "Step",
+    "View",
     "make_method",
+    "parts_of",
+    "preferred_model",
     "register",
+    "state",
 ]

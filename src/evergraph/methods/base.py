@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from evergraph.data.batches import Batch, Neighbourhoods
-from evergraph.data.stream import Task
+from evergraph import registry
+from evergraph.core.capabilities import capability
+from evergraph.core.params import Direction, Params, named_params
+from evergraph.data.batching import Batch, Neighbourhoods
+from evergraph.data.graph import Graph
+from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
-from evergraph.models.base import GraphModel
-from evergraph.params import Direction, Params, named_params
+from evergraph.methods.access import Access
+from evergraph.methods.state import copied, count_bytes, grown
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.problems.base import Problem
+
+METHODS: registry.Registry[type[Method]] = registry.methods
 
 
 @dataclass(eq=False)
@@ -23,28 +31,29 @@ class Context:
 
     Args:
         model: the model being trained.
-        task: the task at hand.
+        task: what is trained on: the task that arrived, or what `Method.training_data` puts in its place.
+        problem: what is to be learned, with outputs that compete within the label scope.
         index: tasks learned before this one.
-        classes: output units that the training softmax runs over (the label scope).
         old: output units of classes met in earlier tasks.
-        neighbourhoods: cuts batches out of the task's graph; its labels are output units.
-        batch_size: nodes in a training batch, None for all.
+        batcher: makes batches of the task's examples; its targets are output units.
+        batch_size: examples in a training batch, None for all.
         generator: random numbers of the method's own, so that its draws do not move the loop's.
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
-        cache: what a method computes once a task and can compute again; it is not saved.
+        arrived: the task that arrived.
+        cache: what a method computes once per task and can compute again; it is not saved.
     """
 
     model: GraphModel
     task: Task
+    problem: Problem
     index: int
-    classes: Tensor
     old: Tensor
-    neighbourhoods: Neighbourhoods
+    batcher: Neighbourhoods
     batch_size: int | None
     generator: torch.Generator
     reduction: str
+    arrived: Task | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
-    _position: Tensor | None = None
 
     @property
     def params(self) -> Params:
@@ -52,22 +61,27 @@ class Context:
         return named_params(self.model)
 
     @property
+    def device(self) -> torch.device:
+        """Where the model and its batches are."""
+        return self.batcher.y.device
+
+    @property
+    def train(self) -> Tensor:
+        """The training examples, on the device."""
+        return self.task.train.to(self.device)
+
+    @property
     def num_train(self) -> int:
-        """Number of training nodes of the task."""
+        """Number of training examples of the task."""
         return self.task.train.numel()
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """The training nodes in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
-        seeds = self.task.train.to(self.neighbourhoods.y.device)
-        return self.neighbourhoods.exact().batches(seeds, batch_size or self.batch_size)
+        """The training examples in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
+        return self.batcher.exact().batches(self.train, batch_size or self.batch_size)
 
-    def targets(self, batch: Batch) -> Tensor:
-        """The batch's labels as positions in `classes`."""
-        if self._position is None:
-            size = int(self.classes.max()) + 1
-            self._position = torch.full((size,), -1, dtype=torch.long, device=self.classes.device)
-            self._position[self.classes] = torch.arange(self.classes.numel(), device=self.classes.device)
-        return self._position[batch.y]
+    def reduced(self, per_example: Tensor) -> Tensor:
+        """A number per example reduced as the loss is."""
+        return per_example.sum() if self.reduction == "sum" else per_example.mean()
 
 
 @dataclass(eq=False)
@@ -76,9 +90,9 @@ class Step:
 
     Args:
         context: the task.
-        batch: the nodes of this step.
-        logits: all output units at the seeds.
-        loss: the classification loss, before penalties.
+        batch: the examples of this step.
+        logits: all outputs of the examples.
+        loss: the loss of the examples, before penalties and replay.
         tangents: J d for each direction the method asked for.
     """
 
@@ -94,25 +108,60 @@ class Step:
         return self.context.model
 
     @property
-    def scoped_logits(self) -> Tensor:
-        """Logits of the classes in the label scope."""
-        return self.logits[:, self.context.classes]
-
-    @property
-    def targets(self) -> Tensor:
-        """Labels as positions in the label scope."""
-        return self.context.targets(self.batch)
-
-    def widen(self, scoped: Tensor) -> Tensor:
-        """A matrix over the label scope, with zeros at all other output units."""
-        wide = scoped.new_zeros(self.logits.shape)
-        wide[:, self.context.classes] = scoped
-        return wide
+    def problem(self) -> Problem:
+        """What is to be learned."""
+        return self.context.problem
 
 
-def state(empty: Callable[[], Any]) -> Any:
-    """A field that is learned, not given: `importance_: Params = state(dict)`."""
-    return field(default_factory=empty, init=False, repr=False, compare=False)
+@dataclass(eq=False)
+class Replay:
+    """Further examples in a step, in the same backward pass as its own.
+
+    Args:
+        batch: the examples; `batch.y` holds their targets.
+        weights: of each example's loss; None where they take no part in the loss.
+        directions: directions d along which their outputs shall also carry J d.
+        cotangent: from their outputs (without gradient) and tangents to a matrix that is added to the gradient at
+            their outputs; None for none.
+        training: whether the model is in training mode for them; off for stand-ins that shall not move a layer's
+            running statistics.
+    """
+
+    batch: Batch
+    weights: Tensor | None = None
+    directions: list[Direction] = field(default_factory=list)
+    cotangent: Callable[[Tensor, list[Tensor]], Tensor] | None = None
+    training: bool = True
+
+
+@dataclass(eq=False)
+class View:
+    """A graph to predict on, as a method sees it.
+
+    Args:
+        model: the model, in evaluation mode.
+        problem: what was learned.
+        graph: the graph.
+        nodes: the examples asked for.
+        device: where to compute.
+    """
+
+    model: GraphModel
+    problem: Problem
+    graph: Graph
+    nodes: Tensor
+    device: torch.device
+
+    @torch.no_grad()
+    def outputs(self) -> Tensor:
+        """The model's outputs at the examples, on the CPU, with exact neighbourhoods."""
+        batcher = self.problem.batcher(self.model, self.graph, device=self.device)
+        batches = batcher.batches(self.nodes.to(self.device), NODES_AT_ONCE)
+        return torch.cat([self.model(batch).cpu() for batch in batches])
+
+
+STEP_HOOKS = ("directions", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")
+"""The hooks that run inside a training step, in the order in which the loop calls them."""
 
 
 class Method:
@@ -120,35 +169,55 @@ class Method:
 
     Constructor arguments are hyper-parameters (make subclasses dataclasses); attributes that end in `_`
     are learned state: tensors, numbers, and lists or dictionaries of them. They are saved and loaded
-    without another line. Hooks never call backward, zero_grad or optimizer.step.
+    without another line; `state` declares how they grow. Hooks never call backward, zero_grad or optimizer.step.
     """
 
     name: ClassVar[str] = "finetune"
     family: ClassVar[str] = "baseline"
     reference: ClassVar[str] = "plain training on each task in turn"
-    joint: ClassVar[bool] = False
-    """Whether the method is given all earlier tasks' data too (an upper bound, not a continual learner)."""
+    access: ClassVar[Access] = Access()
+    """What it keeps of earlier tasks and what it is told."""
     model: ClassVar[str] = "gcn"
-    """The model that a run takes where none is named."""
+    """The model that a learner takes where none is named."""
+    training: ClassVar[Mapping[str, Any]] = {}
+    """Training settings that a learner takes where none are named; see `Training`."""
+
+    # entering a task
+
+    def prepare(self, context: Context) -> None:
+        """Whenever a task is entered, at its start and after a resume: rebuild what is not saved, freeze layers."""
 
     def start_task(self, context: Context) -> None:
-        """Before the first step of a task."""
+        """Before the first step of a task; `context.task` is the task that arrived."""
+
+    def training_data(self, context: Context) -> Task | None:
+        """What to train on in place of the task that arrived; None for the task itself. The same after a resume."""
+        return None
 
     def epochs(self, context: Context, planned: int) -> int:
         """How many epochs the loop shall train this task; `planned` is what the configuration says."""
         return planned
+
+    # within a step
 
     def directions(self, context: Context) -> list[Direction]:
         """Directions d in parameter space along which the step shall also carry J d."""
         return []
 
     def penalty(self, step: Step) -> Tensor | None:
-        """A differentiable scalar added to the loss. The graph of the logits is alive here."""
+        """A differentiable scalar added to the loss. The graph of the outputs is alive here."""
         return None
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
-        """A matrix of the logits' shape added to their cotangent in the one backward pass."""
+        """A matrix of the outputs' shape added to their cotangent in the one backward pass."""
         return None
+
+    def replay(self, step: Step) -> list[Replay]:
+        """Further examples, with weights, in the step's backward pass."""
+        return []
+
+    def observe(self, step: Step) -> None:
+        """Just before backward: measure something while the graph of the outputs is alive."""
 
     def edit_grads(self, step: Step) -> None:
         """After backward: change the parameters' `.grad` in place."""
@@ -156,19 +225,36 @@ class Method:
     def after_step(self, step: Step) -> None:
         """After the optimizer has moved the parameters."""
 
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Whether the hooks within a step are the same kernels every time: no random numbers, no value read back."""
+        return True
+
+    # leaving a task
+
     def end_task(self, context: Context) -> None:
-        """After the last step of a task: measure curvature, store anchors, average parameters."""
+        """After the last step of a task: measure curvature, store anchors, choose what to keep."""
+
+    # prediction and growth
+
+    def predict(self, view: View) -> Tensor | None:
+        """Outputs at the examples asked for, on the CPU, one row each; None for the model's own."""
+        return None
+
+    def adapt_model(self, model: GraphModel, task: Task) -> None:
+        """Before a task: let the model grow beyond its output units. What is made here is saved like all parameters."""
 
     def grow(self, before: Params, after: Params) -> None:
         """The output layer has grown: `before` and `after` are the parameters then and now.
 
-        By default every state tensor that stands under a grown parameter's name and has its old shape
-        is padded: with the new parameters' own values where it holds parameters (`anchor…`, `teacher…`,
-        `previous…`), with zeros elsewhere.
+        By default state declared `like="params"` grows with them.
         """
-        for key, value in self.state_dict().items():
-            copies = key.startswith(("anchor", "teacher", "previous"))
-            setattr(self, key, _grown(value, "", before, after, copies))
+        for declared in _state_fields(self):
+            if declared.metadata.get("like") == "params":
+                value = getattr(self, declared.name)
+                setattr(self, declared.name, grown(value, before, after, declared.metadata["new"]))
+
+    # what it is
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments and their values."""
@@ -176,134 +262,52 @@ class Method:
             return {}
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
 
+    @property
+    def title(self) -> str:
+        """Its name, as `make_method` takes it."""
+        return self.name
+
+    def description(self) -> dict[str, Any]:
+        """Its name and hyper-parameters, as plain values: what a checkpoint says of it."""
+        return {"name": self.name, "hyperparameters": self.hyperparameters()}
+
+    def kept_bytes(self) -> int:
+        """What it keeps of earlier tasks besides the model, in bytes, as it stands."""
+        return count_bytes(self.state_dict())
+
+    # its state
+
     def state_dict(self) -> dict[str, Any]:
         """The learned state: every attribute that ends in `_`."""
         return {key: value for key, value in vars(self).items() if key.endswith("_") and not key.startswith("_")}
 
+    def copied_state(self) -> dict[str, Any]:
+        """The state as it stands, safe from what comes: copied, but for what is declared to be replaced whole."""
+        replaced = {declared.name for declared in _state_fields(self) if declared.metadata.get("replaced")}
+        return {key: _shallow(value) if key in replaced else copied(value) for key, value in self.state_dict().items()}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a copy of a saved state."""
-        own = self.state_dict()
-        for key in sorted(own.keys() ^ state.keys()):
+        current = self.state_dict()
+        for key in sorted(current.keys() ^ state.keys()):
             problem = "unknown state" if key in state else "no state"
             raise EvergraphError(
                 f"{self.name}: {problem} {key!r} in the checkpoint; it is another version's or method's"
             )
         for key, value in state.items():
-            setattr(self, key, _copied(value))
+            setattr(self, key, copied(value))
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{key}={value!r}" for key, value in self.hyperparameters().items())
         return f"{type(self).__name__}({settings})"
 
 
-def _grown(value: Any, name: str, before: Params, after: Params, copies: bool) -> Any:
-    """A piece of state after the output layer has grown; `name` is the key it stands under."""
-    if isinstance(value, dict):
-        return {key: _grown(item, key, before, after, copies) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_grown(item, name, before, after, copies) for item in value]
-    if not isinstance(value, Tensor) or name not in before or value.shape != before[name].shape:
-        return value
-    wide = after[name].detach().clone() if copies else torch.zeros_like(after[name])
-    wide[tuple(slice(size) for size in value.shape)] = value
-    return wide
+def _state_fields(method: Method) -> list[dataclasses.Field[Any]]:
+    if not dataclasses.is_dataclass(method):
+        return []
+    return [f for f in dataclasses.fields(method) if not f.init and f.name.endswith("_")]
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-class Compose(Method):
-    """Several methods as one; hooks run in list order."""
-
-    name = "compose"
-    family = "composition"
-    reference = "several methods at once"
-
-    def __init__(self, *methods: Method) -> None:
-        if not methods:
-            raise EvergraphError("Compose needs at least one method")
-        self.methods = list(methods)
-        self._shares: list[int] = []
-
-    @property
-    def joint(self) -> bool:  # type: ignore[override]
-        """Joint if any part is."""
-        return any(method.joint for method in self.methods)
-
-    def start_task(self, context: Context) -> None:
-        """Each in turn."""
-        for method in self.methods:
-            method.start_task(context)
-
-    def epochs(self, context: Context, planned: int) -> int:
-        """Each may change what the one before it answered."""
-        for method in self.methods:
-            planned = method.epochs(context, planned)
-        return planned
-
-    def directions(self, context: Context) -> list[Direction]:
-        """All directions, one method after another."""
-        asked = [method.directions(context) for method in self.methods]
-        self._shares = [len(directions) for directions in asked]
-        return [direction for directions in asked for direction in directions]
-
-    def _shared(self, step: Step) -> Iterator[tuple[Method, Step]]:
-        """Each method with the step as it sees it: the tangents of its own directions."""
-        start = 0
-        for method, share in zip(self.methods, self._shares or [0] * len(self.methods)):
-            yield method, dataclasses.replace(step, tangents=step.tangents[start : start + share])
-            start += share
-
-    def penalty(self, step: Step) -> Tensor | None:
-        """The sum."""
-        return _total([method.penalty(own) for method, own in self._shared(step)])
-
-    def logit_cotangent(self, step: Step) -> Tensor | None:
-        """The sum."""
-        return _total([method.logit_cotangent(own) for method, own in self._shared(step)])
-
-    def edit_grads(self, step: Step) -> None:
-        """Each in turn."""
-        for method, own in self._shared(step):
-            method.edit_grads(own)
-
-    def after_step(self, step: Step) -> None:
-        """Each in turn."""
-        for method, own in self._shared(step):
-            method.after_step(own)
-
-    def end_task(self, context: Context) -> None:
-        """Each in turn."""
-        for method in self.methods:
-            method.end_task(context)
-
-    def grow(self, before: Params, after: Params) -> None:
-        """Each in turn."""
-        for method in self.methods:
-            method.grow(before, after)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Those of each part, under its name."""
-        return {f"{i}.{method.name}": method.hyperparameters() for i, method in enumerate(self.methods)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Those of each part, under its position."""
-        return {str(i): method.state_dict() for i, method in enumerate(self.methods)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give each part its own."""
-        for i, method in enumerate(self.methods):
-            method.load_state_dict(state[str(i)])
-
-    def __repr__(self) -> str:
-        return f"Compose({', '.join(map(repr, self.methods))})"
-
-
-def _total(parts: list[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return sum(found[1:], found[0]) if found else None
+def _shallow(value: Any) -> Any:
+    """A container of its own around the same tensors."""
+    return value.copy() if isinstance(value, (dict, list)) else value

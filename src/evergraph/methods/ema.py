@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from evergraph.core.params import Params, copy_params
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import Context, Method, state
-from evergraph.params import Params, copy_params
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method
+from evergraph.methods.state import state
 
 
 def average_with(model: nn.Module, previous: Params, decay: float) -> None:
@@ -19,6 +21,7 @@ def average_with(model: nn.Module, previous: Params, decay: float) -> None:
             value.lerp_(previous[name], decay)
 
 
+@METHODS.register
 @dataclass(repr=False)
 class EMA(Method):
     """After each task but the first, average the parameters with those before it (the paper, Algorithm 1).
@@ -32,9 +35,10 @@ class EMA(Method):
     name = "ema"
     family = "parameter averaging"
     reference = "Yin, Sun and Wu: Unbiased Online Curvature Approximation, Algorithm 1"
+    access = Access(keeps=("parameters",))
 
     decay: float = 0.5
-    previous_: Params = state(dict)
+    previous_: Params = state(dict, like="params", new="values")
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evergraph.core.params import Params
 from evergraph.curvature import LABELS, fisher_diagonal, measuring, squared_batch_gradients
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context
+from evergraph.methods.base import METHODS, Context
 from evergraph.methods.quadratic import Quadratic
-from evergraph.params import Params
 
 
+@METHODS.register
 @dataclass(repr=False)
 class EWC(Quadratic):
-    """strength/2 Σ_t Σ_i F_ti (θ_i − θ_ti)²: one Fisher diagonal and one anchor a task, merged into one quadratic.
+    """strength/2 Σ_t Σ_i F_ti (θ_i − θ_ti)²: one Fisher diagonal and one anchor per task, merged into one quadratic.
 
     The framework (`evergraph.curvature.regularizer`) with four words filled in: F is evaluated at the old
     parameters, with the given labels, as a diagonal, over the old task's training nodes.
@@ -41,12 +42,12 @@ class EWC(Quadratic):
         one_of("reduction", self.reduction, ("mean", "sum"))
         if self.fisher == "squared-batch" and self.labels == "exact":
             raise EvergraphError(
-                f"{self.name}: fisher=squared-batch needs one label a node; use labels=empirical, sample or pred"
+                f"{self.name}: fisher=squared-batch needs one label per node; use labels=empirical, sample or pred"
             )
 
     def measure(self, context: Context) -> Params:
         """The Fisher diagonal at the present parameters, over the task's training nodes and label scope."""
-        over = (context.classes, self.labels, context.targets, context.generator)
+        over = (context.problem, self.labels, context.generator)
         with measuring(context.model, next(context.batches(1))):
             if self.fisher == "squared-batch":
                 total = squared_batch_gradients(context.model, context.batches(), *over)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from evergraph.curvature import pick_labels, random_sign_diagonal, require_deterministic, score, squared_gradient
+from evergraph.core.params import Params
+from evergraph.curvature import pick_labels, random_sign_diagonal, require_deterministic, squared_gradient
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context, Step, state
+from evergraph.methods.base import METHODS, Context, Step
 from evergraph.methods.quadratic import Quadratic
-from evergraph.params import Params
+from evergraph.methods.state import state
 
 
+@METHODS.register
 @dataclass(repr=False)
 class EWCPlusPlus(Quadratic):
     """F ← decay · F + (1−decay) · F_batch at every step; at a task's end F and θ become importance and anchor.
@@ -36,7 +36,7 @@ class EWCPlusPlus(Quadratic):
     decay: float = 0.9
     labels: str = "empirical"
     fisher: str = "per-node"
-    average_: Params = state(dict)
+    average_: Params = state(dict, like="params")
 
     def __post_init__(self) -> None:
         one_of("kind of labels", self.labels, ("empirical", "sample", "pred"))
@@ -48,18 +48,17 @@ class EWCPlusPlus(Quadratic):
         """The Fisher is measured in training mode: refuse a model that is random there."""
         require_deterministic(context.model, next(context.batches()), training=True)
 
-    def penalty(self, step: Step) -> Tensor | None:
-        """Measure the batch's Fisher while the graph is alive; nothing is added to the loss here."""
-        logits, size = step.scoped_logits.detach(), step.batch.num_seeds
-        cotangent = step.widen(score(logits, pick_labels(logits, self.labels, step.targets, step.context.generator)))
-        params = step.context.params
+    def observe(self, step: Step) -> None:
+        """Measure the batch's Fisher while the graph is alive."""
+        outputs, size = step.logits.detach(), step.batch.num_seeds
+        picked = pick_labels(step.problem, outputs, self.labels, step.batch.y, step.context.generator)
+        cotangent, params = step.problem.score(outputs, picked), step.context.params
         if self.fisher == "per-node":
             squares = random_sign_diagonal(step.logits, params, cotangent / size**0.5, step.context.generator)
         else:
             squares = squared_gradient(step.logits, params, cotangent / size)
         for name, value in squares.items():
             self.average_[name] = value.lerp(self.average_.get(name, value), self.decay)
-        return None
 
     def measure(self, context: Context) -> Params:
         """The moving average as it stands."""

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from evergraph.methods.base import Method
+from evergraph.methods.base import METHODS, Method
 
 
+@METHODS.register
 @dataclass(repr=False)
 class Finetune(Method):
     """Train on each task as it comes, and do nothing against forgetting."""

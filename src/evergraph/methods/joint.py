@@ -1,19 +1,51 @@
 """Joint training: the upper end of every comparison."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import Any
 
-from evergraph.methods.base import Context, Method
+from evergraph.data.tasks import Task, union
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method
+from evergraph.methods.state import count_bytes, state
 
 
+@METHODS.register
 @dataclass(repr=False)
 class Joint(Method):
-    """Train anew on all tasks so far, with all their data kept. What continual learning is measured against."""
+    """Train anew on all tasks so far, with all their data kept. What continual learning is measured against.
+
+    A stream that still has its earlier tasks gives them (`Task.so_far`), on the graph that tests run on. Tasks that
+    come on their own are kept here, and their graphs stand side by side.
+    """
 
     name = "joint"
     family = "baseline"
     reference = "training from scratch on all data so far"
-    joint = True
+    access = Access(keeps=("graphs",), old_labels=True)
+
+    kept_: list[dict[str, Any]] = state(list, replaced=True)
+    kept_by_stream_: int = state(int)  # bytes of the data so far that a stream keeps in its stead
 
     def start_task(self, context: Context) -> None:
         """Forget the parameters: each task is learned together with all before it, from the start."""
         context.model.reset_parameters()
+
+    def training_data(self, context: Context) -> Task | None:
+        """All data so far."""
+        task = context.task
+        everything = task.so_far() if task.so_far is not None else task
+        return union([*map(Task.unpack, self.kept_), everything]) if self.kept_ else everything
+
+    def end_task(self, context: Context) -> None:
+        """Keep what nobody else keeps."""
+        assert context.arrived is not None
+        if context.arrived.so_far is None:
+            self.kept_ = [*self.kept_, context.arrived.pack()]
+        else:
+            self.kept_by_stream_ = count_bytes(context.task.pack())
+
+    def kept_bytes(self) -> int:
+        """All data so far, whoever keeps it."""
+        return count_bytes(self.kept_) + self.kept_by_stream_

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from evergraph.core.params import Params, copy_params
+from evergraph.core.recording import recorded_products
 from evergraph.curvature import LABELS, KroneckerFactor, fisher_diagonal, kronecker_factors, measuring
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import Context, Method, Step, state
-from evergraph.models.base import ModuleModel
-from evergraph.params import Params, copy_params
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method, Step
+from evergraph.methods.state import state
 
 
+@METHODS.register
 @dataclass(repr=False)
 class KFAC(Method):
     """strength/2 Σ_layers tr(Dᵀ A D G) with D = W − W_{t−1}: the Fisher as A ⊗ G in every layer.
@@ -29,20 +32,23 @@ class KFAC(Method):
     name = "kfac"
     family = "Fisher, Kronecker"
     reference = "Ritter, Botev and Barber: Online Structured Laplace Approximations, NeurIPS 2018"
+    access = Access(keeps=("parameters",))
 
     strength: float = 1e4
     labels: str = "exact"
     factors_: dict[str, Params] = state(dict)
-    diagonal_: Params = state(dict)
-    anchor_: Params = state(dict)
+    diagonal_: Params = state(dict, like="params")
+    anchor_: Params = state(dict, like="params", new="values")
     num_tasks_: int = state(int)
 
     def __post_init__(self) -> None:
         one_of("kind of labels", self.labels, LABELS)
 
     def start_task(self, context: Context) -> None:
-        """Factors need the layers' inputs and outputs, which a foreign module does not show."""
-        if isinstance(context.model, ModuleModel):
+        """Factors need the layers' inputs and outputs: refuse a model that does not show them."""
+        with torch.no_grad(), recorded_products() as products:
+            context.model(next(context.batches(1)))
+        if not products:
             raise EvergraphError(
                 "kfac needs gcn, sage or gat; a foreign module does not show its layers: use online-ewc"
             )
@@ -62,7 +68,7 @@ class KFAC(Method):
 
     def end_task(self, context: Context) -> None:
         """Measure the factors over the task's training nodes and merge them."""
-        over = (context.classes, self.labels, context.targets, context.generator)
+        over = (context.problem, self.labels, context.generator)
         with measuring(context.model, next(context.batches(1))):
             factors = kronecker_factors(context.model, context.batches, *over)
             rest = [name for name in context.params if name not in factors]

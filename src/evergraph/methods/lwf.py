@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
+from evergraph.core.params import Params, copy_params
 from evergraph.curvature import in_mode
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import Context, Method, Step, state
-from evergraph.params import Params, copy_params
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method, Step
+from evergraph.methods.state import state
 
 
+@METHODS.register
 @dataclass(repr=False)
 class LwF(Method):
     """strength · KL(old outputs / T ‖ new outputs / T) over the old classes, on the new task's nodes.
@@ -30,10 +32,11 @@ class LwF(Method):
     name = "lwf"
     family = "functional"
     reference = "Li and Hoiem: Learning without Forgetting, ECCV 2016"
+    access = Access(keeps=("parameters",))
 
     strength: float = 1.0
     temperature: float = 2.0
-    teacher_: Params = state(dict)
+    teacher_: Params = state(dict, like="params", new="values")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -44,10 +47,8 @@ class LwF(Method):
         old = step.context.old
         if not self.teacher_ or not self.strength or not old.numel():
             return None
-        teacher = self.teach(step)[:, old] / self.temperature
-        student = step.logits[:, old] / self.temperature
-        per_node = F.kl_div(student.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True).sum(1)
-        return self.strength * (per_node.sum() if step.context.reduction == "sum" else per_node.mean())
+        per_example = step.problem.within(old).divergence(step.logits, self.teach(step), self.temperature)
+        return self.strength * step.context.reduced(per_example)
 
     @torch.no_grad()
     def teach(self, step: Step) -> Tensor:

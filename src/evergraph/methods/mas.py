@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from evergraph.core.params import Params
 from evergraph.curvature import measuring, sum_of_powers
-from evergraph.data.batches import Batch
-from evergraph.methods.base import Context
+from evergraph.data.batching import Batch
+from evergraph.methods.base import METHODS, Context
 from evergraph.methods.quadratic import Quadratic
-from evergraph.params import Params
 
 
+@METHODS.register
 @dataclass(repr=False)
 class MAS(Quadratic):
     """Importance Ω_i = mean over nodes of |∂‖z_v‖²/∂θ_i|: how much the output moves with a parameter.
@@ -34,10 +34,8 @@ class MAS(Quadratic):
     def measure(self, context: Context) -> Params:
         """The mean of single-node gradients' absolute values, over the task's training nodes and label scope."""
 
-        def cotangents(batch: Batch, logits: Tensor) -> Tensor:
-            scoped = torch.zeros_like(logits)
-            scoped[:, context.classes] = 2 * logits[:, context.classes]
-            return scoped.unsqueeze(1)
+        def cotangents(batch: Batch, outputs: Tensor) -> Tensor:
+            return 2 * context.problem.in_scope(outputs).unsqueeze(1)
 
         with measuring(context.model, next(context.batches(1))):
             total = sum_of_powers(context.model, context.batches, cotangents, power=1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
+from evergraph.methods.base import METHODS
 from evergraph.methods.ewc import EWC
-from evergraph.params import Params
 
 
+@METHODS.register
 @dataclass(repr=False)
 class OnlineEWC(EWC):
     """strength/2 Σ_i F_i (θ_i − θ_{t−1,i})² with F ← γF + F_t after each task.

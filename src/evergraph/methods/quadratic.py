@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.methods.base import Context, Method, Step, state
-from evergraph.params import Params, copy_params
+from evergraph.core.capabilities import capability
+from evergraph.core.params import Params, copy_params
+from evergraph.methods.access import Access
+from evergraph.methods.base import STEP_HOOKS, Context, Method, Step
+from evergraph.methods.state import state
 
 AT_ONCE = 2**16  # numbers of a parameter worked on at once
 
@@ -20,12 +23,14 @@ AT_ONCE = 2**16  # numbers of a parameter worked on at once
 class Quadratic(Method):
     """A penalty strength/2 Σ_i importance_i (θ_i − anchor_i)², merged over all past tasks.
 
-    State: `importance_` and `anchor_`, two tensors a parameter; `constant_`, a number.
+    State: `importance_` and `anchor_`, two tensors per parameter; `constant_`, a number.
     """
 
+    access = Access(keeps=("parameters",))
+
     strength: float = 1.0
-    importance_: Params = state(dict)
-    anchor_: Params = state(dict)
+    importance_: Params = state(dict, like="params")
+    anchor_: Params = state(dict, like="params", new="values")
     constant_: float = state(float)
 
     def measure(self, context: Context) -> Params:
@@ -61,6 +66,11 @@ class Quadratic(Method):
         """The penalty itself, for logs: strength/2 (Σ_i importance_i (θ_i − anchor_i)² + constant)."""
         parts = [(self.importance_[n] * (params[n] - self.anchor_[n]).square()).sum() for n in self.importance_]
         return self.strength / 2 * (float(sum(parts)) + self.constant_)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Two fused operations per parameter."""
+        return True
 
     def edit_grads(self, step: Step) -> None:
         """Add strength · importance · (θ − anchor) to the gradient."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.methods.base import Context, Step, state
+from evergraph.core.params import Params, copy_params
+from evergraph.methods.base import METHODS, Context, Step
 from evergraph.methods.quadratic import Quadratic
-from evergraph.params import Params, copy_params
+from evergraph.methods.state import state
 
 
+@METHODS.register
 @dataclass(repr=False)
 class SI(Quadratic):
     """Importance Ω_i ← max(Ω_i + ω_i / (Δ_i² + damping), 0), with ω_i = −Σ_steps g_i · δθ_i the path integral.
@@ -30,8 +32,8 @@ class SI(Quadratic):
 
     strength: float = 2.0
     damping: float = 1e-3
-    path_: Params = state(dict)
-    start_: Params = state(dict)
+    path_: Params = state(dict, like="params")
+    start_: Params = state(dict, like="params")
 
     def start_task(self, context: Context) -> None:
         """Remember where the task began."""

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from evergraph.core.capabilities import capable
+from evergraph.core.params import Params
 from evergraph.curvature import measuring
-from evergraph.data.batches import Batch
-from evergraph.methods.base import Context, Step
+from evergraph.data.batching import Batch
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import METHODS, Context, Step
 from evergraph.methods.quadratic import Quadratic
-from evergraph.models.base import neighbourhoods
-from evergraph.params import Params
 
 
+@METHODS.register
 @dataclass(repr=False)
 class TWP(Quadratic):
     """Importance of a parameter for the task's loss and for the attention between neighbours.
@@ -53,10 +54,7 @@ class TWP(Quadratic):
     def measure(self, context: Context) -> Params:
         """Squared gradients of the mean loss and of the mean squared coefficients."""
         with measuring(context.model, next(context.batches(1))):
-            losses = (
-                F.cross_entropy(context.model(batch)[:, context.classes], context.targets(batch), reduction="sum")
-                for batch in context.batches()
-            )
+            losses = (context.problem.loss(context.model(batch), batch.y).sum() for batch in context.batches())
             task = gradient_of_mean(context, losses)
             shape = gradient_of_mean(context, (topology(context, batch) for batch in edge_batches(context)))
         return {
@@ -75,8 +73,11 @@ class TWP(Quadratic):
 
 def topology(context: Context, batch: Batch) -> Tensor:
     """Σ over layers and edges into the seeds of e², each edge's as a mean over heads."""
+    attention = capable(context.model, "attention")
+    if attention is None:
+        raise EvergraphError(f"{type(context.model).__name__} has no attention-like coefficients; use GCN or GAT")
     layers = []
-    for number, score in enumerate(context.model.attention(batch)):
+    for number, score in enumerate(attention(batch)):
         inward = batch.layer(number).row_of_entry() < batch.num_seeds
         layers.append(score[inward].square().mean(1).sum())
     return torch.stack(layers).sum()
@@ -84,9 +85,8 @@ def topology(context: Context, batch: Batch) -> Tensor:
 
 def edge_batches(context: Context, batch_size: int | None = None) -> Iterator[Batch]:
     """The training nodes in batches that show the edges of every layer."""
-    device = context.classes.device
-    shown = neighbourhoods(context.model, context.task.graph, device=device, propagate=False)
-    return shown.batches(context.task.train.to(device), batch_size or context.batch_size)
+    shown = context.problem.batcher(context.model, context.task.graph, device=context.device, show_edges=True)
+    return shown.batches(context.train, batch_size or context.batch_size)
 
 
 def gradient_of_mean(context: Context, sums: Iterator[Tensor]) -> Params:

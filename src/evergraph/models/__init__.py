@@ -1,20 +1,19 @@
-"""Models: the paper's GCN, GraphSAGE, GAT, and a wrapper for any PyG-style module."""
+"""Models: the paper's GCN, GraphSAGE, GAT, random propagation features, and a wrapper for any PyG-style module."""
 
-from evergraph.errors import unknown
-from evergraph.models.base import GraphModel, ModuleModel, as_model, neighbourhoods
-from evergraph.models.gat import GAT
+from evergraph.core.settings import configure
+from evergraph.models.base import MODELS, GraphModel, neighbourhoods
 from evergraph.models.gcn import GCN
-from evergraph.models.random_features import RandomFeatures
 from evergraph.models.sage import GraphSAGE
 
-MODELS: dict[str, type[GraphModel]] = {"gcn": GCN, "sage": GraphSAGE, "gat": GAT, "random-features": RandomFeatures}
+from evergraph.models.gat import GAT  # isort: skip  # the order here is the order in which models are listed
+from evergraph.models.module import ModuleModel, as_model
+from evergraph.models.random_features import RandomFeatures
 
 
-def make_model(name: str, **hyperparameters: object) -> GraphModel:
-    """A model by its name."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    return MODELS[name](**hyperparameters)
+def make_model(name: str, **settings: object) -> GraphModel:
+    """A model by its name; settings may be text."""
+    model: GraphModel = configure(MODELS[name], name, settings)
+    return model
 
 
 __all__ = [

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.data.batches import Batch
+from evergraph.core.capabilities import capability
+from evergraph.core.recording import linear
+from evergraph.core.sparse import Features, SparseMatrix, with_ones
+from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import GraphModel, grown, linear
-from evergraph.models.gcn import gcn_operator
-from evergraph.sparse import Features, SparseMatrix, with_ones
+from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.gcn import OUTPUTS, gcn_operator
 
 
+@MODELS.register(name="gat")
 class GAT(GraphModel):
     """Attention e_vu = LeakyReLU(a·Wx_u + b·Wx_v), softmax over v's neighbours and v itself.
 
@@ -35,10 +37,6 @@ class GAT(GraphModel):
             raise EvergraphError(f"GAT: {heads} heads do not divide hidden={hidden}; choose a multiple of {heads}")
         self.hidden, self.num_layers, self.heads, self.dropout = hidden, num_layers, heads, dropout
         self.weights, self.sources, self.targets = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Constructor arguments that make an equal model."""
-        return {name: getattr(self, name) for name in ("hidden", "num_layers", "heads", "dropout")}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Glorot-uniform weights, zero biases."""
@@ -81,6 +79,12 @@ class GAT(GraphModel):
         """The layer equations, from the batch's outermost nodes inwards."""
         return self.attend(batch)[0]
 
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return f"gat {self.num_layers}"
+
+    @capability(rests_on=(*OUTPUTS, "attend"))
     def attention(self, batch: Batch) -> list[Tensor]:
         """Each layer's attention scores before the softmax."""
         return self.attend(batch)[1]

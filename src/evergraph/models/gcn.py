@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.data.batches import Batch
+from evergraph.core.capabilities import capability, capable
+from evergraph.core.params import Direction, Params
+from evergraph.core.recording import linear, recorded_products, recording
+from evergraph.core.shortcuts import fast
+from evergraph.core.sparse import (
+    Features,
+    SparseMatrix,
+    anchored_product,
+    pair_product,
+    sparse_product,
+    with_ones,
+    with_self_loops,
+)
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.fast import fast
-from evergraph.models.base import GraphModel, grown, linear, recorded_products, recording
-from evergraph.models.powers import two_layer_powers
-from evergraph.params import Direction, Displacement, Params
-from evergraph.sparse import Features, SparseMatrix, pair_product, sparse_product, with_ones, with_self_loops
+from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.fixed_products import fixed_product
+from evergraph.models.gcn_powers import two_layer_powers
 
 
 def gcn_operator(graph: Graph) -> SparseMatrix:
@@ -26,6 +36,10 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
     return looped.with_values(looped.values * scale[looped.indices] * scale[looped.row_of_entry()])
 
 
+OUTPUTS = ("forward", "logits")  # what capabilities that follow the layer equations rest on
+
+
+@MODELS.register(name="gcn")
 class GCN(GraphModel):
     """H^{l+1} = Ã X^l W̃^l, X^l = [σ(H^l) 1], X^0 = [X 1]: the bias is the last row of each weight matrix.
 
@@ -33,7 +47,7 @@ class GCN(GraphModel):
         hidden: width of the hidden layers.
         num_layers: number of layers.
         dropout: share of hidden units dropped while training (the paper drops none).
-        propagate_inputs: compute Ã[X 1] once a graph instead of at every step. The results are equal;
+        propagate_inputs: compute Ã[X 1] once per graph instead of at every step. The results are equal;
             it pays where features are dense (a two-layer batch then needs one hop) and costs where they
             are very sparse. `None` decides by the entries that a batch would read either way.
     """
@@ -49,11 +63,6 @@ class GCN(GraphModel):
         self.hidden, self.num_layers, self.dropout = hidden, num_layers, dropout
         self.propagate_inputs = propagate_inputs
         self.weights = nn.ParameterList()
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Constructor arguments that make an equal model."""
-        names = ("hidden", "num_layers", "dropout", "propagate_inputs")
-        return {name: getattr(self, name) for name in names}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Glorot-uniform weights, zero biases."""
@@ -81,6 +90,11 @@ class GCN(GraphModel):
         """Ã."""
         return gcn_operator(graph)
 
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return f"gcn {self.num_layers} {self.propagate_inputs}"
+
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """[X 1], or Ã[X 1] where that saves work at every step."""
         x: Features = with_ones(graph.x)
@@ -104,6 +118,7 @@ class GCN(GraphModel):
         assert isinstance(hidden, Tensor)
         return hidden
 
+    @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
         """Ã[σ(H) 1] at the seeds: what the last weight matrix multiplies."""
         with recorded_products() as products:
@@ -112,10 +127,12 @@ class GCN(GraphModel):
         assert isinstance(rows, Tensor)
         return rows
 
+    @capability(rests_on=OUTPUTS)
     def output_weight(self) -> Tensor:
         """The last weight matrix."""
         return self.weights[-1]
 
+    @capability(rests_on=OUTPUTS)
     def attention(self, batch: Batch) -> list[Tensor]:
         """e_vu = (z_u)ᵀ tanh(z_v) with z = XW of each layer, over the edges u → v (as TWP defines it for GCN)."""
         hidden: Features = batch.x
@@ -130,14 +147,15 @@ class GCN(GraphModel):
             hidden = operator @ z
         return scores
 
-    def jvp(self, batch: Batch, tangents: Direction) -> tuple[Tensor, Tensor]:
-        """Logits and their tangent along `tangents`: each sparse product serves both at once."""
-        hidden, moved = self._first_layer(batch, tangents)
+    @capability(rests_on=OUTPUTS)
+    def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
+        """Logits and their tangent along `direction`: each sparse product serves both at once."""
+        hidden, moved = self._first_layer(batch, direction)
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(self.weights[1:], start=1):
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
             hidden = with_ones(F.relu(hidden))
-            operator, tangent = batch.layer(number - skipped), tangents[f"weights.{number}"]
+            operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
             first = _propagate_first(operator, weight)
             if first:
                 hidden, moved = pair_product(operator, hidden, moved)
@@ -147,30 +165,38 @@ class GCN(GraphModel):
                 hidden, moved = pair_product(operator, hidden, moved)
         return hidden, moved
 
-    def node_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
+    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    def example_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
         """Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power by the layer equations, where they are simple."""
         exact = batch.source is not None and batch.source.fan_out is None
         at_hand = isinstance(batch.x, Tensor) or batch.x.device.type == "cpu"
-        if not (fast("structure") and exact and at_hand and type(self) is GCN and self.num_layers == 2):
+        if not (fast("structure") and exact and at_hand and self.num_layers == 2):
             return None
         return two_layer_powers(self, batch, cotangents, power)
 
-    def _first_layer(self, batch: Batch, tangents: Direction) -> tuple[Tensor, Tensor]:
+    @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods) -> bool:
+        """Whether a batch is one dense matrix of fixed shape and no random number is drawn."""
+        dense = isinstance(batcher.x, Tensor)
+        return self.dropout == 0 and batcher.num_hops == 1 and dense and batcher.fan_out is None
+
+    def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.
 
-        Along D = count·θ − total the tangent is count·H − Ã X total: H is at hand, and the product with the
-        anchors' sum, the same at every step, is computed once a task. So the tangent costs no product at all.
+        Along D = count·θ − total one product serves both: with X D at hand, X θ = (X D + X total) / count, and the
+        product with the anchors' sum, the same at every step, is computed once per task.
         """
         weight, propagated = self.weights[0], self.num_layers > batch.num_hops
-        exact = batch.source is not None and (propagated or batch.source.fan_out is None)
-        if exact and isinstance(tangents, Displacement) and fast("anchors"):
-            assert batch.source is not None
-            fixed = batch.source.fixed_product(tangents.total["weights.0"], not propagated)
+        parts = capable(direction, "parts") if fast("anchors") else None
+        if parts and batch.source is not None and (propagated or batch.source.fan_out is None):
+            count, total = parts("weights.0")
+            fixed = fixed_product(batch.source, total, propagate=not propagated)
             if fixed is not None:
-                hidden = batch.x @ weight if propagated else batch.layer(0) @ (batch.x @ weight)
-                at_anchors = fixed[batch.nodes[: hidden.size(0)]]
-                return hidden, torch.sub(at_anchors, hidden.detach(), alpha=tangents.count).neg_()
-        hidden, moved = pair_product(batch.x, weight, tangents["weights.0"])
+                operator = None if propagated else batch.layer(0)
+                rows = batch.x.size(0) if operator is None else operator.size(0)
+                at_total = fixed[batch.nodes[:rows]]
+                return anchored_product(batch.x, weight, count, total, at_total, operator)
+        hidden, moved = pair_product(batch.x, weight, direction["weights.0"])
         return (hidden, moved) if propagated else pair_product(batch.layer(0), hidden, moved)
 
 

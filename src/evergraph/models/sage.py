@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from scipy import sparse as sp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.data.batches import Batch
+from evergraph.core.capabilities import capability
+from evergraph.core.recording import linear
+from evergraph.core.sparse import Features, SparseMatrix, with_ones
+from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
-from evergraph.models.base import GraphModel, linear
-from evergraph.models.gcn import GCN
-from evergraph.sparse import Features, SparseMatrix, with_ones
+from evergraph.models.base import MODELS
+from evergraph.models.gcn import GCN, OUTPUTS
 
 
+@MODELS.register(name="sage")
 class GraphSAGE(GCN):
     """H^{l+1}_v = [X^l_v, mean of X^l over v's neighbours, 1] W^l, X^l = σ(H^l).
 
-    The first layer's inputs [X, mean X, 1] are computed once a graph, so a batch needs one hop less.
+    The first layer's inputs [X, mean X, 1] are computed once per graph, so a batch needs one hop less.
 
     Args:
         hidden: width of the hidden layers.
@@ -30,10 +32,6 @@ class GraphSAGE(GCN):
 
     def __init__(self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__(hidden, num_layers, dropout)
-
-    def hyperparameters(self) -> dict[str, Any]:
-        """Constructor arguments that make an equal model."""
-        return {name: getattr(self, name) for name in ("hidden", "num_layers", "dropout")}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Glorot-uniform weights, zero biases."""
@@ -55,8 +53,8 @@ class GraphSAGE(GCN):
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """[X, mean X, 1]."""
         if isinstance(graph.x, SparseMatrix):
-            own = graph.x.to_scipy()
-            both = SparseMatrix.from_scipy(sp.hstack([own, operator.to_scipy() @ own]), graph.x.dtype)
+            features = graph.x.to_scipy()
+            both = SparseMatrix.from_scipy(sp.hstack([features, operator.to_scipy() @ features]), graph.x.dtype)
             return with_ones(both), self.num_layers - 1
         return with_ones(torch.cat([graph.x, operator @ graph.x], dim=1)), self.num_layers - 1
 
@@ -70,8 +68,17 @@ class GraphSAGE(GCN):
             hidden = linear(with_ones(read), weight)
         return hidden
 
-    def attention(self, batch: Batch) -> list[Tensor]:
-        """GraphSAGE has none."""
-        return GraphModel.attention(self, batch)
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return f"sage {self.num_layers}"
 
-    jvp = None  # type: ignore[assignment]  # forward-mode AD does it
+    @capability(rests_on=OUTPUTS)
+    def features(self, batch: Batch) -> Tensor:
+        """[σ(h_v), mean of σ(h) over v's neighbours, 1] at the seeds: what the last weight matrix multiplies."""
+        return GCN.features(self, batch)
+
+    @capability(rests_on=OUTPUTS)
+    def output_weight(self) -> Tensor:
+        """The last weight matrix."""
+        return self.weights[-1]

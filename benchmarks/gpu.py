@@ -1,0 +1,97 @@
+"""The figures that need a GPU: steps replayed as CUDA graphs against eager ones, and a stream of ogbn-arxiv's size."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from benchmarks.baselines import pyg_step
+from benchmarks.setting import Steps, make_context, remember
+from benchmarks.timing import Contender, alternate
+from evergraph.core.shortcuts import FAST_PATHS, fast_paths
+from evergraph.data.datasets.sbm import sbm
+from evergraph.data.graph import Graph
+from evergraph.data.streams import TaskStream
+from evergraph.data.tasks import Task
+from evergraph.methods import Finetune, OnlineCurvature
+from evergraph.methods.base import Method
+from evergraph.models.gcn import GCN
+from evergraph.training.executors.captured import CapturedExecutor, can_capture
+from evergraph.training.learner import Learner
+from evergraph.training.loop import train_step
+
+Figures = dict[str, float]
+
+
+def arxiv_like(quick: bool) -> Graph:
+    """169,343 nodes, 1.2 million edges, 128 features, 36 classes; a tenth of that when quick."""
+    return sbm(nodes=16_934 if quick else 169_343, classes=36, degree=14, features=128, signal=3.0, seed=0)
+
+
+class Replayed:
+    """Training steps as the loop takes them on a GPU: replayed, batch assembly and optimizer included."""
+
+    def __init__(self, steps: Steps) -> None:
+        context, method = steps.context, steps.method
+        assert can_capture(context, method)
+        self.executor = CapturedExecutor(context, lambda batch: train_step(context, method, batch, steps.optimizer))
+        self.pieces = list(self.executor.batches(torch.cat(steps.pieces)))
+        for _ in range(2):  # every shape is met, then captured
+            for piece in self.pieces:
+                self.executor.step(piece)
+        self.done = 0
+
+    def __call__(self) -> object:
+        """One step."""
+        self.done += 1
+        return self.executor.step(self.pieces[self.done % len(self.pieces)])
+
+
+def gpu_figures(device: torch.device, quick: bool) -> Figures:
+    """Everything about the GPU."""
+    stream = TaskStream(arxiv_like(quick), 6)
+    found = _step_figures(stream[1], device, 2.0 if quick else 5.0)
+    found["gpu_loss_difference"] = _loss_difference(stream, device)
+    clock = time.perf_counter()
+    learner = Learner(GCN(), OnlineCurvature(), epochs=5 if quick else 50, device=str(device))
+    average = sum(learner.fit(stream).evaluate(stream).accuracies) / len(stream)
+    torch.cuda.synchronize(device)
+    return {**found, "gpu_stream_seconds": time.perf_counter() - clock, "gpu_stream_average_accuracy": average}
+
+
+def _steps(task: Task, device: torch.device, method: Method, past: int) -> Steps:
+    context = make_context(GCN(), task, past, str(device))
+    return Steps(context, remember(method, context, past))
+
+
+def _step_figures(task: Task, device: torch.device, seconds: float) -> Figures:
+    plain = _steps(task, device, Finetune(), 0)
+    exact = _steps(task, device, OnlineCurvature(), 2)
+    contenders: dict[str, Contender] = {
+        "plain_eager": plain,
+        "exact_eager": exact,
+        "pyg": pyg_step(plain),
+        "plain": Replayed(_steps(task, device, Finetune(), 0)),
+        "exact": Replayed(_steps(task, device, OnlineCurvature(), 2)),
+    }
+    found = alternate(contenders, seconds=seconds, device=device)
+    return {
+        "gpu_pyg_over_evergraph": found["pyg"] / found["plain"],
+        "gpu_pyg_over_evergraph_curvature": found["pyg"] / found["exact"],
+        "gpu_curvature_over_plain": found["exact"] / found["plain"],
+        "gpu_eager_over_captured": found["plain_eager"] / found["plain"],
+        "gpu_eager_over_captured_curvature": found["exact_eager"] / found["exact"],
+        "gpu_plain_step_ms": 1e3 * found["plain"],
+        "gpu_pyg_step_ms": 1e3 * found["pyg"],
+    }
+
+
+def _loss_difference(stream: TaskStream, device: torch.device) -> float:
+    """Two tasks with `curvature`, captured and eager, same seed: the largest relative difference of an epoch's loss."""
+    logs = []
+    for names in (FAST_PATHS, tuple(name for name in FAST_PATHS if name != "capture")):
+        with fast_paths(*names):
+            learner = Learner(GCN(), OnlineCurvature(), epochs=3, device=str(device))
+            logs.append([row["loss"] for index in range(2) for row in learner.learn(stream[index])])
+    return max(abs(a - b) / abs(b) for a, b in zip(*logs))

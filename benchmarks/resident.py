@@ -1,0 +1,60 @@
+"""Peak memory of a whole run, measured in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from evergraph.errors import EvergraphError
+
+
+def resident_megabytes(root: str | Path | None, epochs: int, threads: int) -> float:
+    """Largest resident memory, in MB, of a process that learns and tests all five tasks of Coauthor-CS."""
+    code = "from benchmarks.resident import main; main()"
+    command = [sys.executable, "-c", code, str(root or ""), str(epochs), str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    if done.returncode:
+        raise EvergraphError(f"bench: the memory run failed ({(done.stderr.strip().splitlines() or ['?'])[-1][:120]})")
+    return float(done.stdout.split()[-1])
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a process that imports this package, whatever folder it is started in."""
+    root = str(Path(__file__).resolve().parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+
+
+def peak_megabytes() -> float:
+    """Largest resident memory of this process so far.
+
+    Linux's own count is read where there is one: `ru_maxrss` of a started process begins with its parent's.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = [line.split() for line in status.read_text().splitlines()]
+        return next(int(line[1]) for line in lines if line[0] == "VmHWM:") / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 1024)  # bytes on macOS, else kilobytes
+
+
+def main() -> None:
+    """What the child process does; prints its peak."""
+    import torch
+
+    from benchmarks.setting import coauthor
+    from evergraph.data.streams import TaskStream
+    from evergraph.methods import OnlineCurvature
+    from evergraph.models.gcn import GCN
+    from evergraph.training.learner import Learner
+
+    root, epochs, threads = sys.argv[1] or None, int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(threads)
+    stream = TaskStream(coauthor(root)[0], 3)
+    learner = Learner(GCN(), OnlineCurvature(), epochs=epochs, device="cpu")
+    for task in stream:
+        learner.learn(task)
+        learner.evaluate(stream)
+    print(peak_megabytes())

@@ -1,0 +1,1 @@
+"""What every other folder builds on: sparse matrices, parameters by name, capabilities, settings, shortcuts."""

@@ -1,0 +1,43 @@
+"""Capabilities: what a class can do beyond its contract, declared by the class and lost when it is overridden.
+
+A fast path is right only for the very code it was written beside. `GCN.joint_forward` computes what `GCN.logits`
+computes, and its tangent; a subclass that brings its own `logits` inherits the method and must not inherit the
+claim. So a capability names the methods it rests on, and holds for an object only as long as none of them is
+overridden below the class that declares it, or replaced on the object itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def capability(*, rests_on: tuple[str, ...]) -> Callable[[Function], Function]:
+    """Declare a method as a capability that is valid as long as the methods named in `rests_on` are its class's own."""
+
+    def declare(function: Function) -> Function:
+        function.rests_on = rests_on  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+def capable(owner: Any, name: str) -> Callable[..., Any] | None:
+    """The owner's capability of that name, bound and ready to call; None where it has none or it no longer holds."""
+    lineage = type(owner).__mro__
+    for position, kind in enumerate(lineage):
+        if name not in vars(kind):
+            continue
+        rests_on = getattr(vars(kind)[name], "rests_on", None)
+        if rests_on is None:
+            return None
+        younger = [*lineage[:position], owner]  # classes that could have overridden, and the object itself
+        if any(method in vars(place) for place in younger for method in rests_on):
+            return None
+        if getattr(owner, "_forward_hooks", None) or getattr(owner, "_forward_pre_hooks", None):
+            return None  # torch modules: a hook changes what a call computes
+        bound: Callable[..., Any] = getattr(owner, name)
+        return bound
+    return None

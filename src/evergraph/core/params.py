@@ -1,0 +1,55 @@
+"""Parameters by name: what curvature functions and methods pass around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from evergraph.core.capabilities import capability
+
+Params = dict[str, Tensor]
+Direction = Mapping[str, Tensor]
+"""A direction in parameter space: read by name, never written."""
+
+
+def copy_params(model: nn.Module) -> Params:
+    """The parameters' present values."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def named_params(model: nn.Module) -> Params:
+    """The parameters themselves."""
+    return dict(model.named_parameters())
+
+
+class Displacement(Mapping[str, Tensor]):
+    """D = count · θ − total, computed parameter by parameter when asked for.
+
+    With `count` anchors whose sum is `total` it is Σ_t (θ − θ_t).
+    """
+
+    def __init__(self, params: Params, count: int, total: Params) -> None:
+        self.params, self.count, self.total = params, count, total
+        self._computed: Params = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._computed:
+            self._computed[name] = torch.sub(self.total[name], self.params[name].detach(), alpha=self.count).neg_()
+        return self._computed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.params)
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    @capability(rests_on=("__getitem__",))
+    def parts(self, name: str) -> tuple[int, Tensor]:
+        """(count, total) of one parameter.
+
+        A model that has a layer's product with θ at hand needs only the one with `total`, which stands still as
+        long as the anchors do.
+        """
+        return self.count, self.total[name]

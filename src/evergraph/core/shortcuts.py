@@ -1,0 +1,50 @@
+"""Which shortcuts are taken. Each gives the plain path's results to float tolerance, and each can be turned off.
+
+- `bags`: float32 products with a sparse matrix on a CPU run as embedding bags (FBGEMM's kernels).
+- `anchors`: the first layer at the anchors, which stand still during a task, is computed once per task.
+- `structure`: Fisher diagonals of a two-layer GCN from its equations instead of one gradient per node.
+- `capture`: training steps on a GPU are recorded once as a CUDA graph and replayed.
+
+`EVERGRAPH_FAST=none` turns all of them off from outside; `EVERGRAPH_FAST=bags,capture` leaves those two on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from evergraph.errors import one_of, unknown
+
+FAST_PATHS = ("bags", "anchors", "structure", "capture")
+
+
+_on: set[str] | None = None  # not asked yet
+
+
+def _from_environment() -> set[str]:
+    text = os.environ.get("EVERGRAPH_FAST", "all")
+    names = {"all": FAST_PATHS, "none": ()}.get(text, text.split(","))
+    for name in names:
+        if name not in FAST_PATHS:
+            raise unknown("fast path in EVERGRAPH_FAST", name, ("all", "none", *FAST_PATHS))
+    return set(names)
+
+
+def fast(name: str) -> bool:
+    """Whether the shortcut is taken."""
+    global _on
+    if _on is None:
+        _on = _from_environment()
+    return name in _on
+
+
+@contextmanager
+def fast_paths(*names: str) -> Iterator[None]:
+    """Within it, only the named shortcuts are taken: `with fast_paths():` takes none."""
+    global _on
+    before, _on = _on, {one_of("fast path", name, FAST_PATHS) for name in names}
+    try:
+        yield
+    finally:
+        _on = before

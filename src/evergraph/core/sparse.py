@@ -1,0 +1,349 @@
+"""Sparse matrices as the rest of the package needs them: rows picked fast, products that differentiate.
+
+`SparseMatrix` is a compressed-sparse-row matrix with constant values. `A @ W` is differentiable in
+the dense factor `W` in every mode autograd has: backward (Aᵀ G), forward (A Ẇ), double backward and
+batched (`vmap`). torch's own sparse product lacks the last three.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from evergraph.core.shortcuts import fast
+
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
+
+
+@dataclass(eq=False)
+class SparseMatrix:
+    """A constant matrix in CSR form.
+
+    Args:
+        indptr: where each row starts, `num_rows + 1` integers.
+        indices: the column of each stored entry, row after row.
+        values: the stored entries.
+        num_columns: the number of columns.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    values: Tensor
+    num_columns: int
+    _transpose: SparseMatrix | None = field(default=None, repr=False)
+    _native: Tensor | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_scipy(cls, matrix: sp.spmatrix, dtype: torch.dtype = torch.float32) -> SparseMatrix:
+        """From any scipy sparse matrix; duplicates are summed and columns sorted."""
+        matrix = sp.csr_matrix(matrix)
+        matrix.sum_duplicates()
+        return cls(
+            torch.from_numpy(matrix.indptr.astype(np.int64)),
+            torch.from_numpy(matrix.indices.astype(np.int64)),
+            torch.from_numpy(np.ascontiguousarray(matrix.data)).to(dtype),
+            matrix.shape[1],
+        )
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor) -> SparseMatrix:
+        """From an ordinary matrix."""
+        csr = matrix.to_sparse_csr()
+        return cls(csr.crow_indices(), csr.col_indices(), csr.values(), matrix.size(1))
+
+    @classmethod
+    def stack(cls, matrices: Sequence[SparseMatrix], num_columns: int) -> SparseMatrix:
+        """Matrices one below the other."""
+        ends = torch.tensor([0, *(matrix.nnz for matrix in matrices)]).cumsum(0).tolist()
+        indptr = [matrix.indptr[1:] + end for matrix, end in zip(matrices, ends)]
+        return cls(
+            torch.cat([matrices[0].indptr[:1], *indptr]),
+            torch.cat([matrix.indices for matrix in matrices]),
+            torch.cat([matrix.values for matrix in matrices]),
+            num_columns,
+        )
+
+    def to_scipy(self) -> sp.csr_matrix:
+        """The same matrix for scipy (shares memory where the device is a CPU)."""
+        parts = (self.values.cpu().numpy(), self.indices.cpu().numpy(), self.indptr.cpu().numpy())
+        return sp.csr_matrix(parts, shape=self.shape)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.indptr.numel() - 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.num_rows, self.num_columns
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored entries."""
+        return self.indices.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the entries are."""
+        return self.values.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the stored entries."""
+        return self.values.dtype
+
+    def size(self, dim: int) -> int:
+        """`shape[dim]`, as tensors have it."""
+        return self.shape[dim]
+
+    def counts(self) -> Tensor:
+        """Stored entries in each row."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    def row_sums(self) -> Tensor:
+        """The sum of each row's entries."""
+        total = torch.zeros(self.num_rows, dtype=self.dtype, device=self.device)
+        return total.index_add_(0, self.row_of_entry(), self.values)
+
+    def row_of_entry(self) -> Tensor:
+        """The row of each stored entry."""
+        rows = torch.arange(self.num_rows, device=self.device)
+        return torch.repeat_interleave(rows, self.counts(), output_size=self.nnz)
+
+    def with_values(self, values: Tensor) -> SparseMatrix:
+        """The same pattern with other entries."""
+        return SparseMatrix(self.indptr, self.indices, values, self.num_columns)
+
+    def to(self, target: torch.device | str | torch.dtype) -> SparseMatrix:
+        """On another device, or with entries of another type."""
+        values = self.values.to(target)
+        if values is self.values:
+            return self
+        device = values.device
+        return SparseMatrix(self.indptr.to(device), self.indices.to(device), values, self.num_columns)
+
+    def top(self, num_rows: int, num_columns: int | None = None) -> SparseMatrix:
+        """The first rows, without a copy; `num_columns` may cut columns that those rows do not use."""
+        if num_columns is None:
+            num_columns = self.num_columns
+        if (num_rows, num_columns) == self.shape:
+            return self
+        end = int(self.indptr[num_rows])
+        return SparseMatrix(self.indptr[: num_rows + 1], self.indices[:end], self.values[:end], num_columns)
+
+    def entries_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`(indptr, positions)`: where the entries of `rows` stand, in the order of `rows`."""
+        starts = self.indptr[rows]
+        counts = self.indptr[rows + 1] - starts
+        indptr = torch.zeros(rows.numel() + 1, dtype=torch.long, device=self.device)
+        torch.cumsum(counts, 0, out=indptr[1:])
+        total = int(indptr[-1])
+        shift = torch.repeat_interleave(starts - indptr[:-1], counts, output_size=total)
+        return indptr, torch.arange(total, device=self.device) + shift
+
+    def rows(self, rows: Tensor) -> SparseMatrix:
+        """The given rows, in the given order."""
+        indptr, positions = self.entries_of(rows)
+        return SparseMatrix(indptr, self.indices[positions], self.values[positions], self.num_columns)
+
+    def dense(self) -> Tensor:
+        """As an ordinary tensor."""
+        out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        return out.index_put_((self.row_of_entry(), self.indices), self.values, accumulate=True)
+
+    def t(self) -> SparseMatrix:
+        """The transpose, computed once. It does not know its matrix: a cycle would keep batches alive."""
+        if self._transpose is None and self.device.type == "cpu":
+            flipped = self.to_scipy().tocsc()  # a counting sort: several times faster than argsort
+            indptr, indices = torch.from_numpy(flipped.indptr), torch.from_numpy(flipped.indices)
+            self._transpose = SparseMatrix(indptr, indices, torch.from_numpy(flipped.data), self.num_rows)
+        elif self._transpose is None:
+            order = torch.argsort(self.indices, stable=True)
+            indptr = torch.zeros(self.num_columns + 1, dtype=torch.long, device=self.device)
+            torch.cumsum(torch.bincount(self.indices, minlength=self.num_columns), 0, out=indptr[1:])
+            self._transpose = SparseMatrix(indptr, self.row_of_entry()[order], self.values[order], self.num_rows)
+        return self._transpose
+
+    def multiply(self, dense: Tensor) -> Tensor:
+        """The plain product with a dense matrix; no gradient is recorded."""
+        if self.nnz == 0:
+            return dense.new_zeros(self.num_rows, dense.size(1))
+        suited = self.device.type == "cpu" and self.dtype == dense.dtype == torch.float32
+        # within `is_grads_batched` torch loops over the batch, and has no such loop for bags
+        if suited and fast("bags") and not torch._C._functorch.is_legacy_batchedtensor(dense):
+            return self._bags(dense.detach())
+        if self._native is None:
+            self._native = torch.sparse_csr_tensor(self.indptr, self.indices, self.values, self.shape)
+        return self._native @ dense
+
+    def _bags(self, dense: Tensor) -> Tensor:
+        """The product as weighted sums of rows: FBGEMM's kernel for it beats MKL's by a factor of two or so."""
+        return F.embedding_bag(
+            self.indices, dense.contiguous(), self.indptr, mode="sum", per_sample_weights=self.values,
+            include_last_offset=True,
+        )  # fmt: skip
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        product: Tensor = _SparseProduct.apply(dense, self)
+        return product
+
+
+class _SparseProduct(torch.autograd.Function):
+    """Y = A W for constant sparse A. Linear, so the tangent is A Ẇ and the cotangent Aᵀ G."""
+
+    @staticmethod
+    def forward(dense: Tensor, matrix: SparseMatrix) -> Tensor:
+        return matrix.multiply(dense)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, SparseMatrix], output: Tensor) -> None:
+        ctx.matrix = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return ctx.matrix.t() @ cotangents[0], None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return ctx.matrix @ tangents[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], dense: Tensor, matrix: SparseMatrix) -> Any:
+        # a batch of dense factors stands side by side in the columns of one
+        stacked = dense.movedim(in_dims[0], 1)  # (columns of A, batch, columns of W)
+        product = matrix @ stacked.flatten(1)
+        return product.unflatten(1, stacked.shape[1:]), 1
+
+
+class _PairProduct(torch.autograd.Function):
+    """(A W, A Ẇ) from one product A [W, Ẇ]; the second is a tangent and takes no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
+        ctx.matrix = matrix
+        both = matrix.multiply(torch.cat([dense, tangent], dim=1))
+        product, moved = both[:, : dense.size(1)], both[:, dense.size(1) :]
+        ctx.mark_non_differentiable(moved)
+        return product, moved
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.matrix.t() @ cotangents[0].contiguous(), None, None
+
+
+class _AnchoredProduct(torch.autograd.Function):
+    """(A W, A D) with D = count · W − total, from the product A D and from A total, which is known.
+
+    Differentiable in W; A D is a tangent and takes no gradient. The other way round, A D as a difference of the known
+    products, would lose all digits of a small D.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, matrix: Features, count: int, total: Tensor, at_total: Tensor, operator: Any
+    ) -> tuple[Tensor, Tensor]:
+        ctx.matrix, ctx.operator = matrix, operator
+        moved = _plain_product(matrix, torch.sub(total, weight, alpha=count)).neg_()  # −D in one pass over the weights
+        if operator is not None:
+            moved = _plain_product(operator, moved)
+        ctx.mark_non_differentiable(moved)
+        return (at_total + moved).div_(count), moved
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        cotangent = cotangents[0].contiguous()
+        if ctx.operator is not None:
+            cotangent = ctx.operator.t() @ cotangent
+        return ctx.matrix.t() @ cotangent, None, None, None, None, None
+
+
+def _plain_product(matrix: Features, dense: Tensor) -> Tensor:
+    return matrix.multiply(dense) if isinstance(matrix, SparseMatrix) else matrix @ dense
+
+
+Features = Tensor | SparseMatrix
+"""A feature matrix, one row per node: dense or sparse."""
+
+
+AnyFeatures = TypeVar("AnyFeatures", Tensor, SparseMatrix, Features)
+
+
+def take_rows(features: Features, rows: Tensor) -> Features:
+    """Rows of a dense or sparse feature matrix."""
+    return features.rows(rows) if isinstance(features, SparseMatrix) else features[rows]
+
+
+def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
+    """(A W, A Ẇ) for constant A: differentiable in W, the tangent taken as a constant."""
+    tangent = tangent.detach()
+    if isinstance(matrix, SparseMatrix):
+        product, moved = _PairProduct.apply(dense, tangent, matrix)
+        return product, moved
+    return matrix @ dense, matrix @ tangent
+
+
+def anchored_product(
+    matrix: Features, weight: Tensor, count: int, total: Tensor, at_total: Tensor, operator: Features | None = None
+) -> tuple[Tensor, Tensor]:
+    """(A W, A D) for constant A and D = count · W − total, where A total is known: one product for both.
+
+    With an operator P both are multiplied by it from the left, and `at_total` is P A total.
+    """
+    product, moved = _AnchoredProduct.apply(weight, matrix, count, total, at_total, operator)
+    return product, moved
+
+
+def sparse_product(left: SparseMatrix, right: Features) -> Features:
+    """A X, sparse where X is sparse."""
+    if not isinstance(right, SparseMatrix):
+        return left @ right
+    return SparseMatrix.from_scipy(left.to_scipy() @ right.to_scipy(), right.dtype).to(right.device)
+
+
+def as_dense(features: Features) -> Tensor:
+    """A dense tensor of the features."""
+    return features.dense() if isinstance(features, SparseMatrix) else features
+
+
+def with_ones(features: AnyFeatures) -> AnyFeatures:
+    """[X 1]: the features with a column of ones, so that a bias is a row of the weight matrix."""
+    dtype, device = features.dtype, features.device
+    return with_column(features, torch.ones(features.size(0), dtype=dtype, device=device))
+
+
+def with_column(features: AnyFeatures, column: Tensor) -> AnyFeatures:
+    """[X c]: the features with one more column."""
+    if not isinstance(features, SparseMatrix):
+        return torch.cat([features, column.unsqueeze(1)], dim=1)
+    last = features.indptr[1:] + torch.arange(features.num_rows, device=features.device)
+    return _with_entries(features, last, torch.full_like(last, features.num_columns), column, features.num_columns + 1)
+
+
+def with_self_loops(matrix: SparseMatrix) -> SparseMatrix:
+    """A + I for a matrix without diagonal, each row's self-loop in front."""
+    rows = torch.arange(matrix.num_rows, device=matrix.device)
+    return _with_entries(matrix, matrix.indptr[:-1] + rows, rows, torch.ones_like(rows).to(matrix.dtype))
+
+
+def _with_entries(
+    matrix: SparseMatrix, where: Tensor, columns: Tensor, values: Tensor, num_columns: int | None = None
+) -> SparseMatrix:
+    """The matrix with one more entry in every row, at position `where` of the new list of entries."""
+    indptr = matrix.indptr + torch.arange(matrix.num_rows + 1, device=matrix.device)
+    new = torch.zeros(matrix.nnz + matrix.num_rows, dtype=torch.bool, device=matrix.device)
+    new[where] = True
+    all_columns = torch.empty(new.numel(), dtype=torch.long, device=matrix.device)
+    all_values = torch.empty(new.numel(), dtype=matrix.dtype, device=matrix.device)
+    all_columns[new], all_columns[~new] = columns, matrix.indices.long()
+    all_values[new], all_values[~new] = values.to(matrix.dtype), matrix.values
+    return SparseMatrix(indptr, all_columns, all_values, num_columns or matrix.num_columns)

@@ -1,0 +1,106 @@
+"""How a graph is cut into tasks: which classes arrive when, and which nodes train, validate and test."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError, unknown
+
+Order = str | Sequence[Any]
+ORDERS = ("labelled", "random", "random:SEED", "size", "a list of classes")
+
+
+def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """60/20/20 of the nodes of each class for training, validation and tests, by seed; sorted node numbers.
+
+    Every class has random numbers of its own, so the split does not depend on which classes are asked for,
+    nor on their order. Shares are rounded down; what is left over is for tests.
+    """
+    parts: tuple[list[Tensor], ...] = ([], [], [])
+    for position in classes:
+        nodes = torch.nonzero(graph.y == position).reshape(-1)
+        size = nodes.numel()
+        if size < 5:
+            raise EvergraphError(
+                f"{graph.name}: class {graph.class_names[position]!r} has {size} nodes, too few to split 60/20/20; "
+                "leave small classes out with min_class_size (at least 5)"
+            )
+        generator = torch.Generator().manual_seed(1_000_003 * seed + position)
+        mixed = nodes[torch.randperm(size, generator=generator)]
+        train, val = 3 * size // 5, size // 5
+        for part, piece in zip(parts, torch.tensor_split(mixed, [train, train + val])):
+            part.append(piece)
+    train_nodes, val_nodes, test_nodes = (torch.cat(part).sort().values for part in parts)
+    return train_nodes, val_nodes, test_nodes
+
+
+def group_classes(graph: Graph, order: Order, classes_per_task: int, min_class_size: int, seed: int) -> list[list[int]]:
+    """The classes in groups, one per task, in the order of arrival; see `TaskStream` for the arguments."""
+    kept = _large_classes(graph, min_class_size)
+    if isinstance(order, str):
+        arranged = _arrange(graph, kept, order, seed)
+    elif order and all(isinstance(group, (list, tuple)) for group in order):
+        return _named_groups(graph, kept, order)
+    else:
+        arranged = _positions(graph, kept, order)
+    if not 1 <= classes_per_task <= len(arranged):
+        raise EvergraphError(
+            f"classes_per_task={classes_per_task} is impossible with {len(arranged)} classes; "
+            f"choose 1 to {len(arranged)}"
+        )
+    return [arranged[i : i + classes_per_task] for i in range(0, len(arranged), classes_per_task)]
+
+
+def _large_classes(graph: Graph, min_class_size: int) -> list[int]:
+    """Classes with enough nodes, as labelled."""
+    sizes = graph.class_sizes().tolist()
+    if not any(sizes):
+        raise EvergraphError(f"{graph.name}: no node has a label; there is nothing to learn")
+    kept = [position for position, size in enumerate(sizes) if size >= max(min_class_size, 1)]
+    if not kept:
+        raise EvergraphError(
+            f"{graph.name}: no class has {min_class_size} nodes or more (the largest has {max(sizes)}); "
+            "lower min_class_size"
+        )
+    return kept
+
+
+def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:
+    """The kept classes by a named rule."""
+    rule, colon, number = order.partition(":")
+    if order == "labelled":
+        return kept
+    if order == "size":
+        sizes = graph.class_sizes().tolist()
+        return sorted(kept, key=lambda position: (-sizes[position], position))
+    if rule == "random" and (number.isdecimal() if colon else True):
+        generator = torch.Generator().manual_seed(int(number) if colon else seed)
+        return [kept[i] for i in torch.randperm(len(kept), generator=generator).tolist()]
+    raise unknown("class order", order, ORDERS)
+
+
+def _named_groups(graph: Graph, kept: list[int], order: Sequence[Sequence[Any]]) -> list[list[int]]:
+    """The tasks themselves, from a list of lists."""
+    if not all(order):
+        raise EvergraphError(f"task {list(map(len, order)).index(0)} of the order has no class; give it one or drop it")
+    flat = iter(_positions(graph, kept, [name for group in order for name in group]))
+    return [[next(flat) for _ in group] for group in order]
+
+
+def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]:
+    """Classes by their names, each once."""
+    if not names:
+        raise EvergraphError("the class order is empty; name at least one class, or use 'labelled'")
+    position_of = {str(graph.class_names[position]): position for position in kept}
+    for name, count in Counter(map(str, names)).items():
+        if name not in position_of:
+            raise unknown("class in the order", name, position_of)
+        if count > 1:
+            raise EvergraphError(f"class {name!r} is in two tasks (or twice in one); give each class once")
+    return [position_of[str(name)] for name in names]

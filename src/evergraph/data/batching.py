@@ -1,0 +1,181 @@
+"""Mini-batches over seed nodes: exact neighbourhoods by default, sampled ones on request.
+
+The nodes of a batch are ordered by their distance from the seeds, seeds first. So one CSR matrix
+serves every layer: layer after layer, a shorter prefix of its rows is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
+from evergraph.errors import EvergraphError
+
+
+@dataclass(eq=False)
+class Batch:
+    """Some seed nodes and all that a model needs to compute their logits.
+
+    Args:
+        x: the model's inputs at the batch's nodes.
+        operator: row v holds the weights with which v reads its neighbours.
+        sizes: `sizes[k]` nodes lie within k hops of the seeds; `sizes[0]` is the number of seeds.
+        nodes: the batch's nodes in the graph, seeds first.
+        y: the seeds' labels, as output units.
+        source: where the batch was cut from; None for a batch that was put together in another way.
+    """
+
+    x: Features
+    operator: SparseMatrix
+    sizes: tuple[int, ...]
+    nodes: Tensor
+    y: Tensor
+    source: Neighbourhoods | None = None
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of nodes whose logits are wanted."""
+        return self.sizes[0]
+
+    @property
+    def num_hops(self) -> int:
+        """Message-passing layers that the batch serves."""
+        return len(self.sizes) - 1
+
+    def layer(self, number: int) -> SparseMatrix:
+        """The operator of message-passing layer `number` (0 is the first): from its nodes to the next layer's."""
+        hops = self.num_hops - number
+        return self.operator.top(self.sizes[hops - 1], self.sizes[hops])
+
+    @property
+    def edge_index(self) -> Tensor:
+        """PyG's edge list over the batch's nodes."""
+        return torch.stack([self.operator.indices, self.operator.row_of_entry()])
+
+    @property
+    def dense_x(self) -> Tensor:
+        """The inputs as an ordinary tensor."""
+        return as_dense(self.x)
+
+
+class Neighbourhoods:
+    """Cuts batches out of one graph.
+
+    Args:
+        x: the model's inputs at all nodes.
+        operator: the model's propagation matrix over all nodes.
+        y: labels as output units.
+        num_hops: message-passing layers to serve.
+        fan_out: neighbours to sample at each hop, from the seeds outwards; None takes all of them.
+    """
+
+    def __init__(
+        self,
+        x: Features,
+        operator: SparseMatrix,
+        y: Tensor,
+        num_hops: int,
+        fan_out: Sequence[int] | None = None,
+    ) -> None:
+        if fan_out is not None and len(fan_out) < num_hops:
+            raise EvergraphError(
+                f"fan_out={list(fan_out)} names {len(fan_out)} hops, the model reads {num_hops}; "
+                "give one number per hop"
+            )
+        self.x, self.operator, self.y = x, operator, y
+        self.num_hops, self.fan_out = num_hops, fan_out
+        self._propagated: Features | None = None
+        self._position = torch.full((y.numel(),), -1, dtype=torch.long, device=y.device)
+
+    def batch(self, seeds: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The batch of the given seed nodes."""
+        position, nodes, sizes = self._position, [seeds], [seeds.numel()]
+        pointers, columns, weights = [torch.zeros(1, dtype=torch.long, device=seeds.device)], [], []
+        position[seeds] = torch.arange(seeds.numel(), device=seeds.device)
+        frontier, entries_before = seeds, 0
+        for hop in range(self.num_hops):
+            if self.fan_out is None:
+                indptr, entries = self.operator.entries_of(frontier)
+                values = self.operator.values[entries]
+            else:
+                indptr, entries, scale = _sample(self.operator, frontier, self.fan_out[hop], generator)
+                values = self.operator.values[entries] * scale.to(self.operator.dtype)
+            neighbours = self.operator.indices[entries]
+            frontier = torch.unique(neighbours[position[neighbours] < 0])
+            position[frontier] = torch.arange(sizes[-1], sizes[-1] + frontier.numel(), device=seeds.device)
+            pointers.append(indptr[1:] + entries_before)
+            entries_before += entries.numel()
+            columns.append(neighbours)
+            weights.append(values)
+            nodes.append(frontier)
+            sizes.append(sizes[-1] + frontier.numel())
+        all_nodes = torch.cat(nodes)
+        if self.num_hops:
+            operator = SparseMatrix(torch.cat(pointers), position[torch.cat(columns)], torch.cat(weights), sizes[-1])
+        else:
+            empty = seeds.new_zeros(0)
+            operator = SparseMatrix(seeds.new_zeros(sizes[0] + 1), empty, self.operator.values[:0], sizes[0])
+        position[all_nodes] = -1
+        return Batch(take_rows(self.x, all_nodes), operator, tuple(sizes), all_nodes, self.y[seeds], self)
+
+    def propagated(self) -> Features:
+        """Ã X at all nodes, computed once."""
+        if self._propagated is None:
+            self._propagated = sparse_product(self.operator, self.x)
+        return self._propagated
+
+    def exact(self) -> Neighbourhoods:
+        """The same graph with all neighbours."""
+        return self if self.fan_out is None else Neighbourhoods(self.x, self.operator, self.y, self.num_hops)
+
+    def batches(
+        self, seeds: Tensor, batch_size: int | None, generator: torch.Generator | None = None
+    ) -> Iterator[Batch]:
+        """The seeds in consecutive batches; `None` makes one batch of all of them."""
+        for piece in torch.split(seeds, batch_size or max(seeds.numel(), 1)):
+            yield self.batch(piece, generator)
+
+
+def _sample(
+    operator: SparseMatrix, rows: Tensor, fan_out: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """At most `fan_out` neighbours of each row, drawn without replacement; a leading self-loop is always kept.
+
+    Returns row pointers, the positions of the entries kept, and the factor on each of their weights that
+    makes the weighted sum over the sample an unbiased estimate of the sum over all neighbours. The work
+    does not grow with the rows' lengths.
+    """
+    start = operator.indptr[rows]
+    counts = operator.indptr[rows + 1] - start
+    first = operator.indices[start.clamp(max=max(operator.nnz - 1, 0))] if operator.nnz else rows
+    loop = ((counts > 0) & (first == rows)).long()
+    others = counts - loop
+    indptr = torch.zeros(rows.numel() + 1, dtype=torch.long, device=rows.device)
+    torch.cumsum(others.clamp(max=fan_out) + loop, 0, out=indptr[1:])
+    kept, total = indptr[1:] - indptr[:-1], int(indptr[-1])
+    entries = torch.arange(total, device=rows.device)
+    entries += torch.repeat_interleave(start - indptr[:-1], kept, output_size=total)
+    # rows with more neighbours than that: their places take drawn ones
+    long = torch.nonzero(others > fan_out).reshape(-1)
+    places = (indptr[long] + loop[long]).unsqueeze(1) + torch.arange(fan_out, device=rows.device)
+    drawn = _distinct(others[long], fan_out, generator)
+    entries[places] = (start[long] + loop[long]).unsqueeze(1) + drawn
+    scale = torch.ones(total, dtype=torch.float64, device=rows.device)
+    scale[places] = (others[long].double() / fan_out).unsqueeze(1).expand(-1, fan_out)
+    return indptr, entries, scale
+
+
+def _distinct(sizes: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
+    """For each size n, `number` different integers below n, all choices equally likely (Floyd's algorithm)."""
+    uniform = torch.rand(number, sizes.numel(), generator=generator, dtype=torch.float64).to(sizes.device)
+    drawn = torch.empty_like(uniform, dtype=torch.long)
+    for turn in range(number):
+        last = sizes - number + turn  # the largest integer that may come in this turn
+        pick = (uniform[turn] * (last + 1)).long()
+        met = (drawn[:turn] == pick).any(0)
+        drawn[turn] = torch.where(met, last, pick)
+    return drawn.T

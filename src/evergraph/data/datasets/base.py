@@ -1,0 +1,58 @@
+"""What a dataset is: a name, a way to load its graph, and how it is cut into tasks where nothing else is said."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evergraph import registry
+from evergraph.core.settings import parse_setting
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError, unknown
+
+DATASETS: registry.Registry[Dataset] = registry.datasets
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A named graph.
+
+    Args:
+        name: what `eg.stream` and the command line take.
+        load: from the data root (None for the default one) to the graph. Further parameters with defaults are
+            settings that people may give behind the name: `sbm:nodes=500,degree=4`.
+        classes_per_task: classes that arrive together.
+        min_class_size: classes with fewer examples are left out.
+        about: one line for people.
+        problem: what is to be learned, by its registered name.
+    """
+
+    name: str
+    load: Callable[..., Graph]
+    classes_per_task: int = 2
+    min_class_size: int = 0
+    about: str = ""
+    problem: str = "node-classification"
+
+    def graph(self, data_root: str | Path | None = None, settings: str = "") -> Graph:
+        """The graph, loaded with settings given as text: `key=value,key=value`."""
+        graph = self.load(data_root, **self._parse(settings))
+        graph.name = self.name
+        return graph
+
+    def _parse(self, text: str) -> dict[str, Any]:
+        known = {p.name: p.default for p in list(inspect.signature(self.load).parameters.values())[1:]}
+        if text and not known:
+            raise EvergraphError(
+                f"{self.name} takes no settings, found {text!r}; only generated graphs do: sbm:nodes=5000"
+            )
+        settings: dict[str, Any] = {}
+        for item in filter(None, text.split(",")):
+            key, _, value = item.partition("=")
+            if key not in known:
+                raise unknown(f"{self.name} setting", key, known)
+            settings[key] = parse_setting(self.name, key, value, known[key])
+        return settings

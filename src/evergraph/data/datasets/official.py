@@ -1,0 +1,103 @@
+"""The public benchmark graphs: where their official files are, how they are fetched, checked and read."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from evergraph.data.download import check_listed, downloaded, keep
+from evergraph.data.files import fingerprint, read_npz
+from evergraph.data.graph import Graph, make_graph
+from evergraph.errors import EvergraphError, first_line
+
+GNN_BENCHMARK = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
+
+
+@dataclass(frozen=True)
+class OfficialGraph:
+    """One published graph.
+
+    Args:
+        name: what it is called in messages.
+        path: the file under the data root, in PyG's folder layout (for OGB: the folder).
+        counts: nodes, features and classes it must have; checked on every read.
+        url: where the official file is; empty where there is none.
+        sha256: hash of the official file; a download that differs is not kept.
+        fingerprint: hash of the edges, feature pattern and labels, whatever file they came in (copies may be
+            compressed anew); checked on every read where it is known.
+    """
+
+    name: str
+    path: str
+    counts: tuple[int, int, int]
+    url: str = ""
+    sha256: str = ""
+    fingerprint: str = ""
+
+    def load(self, data_root: str | Path | None = None) -> Graph:
+        """The graph, from the data root or, where it is not there, from its official address.
+
+        Its classes are called 0, 1, 2, …, as in all tables of results: some copies carry names, some do not.
+        """
+        base = find_data_root(data_root)
+        path = base / self.path
+        if path.exists():
+            check_listed(base, path)
+            return self._read(path)
+        if not self.url:
+            raise EvergraphError(
+                f"{self.name}: no file {path}; set --data-root or EVERGRAPH_DATA to the folder that has it"
+            )
+        with downloaded(self.url, self.sha256, base) as loaded:
+            graph = self._read(loaded)  # before it is kept: a file that cannot be read never is
+            keep(loaded, base, path)
+        return graph
+
+    def _read(self, path: Path) -> Graph:
+        """The graph in a file or folder, if it is the one it should be."""
+        if path.is_dir():
+            graph = read_ogb_folder(path, name=self.name)
+        else:
+            graph = read_npz(path, name=self.name, named_classes=False)
+        counts = (graph.num_nodes, graph.num_features, graph.num_classes)
+        if counts != self.counts:
+            raise EvergraphError(
+                f"{path}: {counts} nodes, features, classes, but {self.name} has {self.counts}; "
+                "remove the file to fetch the official one, or pass its path to use it as a graph of your own"
+            )
+        if self.fingerprint and fingerprint(graph) != self.fingerprint:
+            raise EvergraphError(
+                f"{path}: its contents do not have {self.name}'s hash; remove the file to fetch it again"
+            )
+        return graph
+
+
+def find_data_root(root: str | Path | None) -> Path:
+    """The folder of the data: the argument, else `EVERGRAPH_DATA`, else a cache in the home folder."""
+    chosen = root or os.environ.get("EVERGRAPH_DATA")
+    if chosen and not Path(chosen).is_dir():
+        raise EvergraphError(f"data root {chosen} is not a folder; create it or name another")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "evergraph"
+
+
+def read_ogb_folder(folder: str | Path, *, name: str = "ogb") -> Graph:
+    """A graph in OGB's raw layout: edge, node-feat and node-label as csv.gz. Edges are made undirected."""
+    columns = {"edge": np.int64, "node-feat": np.float32, "node-label": np.float64}
+    edges, x, y = (_read_csv_gz(Path(folder) / f"{key}.csv.gz", kind) for key, kind in columns.items())
+    labels = np.where(np.isnan(y), -1, y)
+    return make_graph(x, edges.T, labels, undirected=True, name=name)
+
+
+def _read_csv_gz(path: Path, kind: type) -> np.ndarray:
+    if not path.exists():
+        raise EvergraphError(f"{path} is missing; the folder must hold OGB's raw csv.gz files")
+    try:
+        with gzip.open(path, "rt") as lines:
+            return np.loadtxt(lines, delimiter=",", dtype=kind, ndmin=2)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None

@@ -1,0 +1,86 @@
+"""A generated block model, of any size."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from evergraph.data.datasets.base import DATASETS, Dataset
+from evergraph.data.graph import Graph, make_graph
+from evergraph.errors import EvergraphError
+
+
+def sbm(
+    nodes: int = 2000,
+    classes: int = 10,
+    degree: float = 10.0,
+    homophily: float = 0.8,
+    features: int = 32,
+    signal: float = 1.0,
+    seed: int = 0,
+) -> Graph:
+    """A generated graph: classes of random sizes, edges mostly inside a class, noisy class features.
+
+    Args:
+        nodes: number of nodes.
+        classes: number of classes; sizes vary by a factor of about two.
+        degree: mean number of neighbours of a node (a little less: edges drawn twice and loops are dropped).
+        homophily: share of edges whose ends have one class (the rest join two classes).
+        features: number of features; each is the class mean plus unit Gaussian noise.
+        signal: norm of the class means.
+        seed: the same seed gives the same graph, bit for bit.
+    """
+    possible = nodes >= classes >= 1 and 0 <= degree < nodes and 0 <= homophily <= 1 and features >= 1
+    if not possible or not math.isfinite(signal) or seed < 0:
+        raise EvergraphError(
+            f"sbm: nodes={nodes}, classes={classes}, degree={degree:g}, homophily={homophily:g}, "
+            f"features={features}, signal={signal:g}, seed={seed} is impossible; it takes nodes ≥ classes ≥ 1, "
+            "0 ≤ degree < nodes, 0 ≤ homophily ≤ 1, features ≥ 1, a finite signal and seed ≥ 0"
+        )
+    random = np.random.default_rng(seed)
+    share = random.uniform(1.0, 2.0, classes)
+    y = random.choice(classes, nodes, p=share / share.sum())
+    y[:classes] = np.arange(classes)  # every class exists
+    y.sort()  # for now, so that a class is a range of nodes
+    start = np.searchsorted(y, np.arange(classes))
+    size = np.bincount(y, minlength=classes)
+    num_edges = int(nodes * degree / 2)
+    source = random.integers(0, nodes, num_edges)
+    class_of_source = y[source]
+    inside = start[class_of_source] + _below(size[class_of_source], random)
+    outside = _below(nodes - size[class_of_source], random)
+    outside += np.where(outside >= start[class_of_source], size[class_of_source], 0)  # step over the own class
+    within = random.random(num_edges) < (homophily if classes > 1 else 1.0)
+    target = np.where(within, inside, outside)
+    means = random.standard_normal((classes, features), dtype=np.float32)
+    means *= signal / np.linalg.norm(means, axis=1, keepdims=True)
+    x = random.standard_normal((nodes, features), dtype=np.float32)
+    x += means[y]
+    new = random.permutation(nodes)  # node numbers say nothing about the class
+    old = np.argsort(new)
+    return make_graph(x[old], np.stack([new[source], new[target]]), y[old], undirected=True, name="sbm")
+
+
+def _below(limits: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Random integers, each at least 0 and below its own limit."""
+    return (random.random(limits.size) * limits).astype(np.int64)
+
+
+def _load(
+    data_root: str | Path | None,
+    nodes: int = 2000,
+    classes: int = 10,
+    degree: float = 10.0,
+    homophily: float = 0.8,
+    features: int = 32,
+    signal: float = 1.0,
+    seed: int = 0,
+) -> Graph:
+    return sbm(nodes, classes, degree, homophily, features, signal, seed)
+
+
+DATASETS.register(
+    Dataset("sbm", _load, about="generated: sbm:nodes=2000,classes=10,degree=10,homophily=0.8,features=32,seed=0")
+)

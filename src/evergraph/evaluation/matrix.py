@@ -1,0 +1,153 @@
+"""The accuracy matrix and what is read off it. Pure functions of the matrix, each defined once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evergraph import registry
+from evergraph.errors import EvergraphError
+
+SUMMARIES: registry.Registry[Summary] = registry.summaries
+
+Matrix = Sequence[Sequence[float | None]] | np.ndarray
+"""Entry [t, i]: the metric on task i's test examples after task t; NaN or None where it was not measured."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A number for a whole matrix.
+
+    Args:
+        name: the key under which results hold it.
+        title: what tables call it.
+        about: one sentence for people.
+        function: from the matrix to the number.
+    """
+
+    name: str
+    title: str
+    about: str
+    function: Callable[[Matrix], float]
+
+
+def as_array(matrix: Matrix) -> np.ndarray:
+    """A float array with NaN where nothing was measured."""
+    rows = [[np.nan if entry is None else float(entry) for entry in row] for row in matrix]
+    if not rows or any(len(row) != len(rows) for row in rows):
+        raise EvergraphError(f"an accuracy matrix is square, not {len(rows)} rows of {[len(row) for row in rows]}")
+    return np.array(rows)
+
+
+def performance(now: Sequence[float] | np.ndarray) -> float:
+    """AP_t, from the row [M[t, 0], …, M[t, t]]: its mean."""
+    return float(np.mean(now))
+
+
+def forgetting(now: Sequence[float] | np.ndarray, first: Sequence[float] | np.ndarray) -> float:
+    """AF_t, from the row [M[t, 0], …, M[t, t]] and the diagonal: mean over i < t of M[t, i] − M[i, i].
+
+    Negative is forgetting; 0 for a single task.
+    """
+    earlier = len(now) - 1
+    return float(np.mean(np.subtract(now[:earlier], first[:earlier]))) if earlier else 0.0
+
+
+def average_performance(matrix: Matrix, after: int = -1) -> float:
+    """AP_t = mean over i ≤ t of M[t, i]."""
+    array = as_array(matrix)
+    t = range(len(array))[after]
+    return performance(array[t, : t + 1])
+
+
+def average_forgetting(matrix: Matrix, after: int = -1) -> float:
+    """AF_t = mean over i < t of M[t, i] − M[i, i]. Negative is forgetting; 0 for a single task."""
+    array = as_array(matrix)
+    t = range(len(array))[after]
+    return forgetting(array[t, : t + 1], np.diag(array))
+
+
+def average_anytime(matrix: Matrix) -> float:
+    """Mean over t of AP_t: how good the learner was all along."""
+    return float(np.mean([average_performance(matrix, t) for t in range(len(as_array(matrix)))]))
+
+
+def learning_accuracy(matrix: Matrix) -> float:
+    """Mean of the diagonal: accuracy on each task right after learning it (plasticity)."""
+    return float(np.mean(np.diag(as_array(matrix))))
+
+
+def forward_transfer(matrix: Matrix, chance: Sequence[float]) -> float:
+    """Mean over i > 0 of M[i−1, i] − chance_i; NaN where the tasks to come were not measured."""
+    array = as_array(matrix)
+    gains = [array[i - 1, i] - chance[i] for i in range(1, len(array))]
+    return float(np.mean(gains)) if gains else float("nan")
+
+
+def intransigence(matrix: Matrix, joint: Matrix) -> float:
+    """Mean over i of joint[i, i] − M[i, i]: what is lost in learning new tasks, against joint training."""
+    return float(np.mean(np.diag(as_array(joint)) - np.diag(as_array(matrix))))
+
+
+SUMMARIES.register(Summary("ap", "AP", "Mean over all tasks after the last one.", average_performance))
+SUMMARIES.register(
+    Summary(
+        "af", "AF", "Mean change of each earlier task since it was learned; negative is forgetting.", average_forgetting
+    )
+)
+SUMMARIES.register(Summary("anytime", "Anytime", "AP averaged over the whole stream.", average_anytime))
+SUMMARIES.register(
+    Summary("learning", "When learned", "Mean over tasks, each right after it was learned.", learning_accuracy)
+)
+
+
+def mean_std(values: Sequence[float]) -> dict[str, float]:
+    """Mean and standard deviation (of a sample; 0 for one value)."""
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": spread}
+
+
+def summarize(matrices: Sequence[Matrix]) -> dict[str, dict[str, Any]]:
+    """Every registered summary of some matrices, one matrix per seed: mean, standard deviation and the values."""
+    summaries = {}
+    for name, summary in SUMMARIES.items():
+        values = [summary.function(matrix) for matrix in matrices]
+        summaries[name] = {**mean_std(values), "values": values}
+    return summaries
+
+
+@dataclass
+class Evaluation:
+    """The metric on each task learned so far, with what was measured right after learning it.
+
+    Args:
+        accuracies: one number per task, in percent for accuracies.
+        first: the number right after learning each task; None where it was not measured.
+        task_names: the classes of each task.
+    """
+
+    accuracies: list[float]
+    first: list[float | None]
+    task_names: list[str]
+
+    @property
+    def ap(self) -> float:
+        """Average performance."""
+        return performance(self.accuracies)
+
+    @property
+    def af(self) -> float | None:
+        """Average forgetting, where the accuracies right after learning are known."""
+        earlier = [value for value in self.first[: len(self.accuracies) - 1] if value is not None]
+        return forgetting(self.accuracies, earlier) if len(earlier) == len(self.accuracies) - 1 else None
+
+    def __str__(self) -> str:
+        lines = [f"{'task':<6}{'now':>7}{'then':>7}  classes"]
+        for i, (now, first, names) in enumerate(zip(self.accuracies, self.first, self.task_names)):
+            then = "      –" if first is None else f"{first:7.1f}"
+            lines.append(f"{i:<6}{now:7.1f}{then}  {names}")
+        af = "–" if self.af is None else f"{self.af:.2f}"
+        return "\n".join([*lines, f"AP {self.ap:.2f}   AF {af}"])

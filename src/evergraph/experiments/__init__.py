@@ -1,0 +1,8 @@
+"""Experiments: specifications, runs on disk, cells side by side, the paper, reports, plots and loggers."""
+
+from evergraph.experiments.loggers import LOGGERS, Logger, make_loggers
+from evergraph.experiments.report import write_report
+from evergraph.experiments.run import read_result, run
+from evergraph.experiments.specification import RunSpec
+
+__all__ = ["LOGGERS", "Logger", "RunSpec", "make_loggers", "read_result", "run", "write_report"]

@@ -1,0 +1,101 @@
+"""Comparisons: several methods on several streams under one protocol, as cells of one table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evergraph.core.settings import settings_of
+from evergraph.errors import EvergraphError, unknown
+from evergraph.evaluation import mean_std
+from evergraph.methods import METHODS, parts_of
+from evergraph.persistence.files import write_atomically
+
+
+def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each method's share of the settings: plain keys go to every method that has them, `name.key` to one alone.
+
+    A setting that no method takes is an error.
+    """
+    shares: dict[str, dict[str, Any]] = {}
+    taken: set[str] = set()
+    for method in methods:
+        keys = {key: key for part in parts_of(method) for key in settings_of(METHODS[part])}
+        keys |= {f"{part}.{key}": f"{part}.{key}" for part in parts_of(method) for key in settings_of(METHODS[part])}
+        keys |= {f"{method}.{key}": key for key in list(keys) if "." not in key}
+        shares[method] = {keys[key]: value for key, value in settings.items() if key in keys}
+        taken |= settings.keys() & keys.keys()
+    if left := [key for key in settings if key not in taken]:
+        known = dict.fromkeys(
+            key for method in methods for part in parts_of(method) for key in settings_of(METHODS[part])
+        )
+        raise unknown(f"setting of {', '.join(methods)}", left[0], known or ["(none)"])
+    return shares
+
+
+def cell_key(parts: Mapping[str, Sequence[str]], chosen: Mapping[str, str]) -> str:
+    """A cell's name: what sets it apart, from the outermost axis to the method."""
+    varying = [chosen[axis] for axis, values in parts.items() if len(values) > 1 and axis != "method"]
+    return "/".join(Path(part).name.replace(":", "-") for part in [*varying, chosen["method"]])
+
+
+def check_names(kind: str, names: Iterable[str]) -> list[str]:
+    """Names without repetition; none at all is an error."""
+    unique = list(dict.fromkeys(name for name in names if name))
+    if not unique:
+        raise EvergraphError(f"no {kind} named; give at least one")
+    return unique
+
+
+def table_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per stream, test graph and method: mean and standard deviation over all orders and seeds."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for result in results:
+        key = (str(result["stream"]), str(result["protocol"]["test_graph"]), str(result["method"]))
+        groups.setdefault(key, []).append(result)
+    rows = []
+    for (stream, test_graph, method), members in groups.items():
+        row: dict[str, Any] = {"stream": stream, "test_graph": test_graph, "method": method}
+        for name in members[0]["metrics"]:
+            row[name] = mean_std([value for member in members for value in member["metrics"][name]["values"]])
+        row["runs"] = sum(len(member["seeds"]) for member in members)
+        row["seconds"] = sum(member["seconds"] for member in members) / row["runs"]
+        row["kept_bytes"] = max(bytes_[-1] for member in members for bytes_ in member["kept_bytes"])
+        row["access"] = members[0]["access"]
+        rows.append(row)
+    return rows
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table for people, with what each method keeps beside its numbers."""
+    lines = ["| stream | test graph | method | AP | AF | runs | seconds per run | keeps | bytes kept |"]
+    lines.append("|---|---|---|--:|--:|--:|--:|---|--:|")
+    for row in rows:
+        ap, af = (f"{row[key]['mean']:.2f} ± {row[key]['std']:.2f}" for key in ("ap", "af"))
+        keeps = ", ".join(row["access"]["keeps"]) or "nothing"
+        cells = [row["stream"], row["test_graph"], row["method"], ap, af, row["runs"], f"{row['seconds']:.1f}", keeps]
+        counted = f"{row['kept_bytes']:,}" if row["kept_bytes"] or not row["access"]["keeps"] else "not counted"
+        lines.append("| " + " | ".join(map(str, [*cells, counted])) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The table for programs: means and deviations in columns of their own."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    measures = [key for key, value in rows[0].items() if isinstance(value, dict) and "mean" in value]
+    head = ["stream", "test_graph", "method", "runs", "seconds", "kept_bytes"]
+    writer.writerow([*head, *(f"{key}_{part}" for key in measures for part in ("mean", "std"))])
+    for row in rows:
+        numbers = [row[key][part] for key in measures for part in ("mean", "std")]
+        writer.writerow([*(row[key] for key in head), *numbers])
+    return text.getvalue()
+
+
+def write_tables(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """`table.md` and `table.csv`."""
+    write_atomically(folder / "table.md", markdown(rows))
+    write_atomically(folder / "table.csv", as_csv(rows))

@@ -1,0 +1,154 @@
+"""Runs protocols on datasets and writes tables and figures; everything finished stays finished."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evergraph.errors import EvergraphError, unknown
+from evergraph.experiments.cells import Cell, default_jobs, run_cells
+from evergraph.experiments.paper.figures import final_rows, study
+from evergraph.experiments.paper.protocol import Protocol
+from evergraph.experiments.paper.tables import table_rows, write_tables
+from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
+from evergraph.experiments.run import describe_device, versions
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.files import make_folder, taken_folder, write_atomically
+from evergraph.training import pick_device
+
+
+def run_paper(
+    *,
+    datasets: Sequence[str],
+    protocols: Sequence[str],
+    seeds: int,
+    out: str | Path,
+    rows: Sequence[str] | None = None,
+    studies: bool = True,
+    epochs: int | None = None,
+    device: str = "auto",
+    jobs: int | None = None,
+    data_root: str | Path | None = None,
+    on_done: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Run every cell asked for, then write each protocol's tables and figures.
+
+    A dataset whose files cannot be had is left out of the runs when it is one of several; its table says
+    «not measured here».
+    """
+    out, begun = Path(out), time.perf_counter()
+    plans = [Protocol.load(name, dataset, seeds, device) for dataset in datasets for name in protocols]
+    if epochs is not None:
+        plans = [_with_epochs(plan, epochs) for plan in plans]
+    titles = {row: None for plan in plans for row in plan.rows()}
+    for row in rows or ():
+        if row not in titles:  # a row of one protocol alone is left out of the other's table
+            raise unknown("row", row, titles)
+    missing = _missing(plans, data_root, required=len(datasets) == 1)
+    available = [plan for plan in plans if plan.dataset not in missing]
+    settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
+
+    def wanted(plan: Protocol) -> list[str] | None:
+        return [row for row in rows if row in plan.content["rows"]] if rows is not None else None
+
+    cells: list[Cell] = []
+    for plan in available:
+        cells += plan.cells(wanted(plan))
+        if studies and rows is None:
+            cells += [cell for values in plan.study_cells().values() for cell in values.values()]
+    choices = [choice for plan in available for choice in plan.choices(wanted(plan))]
+    entries = {key: entry for plan in plans for key, entry in read_results(plan.folder(out)).items()}
+    chosen: dict[str, RunSpec] = {}
+
+    def known(cell: Cell) -> dict[str, Any] | None:
+        chosen[cell.key] = cell.spec
+        result = known_result(entries, cell.key, cell.spec)
+        if result is None:
+            cells_run.append(cell.key)
+        return result
+
+    with taken_folder(out, "name another with --out"), _logged(out, device, settings["jobs"]) as cells_run:
+        results = run_cells(cells, out / CELLS, choices=choices, known=known, **settings)
+        for plan in available:
+            specs = {key: spec for key, spec in chosen.items() if key.startswith(plan.key(""))}
+            make_folder(plan.folder(out))
+            write_results(plan.folder(out), specs, results)
+        tables = [_write(plan, results, out, wanted(plan), studies and rows is None, missing) for plan in plans]
+    return {"tables": tables, "seconds": time.perf_counter() - begun, "out": str(out)}
+
+
+@contextmanager
+def _logged(out: Path, device: str, jobs: int) -> Iterator[list[str]]:
+    """`commands.jsonl`: a line for each time that cells were run, finished or not; yields the list to note them in."""
+    path, begun, finished = out / "commands.jsonl", time.perf_counter(), False
+    where = describe_device(pick_device(device))
+    cells_run: list[str] = []
+    try:
+        yield cells_run
+        finished = True
+    finally:
+        entry = {"command": shlex.join(["evergraph", *sys.argv[1:]]), "finished": finished, "jobs": jobs}
+        entry |= {"seconds": round(time.perf_counter() - begun, 1), "device": where, "versions": versions()}
+        earlier = path.read_text(encoding="utf-8") if path.exists() else ""
+        if cells_run:  # tables made anew from results are nothing to note
+            write_atomically(path, f"{earlier}{json.dumps(entry)}\n")
+
+
+def _with_epochs(plan: Protocol, epochs: int) -> Protocol:
+    training = {**plan.content["training"], "epochs": epochs}
+    about = f"{plan.content['about']}, but cut short to {epochs} epochs"
+    return replace(plan, content={**plan.content, "training": training, "about": about})
+
+
+def _missing(plans: Sequence[Protocol], data_root: str | Path | None, *, required: bool) -> dict[str, str]:
+    """Datasets whose files cannot be had, with the reason."""
+    reasons: dict[str, str] = {}
+    for dataset in dict.fromkeys(plan.dataset for plan in plans):
+        plan = next(plan for plan in plans if plan.dataset == dataset)
+        try:
+            plan.spec(next(iter(plan.rows().values())), [0]).make_stream(0, data_root)
+        except EvergraphError as error:
+            if required:
+                raise
+            reasons[dataset] = str(error)
+    return reasons
+
+
+def _write(
+    plan: Protocol,
+    results: dict[str, dict[str, Any]],
+    out: Path,
+    wanted: Sequence[str] | None,
+    studies: bool,
+    missing: dict[str, str],
+) -> dict[str, Any]:
+    """A protocol's tables and figures on one dataset."""
+    folder = plan.folder(out)
+    make_folder(folder)
+    rows = table_rows(plan, results, wanted)
+    training = plan.content["training"]
+    heading = (
+        f"**{plan.dataset}, protocol `{plan.name}`**: {plan.content['about']}. "
+        f"{plan.seeds} seed{'s' * (plan.seeds > 1)}, mean ± std; {training['epochs']} epochs, lr {training['lr']:g}, "
+        f"label scope {training['label_scope']}, loss {training['reduction']}."
+    )
+    if plan.dataset in missing:
+        heading += f" Not measured here: {missing[plan.dataset]}."
+    written: dict[str, Any] = {"markdown": str(write_tables(rows, folder, heading)), "figures": []}
+    measured = {row["title"]: {**row["result"], "method": row["title"]} for row in rows if row["result"]}
+    if measured:
+        written["figures"].append(str(heatmaps(list(measured.values()), folder / "heatmaps.png")))
+        written["figures"].append(str(final_rows(measured, folder / "final-row.png")))
+    for name, values in plan.study_cells().items() if studies and plan.dataset not in missing else ():
+        about = plan.content["studies"][name]
+        by_value = {value: results[cell.key] for value, cell in values.items()}
+        written["figures"].append(str(study(about["title"], about["key"], by_value, folder / f"{name}.png")))
+    return {"protocol": plan.name, "dataset": plan.dataset, **written}

@@ -1,0 +1,256 @@
+"""Pictures of results, drawn from what is on disk, in colours that can be told apart without colour vision."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evergraph.evaluation import METRICS, SUMMARIES, as_array, average_performance, mean_std
+from evergraph.persistence.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = "cividis"  # its brightness alone tells the value
+# Okabe and Ito's palette, its yellow and its light blue darkened to stand out from paper
+PALETTE = ("#0072b2", "#d55e00", "#007a5a", "#a9468a", "#8a6d00", "#2b8cc4", "#000000", "#7a7a7a")
+MARKERS = "osD^vPX*"
+PERCENT = (0.0, 100.0)
+
+
+def describe_metric(result: dict[str, Any]) -> dict[str, Any]:
+    """What a result's matrices hold: the metric's name, its title, the title's two parts, and which way is better.
+
+    Results of version 0.1 name no metric and hold accuracies. A metric that is not registered here has its name as
+    its title.
+    """
+    name = str(result.get("protocol", {}).get("metric", "accuracy"))
+    metric = METRICS.get(name)
+    title = name if metric is None else metric.title
+    parts = re.fullmatch(r"(.+) \(([^()]+)\)", title)
+    quantity, unit = parts.groups() if parts else (title, "")
+    better = metric is None or metric.higher_is_better
+    return {"name": name, "title": title, "quantity": quantity, "unit": unit, "higher_is_better": better}
+
+
+def common_metric(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The metric of several results; a nameless one where they do not share it."""
+    found = [describe_metric(run) for run in runs]
+    if all(metric == found[0] for metric in found):
+        return found[0]
+    return {"name": "value", "title": "metric", "quantity": "metric", "unit": "", "higher_is_better": None}
+
+
+def value_limits(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """The ends of the scale that several results share: 0 to 100 for percentages, else what was measured."""
+    if all(describe_metric(run)["unit"] == "%" for run in runs):
+        return PERCENT
+    values = np.concatenate([as_array(matrix).ravel() for run in runs for matrix in run["matrices"]])
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else PERCENT
+    return (low, high) if low < high else (low, low + 1)
+
+
+def mean_matrix(result: dict[str, Any]) -> np.ndarray:
+    """A result's accuracy matrix, averaged over its seeds."""
+    return np.mean([as_array(matrix) for matrix in result["matrices"]], axis=0)
+
+
+def change_matrix(matrix: Any) -> np.ndarray:
+    """Entry [t, i]: the change on task i since it was learned, M[t, i] − M[i, i]; NaN before it was learned."""
+    array = as_array(matrix)
+    return np.where(np.tri(len(array), dtype=bool), array - np.diag(array), np.nan)
+
+
+def anytime_curve(matrices: Sequence[Any]) -> list[dict[str, float]]:
+    """AP after each task: mean and standard deviation over the seeds' matrices."""
+    number = len(matrices[0])
+    return [mean_std([average_performance(matrix, after) for matrix in matrices]) for after in range(number)]
+
+
+def heatmaps(results: Sequence[dict[str, Any]], path: str | Path) -> Path:
+    """The accuracy matrices of several results side by side, on one scale. PNG, PDF or SVG by the path's ending."""
+    runs = [
+        {**result, "label": result["method"], "metrics": {key: result[key] for key in ("ap", "af")}}
+        for result in results
+    ]
+    return save(draw_heatmaps(runs), path)
+
+
+def draw(name: str, runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """One of the report's figures as PNG and PDF; nothing where the runs have no data for it."""
+    figure = FIGURES[name](runs)
+    if figure is None:
+        return []
+    figure.draw_without_rendering()  # finds the layout once for both files
+    figure.set_layout_engine("none")
+    return [save(figure, folder / f"{name}.{ending}") for ending in ("png", "pdf")]
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Write a figure whole or not at all."""
+    path, buffer = Path(path), io.BytesIO()
+    # no date inside: the same figure is the same file
+    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
+    figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=dated)
+    write_atomically(path, buffer.getvalue())
+    return path
+
+
+def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Accuracy on each task (columns) after each task (rows)."""
+    figure, axes = _panels(len(runs), 3.4, 3.4)
+    metric, (low, high) = common_metric(runs), value_limits(runs)
+    form = ".0f" if high - low >= 20 else ".2g"
+    for axis, run in zip(axes, runs):
+        matrix = mean_matrix(run)
+        image = axis.imshow(np.ma.masked_invalid(matrix), vmin=low, vmax=high, cmap=COLOURS)
+        for t, i in np.argwhere(~np.isnan(matrix)) if len(matrix) <= 15 else []:
+            colour = "black" if matrix[t, i] > low + 0.55 * (high - low) else "white"
+            axis.text(i, t, f"{matrix[t, i]:{form}}", ha="center", va="center", color=colour, fontsize=8)
+        every = range(0, len(matrix), 1 + len(matrix) // 16)
+        for ticks in (axis.set_xticks, axis.set_yticks):
+            ticks(list(every), [str(number + 1) for number in every])
+        means = [f"{SUMMARIES[key].title} {run['metrics'][key]['mean']:.1f}" for key in ("ap", "af")]
+        axis.set_title(f"{run['label']}\n{'   '.join(means)}", fontsize=9)
+        axis.set_xlabel(f"{metric['quantity']} on task", fontsize=8)
+        axis.set_ylabel("after task", fontsize=8)
+    figure.suptitle(_streams(runs), fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.8, label=metric["title"])
+    return figure
+
+
+def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Accuracy on each task over time: a line begins where its task was learned."""
+    figure, axes = _panels(len(runs), 3.4, 2.8)
+    title = common_metric(runs)["title"]
+    for axis, run in zip(axes, runs):
+        matrix = mean_matrix(run)
+        shades = np.linspace(0, 0.85, len(matrix))
+        for i, colour in enumerate(_shade(shades)):
+            after = np.arange(i, len(matrix))
+            axis.plot(after + 1, matrix[i:, i], color=colour, marker=MARKERS[i % len(MARKERS)], markersize=4)
+            axis.annotate(str(i + 1), (len(matrix), matrix[-1, i]), (4, 0), textcoords="offset points", fontsize=7)
+        _frame(axis, run["label"], "after task", title, _with_headroom(runs))
+        axis.set_xticks(range(1, len(matrix) + 1, 1 + len(matrix) // 16))
+    figure.suptitle(f"{_streams(runs)}: each line is a task", fontsize=10)
+    return figure
+
+
+def draw_anytime(runs: Sequence[dict[str, Any]]) -> Figure:
+    """AP after each task: mean over the tasks met so far, with the standard deviation over seeds."""
+    figure, (axis,) = _panels(1, 6.4, 4)
+    for number, run in enumerate(runs):
+        curve = anytime_curve(run["matrices"])
+        mean, spread = (np.array([point[key] for point in curve]) for key in ("mean", "std"))
+        after = np.arange(1, len(curve) + 1)
+        axis.fill_between(after, mean - spread, mean + spread, color=_colour(number), alpha=0.15, linewidth=0)
+        axis.plot(after, mean, color=_colour(number), marker=_marker(number), markersize=5, label=run["label"])
+    longest = max(len(run["matrices"][0]) for run in runs)
+    axis.set_xticks(range(1, longest + 1, 1 + longest // 16))
+    label = f"{SUMMARIES['ap'].title} on the tasks so far: {common_metric(runs)['title']}"
+    _frame(axis, _streams(runs), "after task", label, _with_headroom(runs))
+    axis.legend(fontsize=8)
+    return figure
+
+
+def draw_plane(runs: Sequence[dict[str, Any]]) -> Figure:
+    """Stability against plasticity: AF (0 forgets nothing) and AP, one point per run, with error bars over seeds."""
+    figure, (axis,) = _panels(1, 6.4, 4.4)
+    for number, run in enumerate(runs):
+        af, ap = run["metrics"]["af"], run["metrics"]["ap"]
+        axis.errorbar(
+            af["mean"], ap["mean"], xerr=af["std"], yerr=ap["std"], color=_colour(number), marker=_marker(number),
+            markersize=7, capsize=3, linestyle="none", label=run["label"],
+        )  # fmt: skip
+    axis.axvline(0, color="0.6", linewidth=0.8, linestyle=":")
+    ap, af = (SUMMARIES[key].title for key in ("ap", "af"))
+    about = f"{af}: average forgetting (0 is none, negative is forgetting)"
+    _frame(axis, _streams(runs), about, f"{ap}: {common_metric(runs)['title']}", None)
+    axis.legend(fontsize=8)
+    return figure
+
+
+def draw_learning(runs: Sequence[dict[str, Any]]) -> Figure | None:
+    """Training loss (dashed: validation loss) over all epochs: one line per seed; dotted lines separate the tasks."""
+    shown = [run for run in runs if run["curves"]]
+    if not shown:
+        return None
+    figure, axes = _panels(len(shown), 3.4, 2.6)
+    for axis, run in zip(axes, shown):
+        for number, curve in enumerate(run["curves"]):
+            steps = np.array(curve["step"])
+            for key, style in (("loss", "-"), ("validation_loss", "--")):
+                if key in curve:
+                    values = np.array([np.nan if value is None else value for value in curve[key]])
+                    axis.plot(steps, values, style, color=_colour(number), linewidth=0.9, alpha=0.8)
+        tasks = np.array(run["curves"][0]["task"])
+        for start in np.array(run["curves"][0]["step"])[1:][np.diff(tasks) != 0]:
+            axis.axvline(start - 0.5, color="0.7", linewidth=0.7, linestyle=":")
+        _frame(axis, run["label"], "epoch, over all tasks", "loss per node", None)
+    figure.suptitle(f"{_streams(runs)}: training loss", fontsize=10)
+    return figure
+
+
+FIGURES: dict[str, Callable[[Sequence[dict[str, Any]]], Figure | None]] = {
+    "heatmaps": draw_heatmaps,
+    "tasks": draw_tasks,
+    "anytime": draw_anytime,
+    "plane": draw_plane,
+    "learning": draw_learning,
+}
+"""The report's figures by name."""
+
+
+def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of equal panels, at most four per row."""
+    from matplotlib.figure import Figure  # takes a moment to import: only where something is drawn
+
+    columns = min(number, 4)
+    rows = -(-number // columns)
+    figure = Figure(figsize=(width * columns + 0.8, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes[number:]:
+        axis.set_axis_off()
+    return figure, axes[:number]
+
+
+def _frame(axis: Axes, title: str, x: str, y: str, limits: tuple[float, float] | None) -> None:
+    axis.set_title(title, fontsize=9)
+    axis.set_xlabel(x, fontsize=8)
+    axis.set_ylabel(y, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.25, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    if limits is not None:
+        axis.set_ylim(*limits)
+
+
+def _with_headroom(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """The limits of an axis, with room for markers at the top."""
+    low, high = value_limits(runs)
+    return low, high + 0.03 * (high - low)
+
+
+def _streams(runs: Sequence[dict[str, Any]]) -> str:
+    return " and ".join(dict.fromkeys(str(run["stream"]) for run in runs))
+
+
+def _shade(values: np.ndarray) -> list[Any]:
+    from matplotlib import colormaps
+
+    return list(colormaps[COLOURS](values))
+
+
+def _colour(number: int) -> str:
+    return PALETTE[number % len(PALETTE)]
+
+
+def _marker(number: int) -> str:
+    return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]

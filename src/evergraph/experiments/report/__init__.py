@@ -1,0 +1,102 @@
+"""The report: one HTML page that needs no server and no network, and every figure as PNG and PDF.
+
+The page is `page.html` with the style sheet, the scripts and the data written into it. The scripts print and draw
+the numbers in the data and compute none of them; they only create text nodes, so no name can become markup.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from evergraph.errors import EvergraphError
+from evergraph.experiments.plots import FIGURES, common_metric, draw, value_limits
+from evergraph.experiments.report.collect import find_runs, flat, read_runs, summary_titles
+from evergraph.persistence.files import make_folder, write_atomically
+from evergraph.version import __version__
+
+SCRIPTS = ("base.js", "chart.js", "table.js", "heatmap.js", "figures.js", "page.js")
+
+
+@dataclass
+class Report:
+    """What was written: the page, the pictures beside it, and the unfinished runs that are not in it."""
+
+    page: Path
+    figures: list[Path]
+    unfinished: list[Path]
+
+
+def write_report(paths: Sequence[str | Path], out: str | Path | None = None, *, figures: bool = True) -> Report:
+    """Write one page about some runs, and their figures into `figures/` beside it.
+
+    Args:
+        paths: folders of runs, of comparisons, or with a `results.jsonl`.
+        out: the page's path; `report.html` in the first folder by default.
+        figures: also draw every figure as PNG and PDF.
+    """
+    if not paths:
+        raise EvergraphError("no run named; give the folder of a run or of a comparison")
+    page = Path(out) if out is not None else Path(paths[0]) / "report.html"
+    if page.is_dir() or page.suffix not in {".html", ".htm"}:
+        raise EvergraphError(f"--out {page} is not the name of a page; end it in .html")
+    finished, unfinished = find_runs(paths)
+    runs = read_runs(finished)
+    make_folder(page.parent, "name another place with --out")
+    write_atomically(page, render(payload(runs, unfinished)))
+    drawn = []
+    if figures:
+        folder = page.parent / "figures"
+        make_folder(folder)
+        for name in FIGURES:
+            drawn += draw(name, runs, folder)
+    return Report(page, drawn, unfinished)
+
+
+def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict[str, Any]:
+    """The data that the page's scripts read."""
+    settings = [flat(run) for run in runs]
+    keys = list(dict.fromkeys(key for own in settings for key in own))
+    shared = ("stream", "seeds", "protocol.", "model.")  # what runs must share for their methods to be comparable
+    differ = [key for key in keys if len({own.get(key) for own in settings}) > 1]
+    unlike = [key for key in differ if key.startswith(shared)]
+    if "model.name" in unlike:  # different models have different settings: name only those that all of them have
+        unlike = [key for key in unlike if not key.startswith("model.") or all(key in own for own in settings)]
+    return {
+        "title": " and ".join(dict.fromkeys(run["stream"] for run in runs)),
+        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "version": __version__,
+        "summaries": summary_titles(runs),
+        "metric": common_metric(runs),
+        "scale": value_limits(runs),
+        "runs": [{**run, "settings": own} for run, own in zip(runs, settings)],
+        "differ": differ,
+        "unlike": unlike,
+        "unfinished": [str(folder) for folder in unfinished],
+    }
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page with everything in it."""
+    parts = files("evergraph.experiments.report")
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":  # nothing in the data can end the script element that holds it
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    pieces = {
+        "title": escape(data["title"]),
+        "style": parts.joinpath("page.css").read_text(encoding="utf-8"),
+        "script": "\n".join(parts.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS),
+        "data": text,
+    }
+    page = parts.joinpath("page.html").read_text(encoding="utf-8")
+    head, *rest = page.split("{{")
+    for piece in rest:
+        name, _, after = piece.partition("}}")
+        head += pieces[name] + after
+    return head

@@ -1,0 +1,237 @@
+"""Finds finished runs on disk and gathers everything that the page shows of them.
+
+Nothing is trained or measured again. Every number is computed here, by the functions that define it, so that the
+page's scripts only print and draw.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evergraph.data.test_graphs import TEST_GRAPHS
+from evergraph.errors import EvergraphError
+from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
+from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
+from evergraph.experiments.result_file import CELLS, RESULTS, read_results
+from evergraph.experiments.run import read_result
+
+MOST_POINTS = 600  # per learning curve; a page has no more pixels
+MOST_NAMED = 6  # settings in a label
+NEEDED = ("stream", "method", "protocol", "seeds", "matrices")  # what a result must have to be shown
+
+
+def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
+    """The folders of finished and of unfinished runs in or below the paths.
+
+    A path may be a run's folder, or one that holds several (a comparison). A run that is named itself must be
+    finished. A folder with a results file stands for the cells listed in it, whether or not their folders are there.
+    """
+    finished: dict[Path, None] = {}
+    unfinished: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise EvergraphError(f"no folder {path}; name the folder of a run or of a comparison")
+        if (path / "run.json").exists() or (path / "result.json").exists():
+            read_result(path)  # an unfinished or damaged one is named here
+            finished[path] = None
+            continue
+        tables = [folder for folder in _folders_with(path, RESULTS) if read_results(folder)]
+        listed = {_cell_folder(table, key) for table in tables for key in read_results(table)}
+        below = [folder for folder in _folders_with(path, "run.json", "result.json") if folder.absolute() not in listed]
+        found = {folder: (folder / "result.json").exists() for folder in below}
+        if not tables and not any(found.values()):
+            state = "only runs that are not finished; finish them with --resume" if found else "no run"
+            raise EvergraphError(f"{path} holds {state}; name the folder of a finished run")
+        finished |= dict.fromkeys([*tables, *(folder for folder, done in found.items() if done)])
+        unfinished |= dict.fromkeys(folder for folder, done in found.items() if not done)
+    return list(finished), list(unfinished)
+
+
+def _folders_with(path: Path, *names: str) -> list[Path]:
+    return sorted({file.parent for name in names for file in path.rglob(name)})
+
+
+def _cell_folder(table: Path, key: str) -> Path:
+    """The folder of a cell's run: in `cells` beside the results file or, as `paper` has it, further up."""
+    table = table.absolute()
+    places = [base / CELLS / key for base in [table, *table.parents][: key.count("/") + 1]]
+    return next((place for place in places if place.is_dir()), places[0])
+
+
+def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """One entry per run and test graph: what was asked for, what came of it, its learning curves."""
+    entries = []
+    for folder, place, result in _results(folders):
+        curves = [curve for seed in result["seeds"] if (curve := _curve(folder, seed)) is not None]
+        entries.append(_entry(place, result, result, curves))
+        for name, other in result.get("also_tested", {}).items():
+            tested = {**result, "protocol": {**result["protocol"], "test_graph": name}}
+            entries.append(_entry(place, tested, other, curves))
+    for entry, label in zip(entries, _labels(entries)):
+        entry["label"] = label
+    return entries
+
+
+def _results(folders: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """Each finished run once: the folder it was run in, where its result was found, and the result."""
+    seen = set()
+    for source in folders:
+        for folder, place, result in _results_in(source):
+            if missing := [key for key in NEEDED if key not in result]:
+                raise EvergraphError(f"{place} is damaged: its result has no {', '.join(missing)}")
+            if folder.absolute() not in seen:
+                seen.add(folder.absolute())
+                yield folder, place, result
+
+
+def _results_in(source: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """One result per cell of a results file, or that of a run's folder."""
+    if not (source / RESULTS).exists():
+        yield source, str(source), read_result(source)
+        return
+    for key, entry in read_results(source).items():
+        folder = _cell_folder(source, key)
+        yield folder, str(folder) if folder.is_dir() else f"{source / RESULTS}: {key}", entry["result"]
+
+
+def _entry(place: str, result: dict[str, Any], tested: dict[str, Any], curves: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the page shows of one run on one test graph."""
+    matrices, protocol = tested["matrices"], result["protocol"]
+    test_graph = TEST_GRAPHS.get(str(protocol.get("test_graph")))
+    recorded = {name: values for name, values in tested.get("metrics", {}).items() if name not in SUMMARIES}
+    return {
+        "folder": place,
+        "stream": str(result["stream"]),
+        "method": str(result["method"]),
+        "hyperparameters": result.get("hyperparameters", {}),
+        "model": result.get("model", {}),
+        "protocol": protocol,
+        "metric": describe_metric(result),
+        "tested_on": test_graph.about if test_graph else str(protocol.get("test_graph", "an unnamed graph")),
+        "seeds": result["seeds"],
+        "seconds": result.get("seconds"),
+        "access": {key: _text(value) or "nothing" for key, value in result.get("access", {}).items()},
+        "kept_bytes": max((values[-1] for values in result.get("kept_bytes", []) if values), default=None),
+        "device": result.get("device"),
+        "versions": result.get("versions", {}),
+        "tasks": [", ".join(map(str, names)) for names in _task_classes(result, len(matrices[0]))],
+        "metrics": {name: _finite(values) for name, values in {**summarize(matrices), **recorded}.items()},
+        "matrices": [_rows(as_array(matrix)) for matrix in matrices],
+        **_panels(matrices),
+        "curves": curves,
+    }
+
+
+def _panels(matrices: Sequence[Any]) -> dict[str, Any]:
+    """What the page draws of the matrices, one per seed: each mean with its spread over seeds, and each seed's own."""
+    arrays = np.array([as_array(matrix) for matrix in matrices])
+    spread = [[mean_std(values)["std"] for values in row] for row in np.moveaxis(arrays, 0, -1).tolist()]
+    mean = mean_matrix({"matrices": matrices})
+    return {
+        "mean_matrix": _rows(mean),
+        "spread_matrix": _rows(spread),
+        "changes": [_rows(change_matrix(matrix)) for matrix in matrices],
+        "mean_change": _rows(change_matrix(mean)),
+        "anytime": [_finite(point) for point in anytime_curve(matrices)],
+        "seed_anytime": [[_number(point["mean"]) for point in anytime_curve([matrix])] for matrix in matrices],
+    }
+
+
+def summary_titles(runs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """The page's metric columns: every registered summary, and those that only the results know."""
+    titles = [{"name": name, "title": summary.title, "about": summary.about} for name, summary in SUMMARIES.items()]
+    others = dict.fromkeys(name for run in runs for name in run["metrics"] if name not in SUMMARIES)
+    about = "Recorded with the results; the package that defines it is not installed here."
+    return [*titles, *({"name": name, "title": name, "about": about} for name in others)]
+
+
+def _task_classes(result: dict[str, Any], number: int) -> list[list[str]]:
+    given = result.get("task_classes") or []
+    return given if len(given) == number else [[] for _ in range(number)]
+
+
+def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
+    """A seed's per-epoch log as columns, thinned where it is long; None if the folder has none."""
+    path = folder / f"seed-{seed}" / "log.csv"
+    if not path.exists():
+        return None
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    try:
+        columns = (
+            {key: [float(row[key]) if row[key] else math.nan for row in rows] for key in rows[0] if key} if rows else {}
+        )
+    except (TypeError, ValueError, KeyError):
+        raise EvergraphError(f"{path} is damaged; remove it to write the page without this learning curve") from None
+    if not {"task", "epoch", "loss"} <= columns.keys():
+        return None
+    keep = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).astype(int))
+    return {
+        "seed": seed,
+        "step": [int(i) + 1 for i in keep],
+        "task": [int(columns["task"][i]) for i in keep],
+        **{key: [_number(columns[key][i], 5) for i in keep] for key in ("loss", "validation_loss") if key in columns},
+    }
+
+
+def _labels(entries: list[dict[str, Any]]) -> list[str]:
+    """The method's name, with what sets it apart from other runs of the method; at worst a number."""
+    settings = [flat(entry) for entry in entries]
+    labels = []
+    for entry, own in zip(entries, settings):
+        alike = [other for other, one in zip(settings, entries) if one["method"] == entry["method"] and other != own]
+        extra: list[str] = []
+        for key, value in own.items():
+            apart = [other for other in alike if other.get(key) != value]
+            if apart and len(extra) < MOST_NAMED:
+                extra.append(f"{key.split('.')[-1]} {value}")
+                alike = [other for other in alike if other not in apart]
+        labels.append(f"{entry['method']} ({', '.join(extra)})" if extra else entry["method"])
+    for label in set(labels):
+        same = [i for i, other in enumerate(labels) if other == label]
+        for number, i in enumerate(same if len(same) > 1 else [], start=1):
+            labels[i] = f"{label} #{number}"
+    return labels
+
+
+def flat(entry: dict[str, Any]) -> dict[str, str]:
+    """Everything that a run's numbers depend on, as text under dotted names."""
+    found = {"stream": entry["stream"], "seeds": ", ".join(map(str, entry["seeds"]))}
+    for group in ("protocol", "model", "hyperparameters"):
+        found |= {f"{group}.{key}": _text(value) for key, value in entry[group].items()}
+    if found.get("protocol.stream") == found["stream"]:
+        del found["protocol.stream"]
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_text, value))
+    return (
+        {True: "yes", False: "no", None: "none"}.get(value, str(value))
+        if isinstance(value, (bool, type(None)))
+        else f"{value}"
+    )
+
+
+def _number(value: Any, digits: int = 6) -> float | None:
+    """A number short enough for a page; None where there is none."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{digits}g}")
+
+
+def _rows(matrix: Any) -> list[list[float | None]]:
+    return [[_number(value) for value in row] for row in matrix]
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: [_number(v) for v in item] if isinstance(item, list) else _number(item) for key, item in value.items()}

@@ -1,0 +1,57 @@
+"""One file per table: `results.jsonl`, one line per cell, with what was run and what came of it.
+
+Tables, figures and reports are made from it alone, so that it can be committed and moved without the folders of
+the runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evergraph.errors import EvergraphError, first_line
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.files import write_atomically
+
+RESULTS = "results.jsonl"
+CELLS = "cells"  # the folder of the runs themselves, beside the file
+
+
+def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
+    """The entries of a folder's `results.jsonl` by key, each with `spec` and `result`; none where there is no file."""
+    path = Path(folder) / RESULTS
+    if not path.exists():
+        return {}
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        return {entry["key"]: {"spec": entry["spec"], "result": entry["result"]} for entry in entries}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise EvergraphError(f"{path} is damaged ({first_line(error)}); restore it from a copy, or remove it") from None
+
+
+def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Mapping[str, dict[str, Any]]) -> Path:
+    """Write the cells that have results, in the order of `specs`; entries that are there already and not named stay."""
+    entries = read_results(folder)
+    for key, spec in specs.items():
+        if key in results:
+            result = {name: value for name, value in results[key].items() if name != "run_dir"}
+            entries[key] = {"spec": spec.as_dict(), "result": result}
+    lines = [json.dumps({"key": key, **entry}) for key, entry in entries.items()]
+    path = Path(folder) / RESULTS
+    write_atomically(path, "".join(f"{line}\n" for line in lines))
+    return path
+
+
+def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec) -> dict[str, Any] | None:
+    """The result of a cell that the file holds, if it was run with these very settings; None where it is not there."""
+    if key not in entries:
+        return None
+    saved, wanted = entries[key]["spec"], json.loads(json.dumps(spec.as_dict()))
+    defaults = json.loads(json.dumps(RunSpec(spec.source).as_dict()))
+    differ = [name for name in wanted if saved.get(name, defaults[name]) != wanted[name] and name != "device"]
+    if differ:
+        raise EvergraphError(f"{RESULTS}: {key} was run with other settings ({', '.join(differ)}); use another --out")
+    result: dict[str, Any] = entries[key]["result"]
+    return result

@@ -1,0 +1,324 @@
+"""Runs: a stream, a method, some seeds; a folder that holds what came of it. Resumable, never half-finished."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evergraph.data import Part, TaskStream
+from evergraph.errors import EvergraphError, first_line
+from evergraph.evaluation import summarize
+from evergraph.experiments.loggers.base import Logger, Logging
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.checkpoint import INDEX, remove_tree
+from evergraph.persistence.files import holds_something, make_folder, only_writer, taken_folder, write_atomically
+from evergraph.training import Learner, Progress, pick_device
+from evergraph.training.driver import Driver
+from evergraph.training.snapshot import model_name
+from evergraph.version import __version__
+
+ROW = list[float | None]
+OnProgress = Callable[[int, int, int, int, int], None]
+"""Called as (seed number, task, number of tasks, epoch, number of epochs)."""
+
+
+def run(
+    spec: RunSpec,
+    out: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    loggers: Sequence[Logger] = (),
+) -> dict[str, Any]:
+    """Run a specification into a folder and return its result, which is also `result.json` there.
+
+    The folder has `run.json` (the specification and the versions) from the start; for each seed
+    `seed-N/matrix.json`, `seed-N/log.csv` and, until the seed is done, a checkpoint; and `result.json`
+    only when everything is done. With `resume` a stopped run goes on where it was, and ends in the same
+    numbers as one that was never stopped.
+
+    Args:
+        spec: what to run.
+        out: the folder; a new one, or that of the same run with `resume`.
+        data_root: folder of the datasets.
+        resume: go on with a run that was stopped.
+        on_progress: called after every epoch.
+        loggers: where else the numbers go.
+    """
+    folder = Path(out)
+    check_folder(folder, spec, resume)  # a stranger's folder is not even locked
+    with taken_folder(folder, "name another with --out"):
+        check_folder(folder, spec, resume)
+        return finish_run(spec, folder, data_root=data_root, on_progress=on_progress, loggers=loggers)
+
+
+def finish_run(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    data_root: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+    loggers: Sequence[Logger] = (),
+) -> dict[str, Any]:
+    """What is left of a run, in a folder that the caller has checked and holds."""
+    if (folder / "result.json").exists():
+        return read_result(folder)
+    # everything that can be wrong with the input is found before anything is written
+    device = pick_device(spec.device)
+    spec.check()
+    first = spec.make_stream(spec.seeds[0], data_root)
+    learner = spec.learner(spec.seeds[0], first.problem)
+    with Logging(loggers) as logging:
+        _write_new(folder, spec)
+        logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
+        results = []
+        for number, seed in enumerate(spec.seeds):
+            tasks = first if number == 0 else spec.make_stream(seed, data_root)
+            one = _SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging)
+            results.append(one.finish())
+        result = _result(spec, folder, first, learner, device, results)
+        logging.finish(result)
+        write_atomically(folder / "result.json", json.dumps(result, indent=1))
+    return result
+
+
+def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path | None = None) -> None:
+    """One seed of a run into the run's folder, for processes side by side; `finish_run` then finds it done."""
+    folder, seed_folder = Path(out), Path(out) / f"seed-{seed}"
+    check_folder(folder, spec, resume=True)
+    spec.check()
+    tasks = spec.make_stream(seed, data_root)
+    make_folder(folder, "name another with --out")
+    _write_new(folder, spec)
+    make_folder(seed_folder)
+    with only_writer(seed_folder), Logging(()) as logging:
+        _SeedRun(spec, seed_folder, tasks, seed, spec.seeds.index(seed), None, logging).finish()
+
+
+def _result(
+    spec: RunSpec,
+    folder: Path,
+    first: TaskStream,
+    learner: Learner,
+    device: torch.device,
+    results: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What `result.json` holds."""
+    metric = spec.metric or learner.problem.metric
+    return {
+        "stream": spec.source,
+        "method": spec.method,
+        "hyperparameters": learner.method.hyperparameters(),
+        "model": {"name": model_name(learner.model), **learner.model.hyperparameters()},
+        "protocol": {**first.protocol(), **spec.training.protocol(), "problem": learner.problem.name, "metric": metric},
+        "seeds": spec.seeds,
+        **_measures([result["matrix"] for result in results]),
+        "also_tested": {
+            name: _measures([result["also_tested"][name] for result in results]) for name in spec.also_test
+        },
+        "validation": [result["validation"] for result in results],
+        "task_classes": [list(map(str, task.class_names)) for task in first],
+        "access": learner.method.access.as_dict(),
+        "kept_bytes": [result["kept_bytes"] for result in results],
+        "seconds": sum(result["seconds"] for result in results),
+        "device": describe_device(device),
+        "versions": versions(),
+        "run_dir": str(folder),
+    }
+
+
+def _measures(matrices: list[list[ROW]]) -> dict[str, Any]:
+    """Every summary of one matrix per seed, and the matrices themselves."""
+    summaries = summarize(matrices)
+    headline = {name: {key: summaries[name][key] for key in ("mean", "std")} for name in ("ap", "af")}
+    return {**headline, "metrics": summaries, "matrices": matrices}
+
+
+class _SeedRun:
+    """All tasks of one seed, from wherever an earlier attempt left off.
+
+    The learner and the rows measured so far are saved in one atomic write, so they always fit together.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        tasks: TaskStream,
+        seed: int,
+        number: int,
+        on_progress: OnProgress | None,
+        logging: Logging,
+    ) -> None:
+        make_folder(folder)
+        self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
+        self.on_progress, self.logging = on_progress, logging
+        self.checkpoint = folder / "checkpoint"
+        self.driver = Driver(self.checkpoint, advice="; the run can go on with --resume when there is room")
+        self.clock = time.perf_counter()
+
+    def finish(self) -> dict[str, Any]:
+        """Learn the tasks that remain; returns the seed's matrix, log and seconds."""
+        done = self._read_finished()
+        if done is not None:
+            remove_tree(self.checkpoint)
+            return done
+        learner = self.spec.learner(self.seed, self.tasks.problem)
+        state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
+        state |= {"validation": [], "log": [], "kept_bytes": [], "seconds": 0.0, "finished": False}
+        if (self.checkpoint / INDEX).exists():
+            learner = self._load()
+            state = learner.notes
+        for index in range(learner.num_tasks, len(self.tasks)):
+            self._learn(learner, index, state)
+        state["finished"] = True
+        write_atomically(self.folder / "log.csv", _as_csv(state["log"]))
+        write_atomically(self.folder / "matrix.json", json.dumps(state))  # from here on the seed is done
+        remove_tree(self.checkpoint)
+        return state
+
+    def _learn(self, learner: Learner, index: int, state: dict[str, Any]) -> None:
+        """One task, and its row."""
+
+        def on_epoch(progress: Progress, epochs: int) -> None:
+            if self.on_progress is not None:
+                self.on_progress(self.number, index, len(self.tasks), progress.epoch, epochs)
+            self.logging.epoch(self.seed, index, len(state["log"]) + progress.epoch, progress.log[-1])
+
+        def notes() -> dict[str, Any]:
+            now = time.perf_counter()
+            state["seconds"] += now - self.clock
+            self.clock = now
+            return state
+
+        log = self.driver.learn(learner, self.tasks[index], on_epoch=on_epoch, notes=notes)
+        state["matrix"].append(self._row(learner, self.tasks.test_graph))
+        for name in self.spec.also_test:
+            state["also_tested"][name].append(self._row(learner, name))
+        if self.spec.validate:
+            state["validation"].append(self._row(learner, self.tasks.test_graph, "val"))
+        state["log"] += [{"task": index, **row} for row in log]
+        state["kept_bytes"].append(learner.method.kept_bytes())
+        self.logging.task(self.seed, state["matrix"])
+        self.driver.commit(learner, notes)
+        write_atomically(self.folder / "matrix.json", json.dumps(state))
+
+    def _row(self, learner: Learner, test_graph: str, part: Part = "test") -> ROW:
+        """The newest row of an accuracy matrix."""
+        metric = self.spec.metric or None
+        values: ROW = [*learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part).accuracies]
+        return values + [None] * (len(self.tasks) - len(values))
+
+    def _load(self) -> Learner:
+        try:
+            return Learner.load(self.checkpoint, device=self.spec.device)
+        except EvergraphError as error:
+            raise EvergraphError(f"{error}; remove {self.checkpoint} to begin seed {self.seed} anew") from None
+
+    def _read_finished(self) -> dict[str, Any] | None:
+        """The seed's result, if it is done."""
+        try:
+            state: dict[str, Any] = json.loads((self.folder / "matrix.json").read_text())
+            return state if state["finished"] else None
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise EvergraphError(
+                f"{self.folder / 'matrix.json'} is damaged ({first_line(error)}); remove {self.folder} "
+                f"to begin seed {self.seed} anew"
+            ) from None
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    columns = list(dict.fromkeys(key for row in rows for key in row)) or ["task", "epoch", "loss"]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
+    """Refuse to mix two runs in one folder."""
+    config = folder / "run.json"
+    if not config.exists():
+        if holds_something(folder) and not config.exists():  # another seed's process may have begun the run just now
+            raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
+        return
+    if not resume:
+        raise EvergraphError(f"{folder} holds a run already; add --resume to go on with it, or name another with --out")
+    try:
+        saved = json.loads(config.read_text())["spec"]
+    except (ValueError, KeyError):
+        raise EvergraphError(f"{config} is damaged; name another folder with --out") from None
+    wanted = json.loads(json.dumps(spec.as_dict()))
+    keys = [key for key in wanted if saved.get(key) != wanted[key] and key != "device"]  # a run may go on elsewhere
+    if keys:
+        raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
+
+
+def _write_new(folder: Path, spec: RunSpec) -> None:
+    """What the run is, written once; a run resumed under other versions says so."""
+    path = folder / "run.json"
+    now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
+    if not path.exists():
+        content = {"spec": spec.as_dict(), **now}
+    else:
+        content = json.loads(path.read_text())
+        if now in ({key: content[key] for key in now}, content.get("resumed_with")):
+            return
+        content["resumed_with"] = now
+    write_atomically(path, json.dumps(content, indent=1))
+
+
+def read_result(folder: str | Path) -> dict[str, Any]:
+    """A finished run's result."""
+    path = Path(folder) / "result.json"
+    if not path.exists():
+        state = "a run that is not finished" if (Path(folder) / "run.json").exists() else "no run"
+        raise EvergraphError(f"{folder} holds {state}; finish it with --resume or name a run's folder")
+    try:
+        result = json.loads(path.read_text())
+        if not {"matrices", "ap", "af", "method", "protocol"} <= result.keys():
+            raise ValueError("keys are missing")
+    except (ValueError, AttributeError) as error:
+        raise EvergraphError(f"{path} is damaged ({first_line(error)})") from None
+    return {**result, "run_dir": str(folder)}
+
+
+def default_folder(source: str, method: str) -> Path:
+    """A new folder under `runs/`, named after the stream, the method and the time."""
+    name = f"{Path(source.split(':')[0]).stem}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything a number may depend on."""
+    known_versions = {"evergraph": __version__, "python": platform.python_version()}
+    for package in ("torch", "torch_geometric", "numpy", "scipy", "scikit-learn"):
+        try:
+            known_versions[package] = version(package)
+        except PackageNotFoundError:
+            known_versions[package] = "missing"
+    return known_versions
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"

@@ -1,0 +1,76 @@
+"""What a run is: everything its numbers depend on, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evergraph.data import TaskStream, stream
+from evergraph.evaluation import METRICS
+from evergraph.methods import make_method, preferred_model
+from evergraph.models import make_model
+from evergraph.problems import PROBLEMS
+from evergraph.training import Learner, Training
+
+
+@dataclass
+class RunSpec:
+    """Everything a run's numbers depend on, as plain values.
+
+    Args:
+        source: a stream's name or path.
+        stream: settings of the stream (`order`, `test_graph`, `classes_per_task`, …).
+        method: the method's name.
+        settings: the method's hyper-parameters.
+        model: the model's name; the one that the method prefers where it is empty.
+        model_settings: the model's hyper-parameters.
+        training: how a task is trained.
+        seeds: one run each.
+        device: `auto`, `cpu` or `cuda`.
+        also_test: further test graphs on which the same learner is measured.
+        validate: measure the accuracy matrix on validation nodes too, to choose settings by.
+        problem: what is to be learned; the stream's own problem where it is empty.
+        metric: what is measured; the problem's own metric where it is empty.
+    """
+
+    source: str
+    stream: dict[str, Any] = field(default_factory=dict)
+    method: str = "auto"
+    settings: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    training: Training = field(default_factory=Training)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    device: str = "auto"
+    also_test: list[str] = field(default_factory=list)
+    validate: bool = False
+    problem: str = ""
+    metric: str = ""
+
+    def learner(self, seed: int, problem: str = "") -> Learner:
+        """A learner that has learned nothing yet, for a stream with the given problem."""
+        return Learner(
+            make_model(self.model or preferred_model(self.method), **self.model_settings),
+            make_method(self.method, self.settings),
+            self.training,
+            problem=self.problem or problem or "node-classification",
+            device=self.device,
+            seed=seed,
+        )
+
+    def make_stream(self, seed: int, data_root: str | Path | None) -> TaskStream:
+        """The stream as this seed splits it."""
+        return stream(self.source, seed=seed, data_root=data_root, **self.stream)
+
+    def check(self) -> None:
+        """Raise the error for a name or a setting that is wrong, before anything is run."""
+        if self.problem:
+            PROBLEMS[self.problem]
+        if self.metric:
+            METRICS[self.metric]
+        self.learner(self.seeds[0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "training": self.training.protocol()}

@@ -1,0 +1,42 @@
+"""What a method keeps of earlier tasks and what it is told: declared by each, printed beside its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KINDS = ("parameters", "statistics", "prototypes", "synthetic nodes", "real nodes", "graphs")
+
+
+@dataclass(frozen=True)
+class Access:
+    """A comparison is fair only between methods that keep and know alike.
+
+    Args:
+        keeps: what is kept of earlier tasks besides the model itself: some of `KINDS`.
+        old_labels: labels of earlier tasks are used again.
+        task_identity: the task of a test example has to be known.
+        transductive: a prediction may depend on other test examples.
+    """
+
+    keeps: tuple[str, ...] = ()
+    old_labels: bool = False
+    task_identity: bool = False
+    transductive: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "keeps": list(self.keeps)}
+
+    @classmethod
+    def union(cls, parts: Iterable[Access]) -> Access:
+        """What several methods keep and are told together."""
+        parts = list(parts)
+        kept = {kind for part in parts for kind in part.keeps}
+        return cls(
+            tuple(kind for kind in KINDS if kind in kept),
+            any(part.old_labels for part in parts),
+            any(part.task_identity for part in parts),
+            any(part.transductive for part in parts),
+        )

@@ -1,0 +1,6 @@
+"""Closed-form learners: sums over features, solved; and prediction that judges a graph's edges."""
+
+from evergraph.methods.closed_form.analytic import Analytic
+from evergraph.methods.closed_form.auto import Auto
+
+__all__ = ["Analytic", "Auto"]

@@ -1,0 +1,324 @@
+"""A closed-form head: learning task after task gives the solution of learning all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from evergraph.core.capabilities import capable
+from evergraph.core.params import Params, copy_params
+from evergraph.data.batching import Batch
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method, View
+from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
+from evergraph.methods.state import state
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
+
+RIDGES = (0.05, 0.2, 1.0)
+BOTH = ("train", "val")
+
+
+@METHODS.register
+@dataclass(repr=False)
+class Analytic(Method):
+    """min over W of Σ_v w_v ‖φ_v W − onehot(y_v)‖² + ridge · (mean diagonal of G / classes) ‖W‖², over all tasks.
+
+    φ are the inputs of the model's output layer. The loss is quadratic in W with the constant curvature
+    G = Σ_v w_v φ_v φ_vᵀ, so the framework's penalty with the full Fisher of each past task is exact:
+    the sums G and B = Σ_v w_v φ_v onehot(y_v)ᵀ are all that past tasks have to leave behind, in float64. The
+    solution, by Cholesky, is the one of joint training on the same features.
+
+    Validation nodes have sums of their own. They choose the ridge (and, where the model's features fall into blocks,
+    whether predictions are smoothed and whether depths vote) by heads of the training nodes; the final heads then
+    learn from both. Each is counted when its task is the current one, and the counts are all that is kept.
+
+    New examples of a class that was learned before can come at any time. With `balance=0` the head then equals that
+    of all examples at once; otherwise new examples are weighed by the size that their class has reached, and those
+    learned before keep the weight they had.
+
+    Args:
+        ridge: ridge strength; 0 chooses among 0.05, 0.2 and 1 the one with most validation nodes right, the
+            largest of equals.
+        balance: node weights are (size of the node's class)^(−balance): 0 counts nodes, 1 counts classes.
+        premium: the share of validation nodes that a vote of all depths may cost on the graphs of training, for
+            what it saves on graphs with edges between tasks.
+        encoder: `frozen` never trains the encoder; `first` trains it on the first task by the usual loop;
+            `continual` trains it on every task (protect it with another method in `Compose`) and carries
+            the sums over to the new features by the linear map that fits best on the current task's nodes.
+        judge_edges: judge the edges at test time; off, the graph is taken as it is.
+        smoothing: share of the neighbours' probabilities in the prediction, five rounds; 0 never smooths.
+        temperature: of the softmax that makes probabilities of least-squares scores.
+    """
+
+    name = "analytic"
+    family = "closed form"
+    reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
+    access = Access(keeps=("statistics",), transductive=True)
+    model = "random-features"
+
+    ridge: float = 0.0
+    balance: float = 0.75
+    premium: float = 0.02
+    encoder: str = "frozen"
+    judge_edges: bool = True
+    smoothing: float = 0.5
+    temperature: float = 0.1
+    gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
+    cross_: dict[str, Tensor] = state(dict, replaced=True)
+    class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
+    hits_: list[int] = state(list)  # validation nodes that each ridge puts right
+    smoothing_: list[int] = state(lambda: [0, 0])  # validation nodes that smoothing puts right, and wrong
+    voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
+    validated_: int = state(int)
+    tasks_: int = state(int)
+    encoder_before_: Params = state(dict, like="params", new="values")
+    vote_: Params = state(dict, like="params")  # the head of the vote, under the head's name
+    blocks_: list[bool] = state(list)  # which blocks of features the head reads
+    task_of_unit_: list[int] = state(list)
+    votes_: bool = state(bool)
+    smooths_: bool = state(bool)
+    doubt_: float = state(float)
+
+    def __post_init__(self) -> None:
+        one_of("encoder", self.encoder, ("frozen", "first", "continual"))
+        for name in ("ridge", "balance", "premium", "smoothing"):
+            if getattr(self, name) < 0:
+                raise EvergraphError(f"{self.name}: {name}={getattr(self, name)} must not be negative")
+        if not self.temperature > 0:
+            raise EvergraphError(f"{self.name}: temperature={self.temperature} must be above 0")
+
+    # learning
+
+    def epochs(self, context: Context, planned: int) -> int:
+        """A frozen encoder needs no training."""
+        trained = self.encoder == "continual" or (self.encoder == "first" and context.index == 0)
+        return planned if trained else 0
+
+    def start_task(self, context: Context) -> None:
+        """Refuse a model without a linear head; keep the encoder's parameters, to see how far it drifts."""
+        linear_head(context.model)
+        drifts = self.encoder == "continual" and self.tasks_
+        self.encoder_before_ = copy_params(context.model) if drifts else {}
+
+    @torch.no_grad()
+    def end_task(self, context: Context) -> None:
+        """Add the task to the sums, choose the ridge, solve, and write the head."""
+        model = context.model.eval()
+        _, head = linear_head(model)
+        if self.encoder_before_:
+            self._follow_drift(context)
+        self._add(context)
+        rows = self._head_rows(model)
+        ridges = [self.ridge] if self.ridge else list(RIDGES)
+        heads = self.solve(ridges, ("train",), rows)
+        chosen = self._choose_ridge(context, heads)
+        final = self.solve([ridges[chosen]], BOTH, rows)[0]
+        if capable(model, "feature_blocks"):
+            if context.task.val.numel():
+                self._choose_smoothing(context, heads[chosen])
+                self._choose_voting(context, heads[chosen], ridges[chosen])
+            name = next(name for name, value in model.named_parameters() if value is head)
+            self.vote_ = {name: (final + self._shallow(model, ridges[chosen], BOTH)).to(head.dtype)}
+            self._learn_doubt(context)
+        head.copy_(final)
+        self.tasks_ += 1
+        self.encoder_before_ = {}
+
+    def _add(self, context: Context) -> None:
+        """Add the task's nodes to the sums, weighed by the size that their class has reached."""
+        features, head = linear_head(context.model)
+        y, units = context.batcher.y, head.size(1)
+        sizes = torch.bincount(y[context.train], minlength=units)
+        sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
+        weights = sizes.double().clamp(min=1) ** -self.balance
+        gram, cross = dict(self.gram_), dict(self.cross_)
+        for part in BOTH:
+            nodes = getattr(context.task, part).to(y.device)
+            before = Sums(gram[part], cross[part]) if part in gram else None
+            gram[part], cross[part] = accumulate(
+                context, features, head, nodes, weights, before, exact=0 < self.ridge < SMALL
+            )
+        self.gram_, self.cross_, self.class_sizes_ = gram, cross, sizes.tolist()
+        tasks = [*self.task_of_unit_, *[-1] * (units - len(self.task_of_unit_))]
+        for unit in torch.unique(y[context.train]).tolist():
+            tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
+        self.task_of_unit_ = tasks
+
+    def grow(self, before: Params, after: Params) -> None:
+        """New units have met no node: their columns of B are zero."""
+        super().grow(before, after)
+        widths = [(before[name].size(1), value.size(1)) for name, value in after.items() if value.dim() == 2]
+        more = next((new - old for old, new in widths if new != old), 0)
+        self.cross_ = {part: torch.nn.functional.pad(value, (0, more)) for part, value in self.cross_.items()}
+
+    def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
+        """The head for each ridge, from the sums of some parts; of the features `rows` alone, if given."""
+        return solve(ridges, [Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
+
+    # choices, by validation nodes of the current task
+
+    def _choose_ridge(self, context: Context, heads: list[Tensor]) -> int:
+        """The ridge with most hits on validation nodes so far; the largest of equals."""
+        hits = validation_hits(context, heads).sum(1).tolist()
+        self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
+        return max(range(len(heads)), key=lambda i: (self.hits_[i], i))
+
+    def _choose_smoothing(self, context: Context, head: Tensor) -> None:
+        """Smooth where the nodes put right outnumber those put wrong by more than two standard errors."""
+        whole, nodes = context.batcher, context.task.val.to(context.device)
+        if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
+            return
+        assert isinstance(whole.x, Tensor)
+        scores = whole.x @ head.to(whole.x.dtype)
+        adjacency = context.task.graph.adjacency.to(scores.dtype).to(scores.device)
+        smoothed = self._prediction(context.model).smooth(adjacency, scores)
+        truth = whole.y[nodes]
+        count_changes(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
+        self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
+
+    def _choose_voting(self, context: Context, head: Tensor, ridge: float) -> None:
+        """Vote where it costs no more than the premium."""
+        vote = head + self._shallow(context.model, ridge, ("train",))
+        count_changes(self.voting_, *validation_hits(context, [head, vote]))
+        self.validated_ += context.task.val.numel()
+        self.votes_ = self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
+
+    # blocks of features
+
+    def _head_rows(self, model: GraphModel) -> Tensor | None:
+        """The features that the head reads; None for all. By default the blocks with a step of propagation or more."""
+        blocks = capable(model, "feature_blocks")
+        if blocks is None:
+            return None
+        depths, block_of_row = blocks()
+        if not self.blocks_:
+            self.blocks_ = [depth > 0 or not any(depths) for depth in depths]
+        return rows_of(block_of_row, self.blocks_)
+
+    def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
+        """The sum of one head on the blocks of each depth below the largest that the head reads."""
+        blocks = capable(model, "feature_blocks")
+        assert blocks is not None
+        depths, block_of_row = blocks()
+        deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
+        total = torch.zeros_like(self.cross_["train"])
+        for depth in sorted({depth for depth in depths if depth < deepest}):
+            rows = rows_of(block_of_row, [other == depth for other in depths])
+            total += self.solve([ridge], parts, rows)[0]
+        return total
+
+    def _prediction(self, model: GraphModel) -> BlockPrediction:
+        """How a whole graph is predicted, as things stand."""
+        _, head = linear_head(model)
+        graph_features = capable(model, "graph_features")
+        assert graph_features is not None
+        tasks = torch.tensor(self.task_of_unit_, device=head.device)
+        return BlockPrediction(
+            head=head,
+            vote=next(iter(self.vote_.values()), head),
+            task_of_unit=torch.nn.functional.pad(tasks, (0, head.size(1) - tasks.numel()), value=-1),
+            graph_features=graph_features,
+            temperature=self.temperature,
+            smoothing=self.smoothing,
+            judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
+            votes=self.votes_,
+            smooths=self.smooths_ and self.smoothing > 0,
+            doubt=self.doubt_,
+        )
+
+    def _learn_doubt(self, context: Context) -> None:
+        """How many edges within a task are taken for others: the largest share in a task's own graph so far."""
+        prediction = self._prediction(context.model)
+        if prediction.judges and not context.batcher.num_hops:
+            features = context.batcher.x
+            assert isinstance(features, Tensor)
+            adjacency = context.task.graph.adjacency.to(features.dtype).to(features.device)
+            _, share = prediction.judge(adjacency, features)
+            self.doubt_ = max(share, self.doubt_)
+
+    @torch.no_grad()
+    def predict(self, view: View) -> Tensor | None:
+        """Plain scores; where the graph's features fall into blocks and fit into memory, by judged edges."""
+        if not self.tasks_:
+            return None
+        if capable(view.model, "feature_blocks") and capable(view.model, "graph_features"):
+            prediction = self._prediction(view.model)
+            whole = view.problem.batcher(view.model, view.graph, device=view.device)
+            if not whole.num_hops and (prediction.smooths or prediction.judges):
+                assert isinstance(whole.x, Tensor)
+                dtype = prediction.head.dtype
+                x = view.graph.x.to(dtype).to(view.device)
+                adjacency = view.graph.adjacency.to(dtype).to(view.device)
+                scores = prediction.scores(x, adjacency, whole.x)
+                return scores[view.nodes.to(view.device)].cpu()
+        return view.outputs() / self.temperature
+
+    # an encoder that moves
+
+    def _follow_drift(self, context: Context) -> None:
+        """G ← TᵀGT and B ← TᵀB, with φ_before T ≈ φ_after in least squares on the current task's nodes."""
+        features, _ = linear_head(context.model)
+        old = {f"model.{name}": value for name, value in self.encoder_before_.items()}
+        before_before = torch.zeros_like(self.gram_["train"])
+        before_after = torch.zeros_like(before_before)
+        for batch in context.batches(NODES_AT_ONCE):
+            after = features(batch).double()
+            before = functional_call(_Features(context.model), old, (batch,)).double()
+            before_before.addmm_(before.T, before)
+            before_after.addmm_(before.T, after)
+        # damped towards the identity: directions that the task does not show are taken not to drift
+        damping = 1e-3 * float(before_before.diagonal().mean())
+        before_before.diagonal().add_(damping)
+        before_after.diagonal().add_(damping)
+        change = torch.cholesky_solve(before_after, torch.linalg.cholesky(before_before))
+        self.gram_ = {part: change.T @ gram @ change for part, gram in self.gram_.items()}
+        self.cross_ = {part: change.T @ cross for part, cross in self.cross_.items()}
+
+
+def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
+    """The model's features of a batch, and the weight matrix that multiplies them: its outputs are their product."""
+    features, weight = capable(model, "features"), capable(model, "output_weight")
+    if features is None or weight is None:
+        raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
+    return features, weight()
+
+
+def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:
+    """The rows of the head that belong to the chosen blocks, and the one of the column of ones."""
+    chosen = torch.tensor([*blocks, True])  # -1, the column of ones, meets the last entry
+    return torch.nonzero(chosen[block_of_row]).reshape(-1)
+
+
+def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
+    """Row i: which of the task's validation nodes head i puts right."""
+    features, _ = linear_head(context.model)
+    hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
+    nodes = context.task.val.to(context.device)
+    for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
+        rows = features(batch).double()
+        hits.append(torch.stack([(rows @ head).argmax(1) == batch.y for head in heads]).cpu())
+    return torch.cat(hits, dim=1)
+
+
+def count_changes(counts: list[int], before: Tensor, after: Tensor) -> None:
+    """Add to `counts` how many nodes a change puts right, and how many wrong."""
+    counts[0] += int((after & ~before).sum())
+    counts[1] += int((before & ~after).sum())
+
+
+class _Features(torch.nn.Module):
+    """A model's features as a module's forward, for calls with other parameters."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> Tensor:
+        features: Tensor = self.model.features(batch)  # type: ignore[operator]
+        return features

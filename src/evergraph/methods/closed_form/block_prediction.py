@@ -1,0 +1,87 @@
+"""Prediction on a whole graph by heads on blocks of features: a vote of depths, judged edges, smoothing.
+
+Training sees the edges within a task alone. A graph to predict on may hold edges between tasks, and the deeper a
+block of features the more they reach it. So beside the head there is the vote: the sum of the head and of one head on
+the blocks of each smaller depth (what a node's own features say, what its neighbours' say), whose softmax is the
+product of theirs. By the vote on its two ends' tasks every edge is judged. Where hardly more edges seem to join tasks
+than in the graphs of training, the graph is as in training and the head predicts; else the vote decides on features
+computed anew on the graph with weighted edges, where the validation nodes allow it. Where they say that it helps, the
+head's probabilities are mixed with the neighbours', over the weighted edges. All this uses the test graph alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
+from evergraph.methods.closed_form.judged_edges import judge_edges
+
+FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
+
+
+@dataclass(frozen=True)
+class BlockPrediction:
+    """Everything that prediction on a graph's features depends on.
+
+    Args:
+        head: scores are features @ head.
+        vote: the sum of the heads of all depths.
+        task_of_unit: the task that brought each output unit; -1 for units not in use.
+        graph_features: from node features and an operator to the features of a graph.
+        temperature: of the softmax that makes probabilities of least-squares scores.
+        smoothing: share of the neighbours' probabilities in a smoothed prediction.
+        judges: whether edges are judged.
+        votes: whether the vote may decide.
+        smooths: whether predictions are smoothed.
+        doubt: share of edges within a task that are taken for others: the largest in training's graphs.
+    """
+
+    head: Tensor
+    vote: Tensor
+    task_of_unit: Tensor
+    graph_features: Callable[[Features, SparseMatrix], Tensor]
+    temperature: float
+    smoothing: float
+    judges: bool
+    votes: bool
+    smooths: bool
+    doubt: float
+
+    def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor) -> Tensor:
+        """Outputs of all nodes of a graph, from its features as the graph stands."""
+        weighted, share = self.judge(adjacency, features) if self.judges else (adjacency, 0.0)
+        foreign = share > FEW + self.doubt
+        if foreign and (self.votes or not self.smooths):
+            if self.votes:  # better features judge better: once more
+                weighted, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighted)))
+            features = self.graph_features(x, with_self_loops(weighted))
+        if foreign and self.votes:
+            return features @ self.vote / self.temperature
+        if self.smooths:
+            return self.smooth(weighted if foreign else adjacency, features @ self.head)
+        return features @ self.head / self.temperature
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Softmax over the units in use."""
+        return (scores / self.temperature).masked_fill(self.task_of_unit < 0, -torch.inf).softmax(1)
+
+    def judge(self, adjacency: SparseMatrix, features: Tensor) -> tuple[SparseMatrix, float]:
+        """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
+        p = self.probabilities(features @ self.vote)
+        tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
+        tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
+        return judge_edges(adjacency, tasks)
+
+    def smooth(self, adjacency: SparseMatrix, scores: Tensor, rounds: int = 5) -> Tensor:
+        """Log of Z after Z ← (1 − s) p + s · (mean of Z over a node and its neighbours)."""
+        mean = with_self_loops(adjacency)
+        mean = mean.with_values(mean.values / mean.row_sums()[mean.row_of_entry()])
+        p = self.probabilities(scores)
+        mixed = p
+        for _ in range(rounds):
+            mixed = (1 - self.smoothing) * p + self.smoothing * (mean @ mixed)
+        return mixed.clamp(min=1e-30).log()

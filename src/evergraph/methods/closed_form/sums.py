@@ -1,0 +1,89 @@
+"""The sums that a closed-form head is solved from: G = Σ w φ φᵀ and B = Σ w φ onehot(y)ᵀ, and the solution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evergraph.data.batching import Batch
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import Context
+from evergraph.models.base import NODES_AT_ONCE
+
+SMALL = 0.01  # a ridge below needs products in float64
+
+
+class Sums(NamedTuple):
+    """G and B, in float64."""
+
+    gram: Tensor
+    cross: Tensor
+
+
+def accumulate(
+    context: Context,
+    features: Callable[[Batch], Tensor],
+    head: Tensor,
+    nodes: Tensor,
+    weights: Tensor,
+    before: Sums | None,
+    exact: bool,
+) -> Sums:
+    """The sums with some nodes of the task added; `before` is left as it is.
+
+    Args:
+        context: the task.
+        features: from a batch to the rows that the head multiplies.
+        head: the head, for its shape.
+        nodes: the nodes to add, on the device.
+        weights: of a node, by its output unit.
+        before: the sums so far; None for none.
+        exact: form the products in float64 too, not only their sums.
+    """
+    width, units = head.shape
+    if before is None:
+        gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
+        cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
+    else:
+        gram, cross = before.gram.clone(), before.cross.clone()
+    for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE):
+        rows = features(batch)
+        if exact:
+            rows = rows.double()
+        weighted = rows * weights[batch.y].unsqueeze(1).to(rows.dtype)
+        gram += weighted.T @ rows
+        cross.index_add_(1, batch.y, weighted.T.double())
+    return Sums(gram, cross)
+
+
+def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = None) -> list[Tensor]:
+    """W = (G + ridge · mean diagonal / classes · I)⁻¹ B for each ridge, from the sums together.
+
+    With `rows` only those features are read; the others' weights are zero.
+    """
+    first = sums[0].gram
+    rows = torch.arange(first.size(0), device=first.device) if rows is None else rows.to(first.device)
+    gram = first[rows].index_select(1, rows)
+    for other in sums[1:]:
+        gram += other.gram[rows].index_select(1, rows)
+    cross = torch.stack([part.cross for part in sums]).sum(0)
+    classes = max(int((cross != 0).any(0).sum()), 1)
+    diagonal = gram.diagonal().clone()
+    unit = float(diagonal[diagonal > 0].mean()) / classes  # a feature may be zero at every node
+    heads = []
+    for ridge in ridges:
+        gram.diagonal().copy_(diagonal + ridge * unit)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        if int(failed):
+            raise EvergraphError(
+                f"ridge={ridge:g} is too small for these features: their sums are singular to float64's precision; "
+                "raise it, or use ridge=0 to choose one"
+            )
+        heads.append(torch.zeros_like(cross))
+        heads[-1][rows] = torch.cholesky_solve(cross[rows], factor)
+        if not bool(torch.isfinite(heads[-1]).all()):
+            raise EvergraphError(f"ridge={ridge:g}: the closed form has no finite solution; are the features finite?")
+    return heads

@@ -1,0 +1,173 @@
+"""Several methods as one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from evergraph.core.capabilities import capability, capable
+from evergraph.core.params import Direction, Params
+from evergraph.data.tasks import Task
+from evergraph.errors import EvergraphError
+from evergraph.methods.access import Access
+from evergraph.methods.base import STEP_HOOKS, Context, Method, Replay, Step, View
+from evergraph.models.base import GraphModel
+
+
+class Compose(Method):
+    """Several methods as one; hooks run in list order."""
+
+    name = "compose"
+    family = "composition"
+    reference = "several methods at once"
+
+    def __init__(self, *methods: Method) -> None:
+        if not methods:
+            raise EvergraphError("Compose needs at least one method")
+        self.methods = list(methods)
+        self._shares: list[int] = []
+
+    @property
+    def access(self) -> Access:  # type: ignore[override]
+        """All that any part keeps and is told."""
+        return Access.union(method.access for method in self.methods)
+
+    @property
+    def model(self) -> str:  # type: ignore[override]
+        """The first model that a part asks for."""
+        return next((method.model for method in self.methods if method.model != Method.model), Method.model)
+
+    @property
+    def training(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """What the parts ask for; of two that ask for one setting, the first."""
+        return {key: value for method in reversed(self.methods) for key, value in method.training.items()}
+
+    def prepare(self, context: Context) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.prepare(context)
+
+    def start_task(self, context: Context) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.start_task(context)
+
+    def training_data(self, context: Context) -> Task | None:
+        """That of the one part that has any."""
+        offers = [(method, data) for method in self.methods if (data := method.training_data(context)) is not None]
+        if len(offers) > 1:
+            names = " and ".join(method.name for method, _ in offers)
+            raise EvergraphError(f"{names} each bring their own training data and cannot be composed")
+        return offers[0][1] if offers else None
+
+    def epochs(self, context: Context, planned: int) -> int:
+        """Each may change what the one before it answered."""
+        for method in self.methods:
+            planned = method.epochs(context, planned)
+        return planned
+
+    def directions(self, context: Context) -> list[Direction]:
+        """All directions, one method after another."""
+        asked = [method.directions(context) for method in self.methods]
+        self._shares = [len(directions) for directions in asked]
+        return [direction for directions in asked for direction in directions]
+
+    def _shared(self, step: Step) -> Iterator[tuple[Method, Step]]:
+        """Each method with the step as it sees it: the tangents of its own directions."""
+        start = 0
+        for method, share in zip(self.methods, self._shares or [0] * len(self.methods)):
+            yield method, dataclasses.replace(step, tangents=step.tangents[start : start + share])
+            start += share
+
+    def replay(self, step: Step) -> list[Replay]:
+        """All of them."""
+        return [replay for method, share in self._shared(step) for replay in method.replay(share)]
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """The sum."""
+        return _total([method.penalty(share) for method, share in self._shared(step)])
+
+    def logit_cotangent(self, step: Step) -> Tensor | None:
+        """The sum."""
+        return _total([method.logit_cotangent(share) for method, share in self._shared(step)])
+
+    def observe(self, step: Step) -> None:
+        """Each in turn."""
+        for method, share in self._shared(step):
+            method.observe(share)
+
+    def edit_grads(self, step: Step) -> None:
+        """Each in turn."""
+        for method, share in self._shared(step):
+            method.edit_grads(share)
+
+    def after_step(self, step: Step) -> None:
+        """Each in turn."""
+        for method, share in self._shared(step):
+            method.after_step(share)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """If those of all parts can."""
+        claims = [capable(method, "steps_can_be_captured") for method in self.methods]
+        return all(claim is not None and claim(context) for claim in claims)
+
+    def end_task(self, context: Context) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.end_task(context)
+
+    def predict(self, view: View) -> Tensor | None:
+        """By the first part that predicts in its own way."""
+        return next((outputs for method in self.methods if (outputs := method.predict(view)) is not None), None)
+
+    def adapt_model(self, model: GraphModel, task: Task) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.adapt_model(model, task)
+
+    def grow(self, before: Params, after: Params) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.grow(before, after)
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Those of each part, under its name."""
+        return {f"{i}.{method.name}": method.hyperparameters() for i, method in enumerate(self.methods)}
+
+    def kept_bytes(self) -> int:
+        """The sum."""
+        return sum(method.kept_bytes() for method in self.methods)
+
+    @property
+    def title(self) -> str:
+        """The parts' names, joined by plus signs."""
+        return "+".join(method.title for method in self.methods)
+
+    def description(self) -> dict[str, Any]:
+        """Those of each part."""
+        return {"compose": [method.description() for method in self.methods]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Those of each part, under its position."""
+        return {str(i): method.state_dict() for i, method in enumerate(self.methods)}
+
+    def copied_state(self) -> dict[str, Any]:
+        """Those of each part, under its position."""
+        return {str(i): method.copied_state() for i, method in enumerate(self.methods)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give each part its own."""
+        for i, method in enumerate(self.methods):
+            method.load_state_dict(state[str(i)])
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.methods))})"
+
+
+def _total(parts: list[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return sum(present[1:], present[0]) if present else None

@@ -1,0 +1,101 @@
+"""What the forms of the curvature regularizer share: anchors, their sum, and the weight of the pull towards them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from evergraph.core.params import Displacement, Params, copy_params
+from evergraph.curvature import require_deterministic
+from evergraph.errors import one_of
+from evergraph.methods.access import Access
+from evergraph.methods.base import Context, Method
+from evergraph.methods.state import state
+
+PAPER = "Yin, Sun and Wu: Unbiased Online Curvature Approximation for Regularized Graph Continual Learning"
+ANCHORS = ("stored", "previous", "latest")
+
+
+@dataclass(repr=False)
+class AnchoredCurvature(Method):
+    """strength/2 Σ_{t<τ} (θ−θ_t)ᵀ F(θ) (θ−θ_t), F the full Fisher matrix at the current θ.
+
+    With D = Σ_t (θ − θ_t) the gradient is strength · F D, so only Σ_t θ_t is stored, whatever the number of tasks.
+    The curvature is held constant when differentiating, as the paper says. Which examples F is summed over, and
+    how, the subclasses say.
+    """
+
+    family = "Fisher, full, online"
+    reference = PAPER
+    access = Access(keeps=("parameters",))
+    measures_while_training: ClassVar[bool] = True
+    """Whether F is taken in training mode, as part of the step, and so needs a model without dropout."""
+
+    strength: float = 0.1
+    over_tasks: str = "sum-of-squares"
+    over_nodes: str = "loss"
+    anchors: str = "stored"
+    anchor_sum_: Params = state(dict)
+    num_anchors_: int = state(int)
+    previous_: Params = state(dict, like="params", new="values")  # θ_{t−1}, for anchors="previous" alone
+
+    def __post_init__(self) -> None:
+        one_of("over_tasks", self.over_tasks, ("sum-of-squares", "square-of-sum"))
+        one_of("over_nodes", self.over_nodes, ("loss", "sum", "mean"))
+        one_of("anchors", self.anchors, ANCHORS)
+
+    def grow(self, before: Params, after: Params) -> None:
+        """The new units' anchors are their present values."""
+        if self.anchor_sum_:
+            total = {name: value * self.num_anchors_ for name, value in after.items()}
+            for name, old in self.anchor_sum_.items():
+                total[name][tuple(slice(size) for size in old.shape)] = old
+            self.anchor_sum_ = total
+        super().grow(before, after)
+
+    def start_task(self, context: Context) -> None:
+        """Remember θ_0 where it is an anchor; refuse a model that is random while F is taken."""
+        if self.anchors == "previous" and not self.num_anchors_:
+            self.previous_ = copy_params(context.model)
+        if self.strength:
+            require_deterministic(context.model, next(context.batches()), training=self.measures_while_training)
+
+    def end_task(self, context: Context) -> None:
+        """Add the task's parameters to the anchors."""
+        now = copy_params(context.model)
+        anchor = self.previous_ if self.anchors == "previous" else now
+        if self.anchors == "previous":
+            self.previous_ = now
+        if self.anchors == "latest":
+            self.drop_anchors()
+        self.add_anchor(anchor)
+        self.num_anchors_ += 1
+
+    def drop_anchors(self) -> None:
+        """Forget all anchors."""
+        self.anchor_sum_, self.num_anchors_ = {}, 0
+
+    def add_anchor(self, anchor: Params) -> None:
+        """One more anchor."""
+        self.anchor_sum_ = {name: value + self.anchor_sum_.get(name, 0) for name, value in anchor.items()}
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to hold on to."""
+        return bool(self.num_anchors_) and self.strength != 0
+
+    def scale(self, num_examples: int, reduction: str) -> float:
+        """The factor on a sum over examples of H u: strength and the readings of the sums over tasks and nodes."""
+        tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
+        mean = (reduction if self.over_nodes == "loss" else self.over_nodes) == "mean"
+        return self.strength * tasks / (num_examples if mean else 1)
+
+    def displacement(self, context: Context) -> Displacement:
+        """D = Σ_t (θ − θ_t), from the running sum of anchors alone."""
+        return Displacement(context.params, self.num_anchors_, self.anchor_sum_)
+
+
+def labels_of(estimator: str) -> str:
+    """Which labels an estimator of F takes: their expectation, or one drawn per example."""
+    one_of("estimator", estimator, ("exact", "sampled"))
+    return "exact" if estimator == "exact" else "sample"

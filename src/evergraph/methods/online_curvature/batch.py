@@ -1,0 +1,58 @@
+"""The curvature regularizer over the current batch: the paper's equation «Ours», in the loss's own backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from evergraph.core.capabilities import capability
+from evergraph.core.params import Direction
+from evergraph.curvature import apply_output_fisher
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
+
+
+@METHODS.register
+@dataclass(repr=False)
+class BatchCurvature(AnchoredCurvature):
+    """F summed over the nodes of the step.
+
+    With u_v = J_v D the gradient is Jᵀc with c_v = strength · H_v u_v: a cotangent on the outputs, so loss and
+    regularizer share one backward pass.
+
+    Args:
+        strength: λ; 0.1 in the paper.
+        over_tasks: `sum-of-squares` (equation «Ours») has the gradient F D, `square-of-sum` (the batch loss
+            and Algorithm 1) has (τ−1) F D.
+        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation «Ours») and
+            `mean` fix it.
+        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
+            uses θ_{τ−1} alone.
+        estimator: `exact` (expectation over labels in closed form) or `sampled` (one label drawn per node).
+    """
+
+    name = "batch-curvature"
+
+    estimator: str = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        labels_of(self.estimator)
+
+    def directions(self, context: Context) -> list[Direction]:
+        """D."""
+        return [self.displacement(context)] if self.active else []
+
+    def logit_cotangent(self, step: Step) -> Tensor | None:
+        """c_v = strength · H_v J_v D."""
+        if not step.tangents:
+            return None
+        generator, labels = step.context.generator, labels_of(self.estimator)
+        pulled = apply_output_fisher(step.problem, step.logits.detach(), step.tangents[0], labels, generator=generator)
+        return self.scale(step.batch.num_seeds, step.context.reduction) * pulled
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Drawn labels come from a generator on the CPU."""
+        return self.estimator == "exact"

@@ -1,0 +1,73 @@
+"""The curvature regularizer with F taken somewhere between the anchors and the current parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.func import functional_call
+
+from evergraph.core.params import Params
+from evergraph.curvature import regularizer
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import METHODS, Step
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
+from evergraph.methods.state import state
+
+
+@METHODS.register
+@dataclass(repr=False)
+class InterpolatedCurvature(AnchoredCurvature):
+    """strength Σ_t F(θ̄_t)(θ − θ_t) with θ̄_t = θ_t + point (θ − θ_t), F summed over the nodes of the step.
+
+    Every anchor is kept, and each costs a product with F of its own.
+
+    Args:
+        strength: λ.
+        over_tasks: `sum-of-squares` alone: there is one Fisher matrix per task.
+        over_nodes: as for `batch-curvature`.
+        anchors: as for `batch-curvature`.
+        estimator: as for `batch-curvature`.
+        point: 0 is EWC's point θ_t; 1 would be the paper's θ, which `batch-curvature` computes at once.
+    """
+
+    name = "interpolated-curvature"
+
+    estimator: str = "exact"
+    point: float = 0.5
+    anchor_list_: list[Params] = state(list, like="params", new="values")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        labels_of(self.estimator)
+        if not 0 <= self.point <= 1:
+            raise EvergraphError(f"{self.name}: point={self.point} must lie between 0 (θ_t) and 1 (θ)")
+        if self.over_tasks == "square-of-sum":
+            raise EvergraphError(f"{self.name}: over_tasks=square-of-sum needs one Fisher for all tasks; use point=1")
+
+    def drop_anchors(self) -> None:
+        """Forget all anchors."""
+        super().drop_anchors()
+        self.anchor_list_ = []
+
+    def add_anchor(self, anchor: Params) -> None:
+        """One more anchor, kept on its own."""
+        self.anchor_list_ = [*self.anchor_list_, anchor]
+
+    def edit_grads(self, step: Step) -> None:
+        """Add the regularizer's gradient itself."""
+        if not self.active:
+            return
+
+        def outputs(params: Params) -> Tensor:
+            values: Tensor = functional_call(step.model, params, (step.batch,))
+            return values
+
+        _, gradient = regularizer(
+            outputs, step.context.params, self.anchor_list_, step.problem,
+            point=self.point, labels=labels_of(self.estimator), generator=step.context.generator,
+        )  # fmt: skip
+        scale = self.scale(step.batch.num_seeds, step.context.reduction)
+        for name, value in step.context.params.items():
+            pull = scale * gradient[name]
+            value.grad = pull if value.grad is None else value.grad.add_(pull)

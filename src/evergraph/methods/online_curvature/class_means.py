@@ -1,0 +1,52 @@
+"""Class means: where the Fisher matrix of earlier tasks can be evaluated when their nodes are gone.
+
+A sum of features and a number of nodes for each class: that is all that is kept, whatever the number of
+nodes, and it is small beside the first weight matrix as long as there are fewer classes than hidden units.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.models.base import GraphModel
+from evergraph.problems.base import Problem
+
+
+def class_sums(x: Features, units: Tensor, nodes: Tensor) -> Tensor:
+    """[Σ x_v, number of nodes] over the nodes v of each output unit up to the largest: one row per unit."""
+    order = units[nodes].argsort(stable=True)
+    counts = torch.bincount(units[nodes])
+    start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    pick = SparseMatrix(start, nodes[order], torch.ones(nodes.numel(), dtype=x.dtype), x.size(0))
+    return torch.cat([as_dense(sparse_product(pick, x)), counts.unsqueeze(1).to(x.dtype)], dim=1)
+
+
+def add_sums(before: Tensor | None, new: Tensor) -> Tensor:
+    """The sums over two sets of nodes; classes may have arrived in between."""
+    if before is None:
+        return new
+    total = new.new_zeros(max(before.size(0), new.size(0)), new.size(1))
+    for part in (before.to(new.device), new):  # a loaded state lies on the learner's device
+        total[: part.size(0)] += part
+    return total
+
+
+def mean_batch(problem: Problem, model: GraphModel, sums: Tensor, device: torch.device) -> tuple[Batch, Tensor]:
+    """A batch with one seed for each class that has nodes: its mean features; and the classes' numbers of nodes.
+
+    Each mean has a twin as its only neighbour, as if a node stood among its like: layers with self-loops
+    see the mean itself, and layers that read neighbours alone find the same features there.
+    """
+    present = sums[sums[:, -1] > 0]
+    counts = present[:, -1]
+    number = counts.numel()
+    means = (present[:, :-1] / counts.unsqueeze(1)).repeat(2, 1)
+    twin = torch.arange(2 * number).roll(number)
+    adjacency = SparseMatrix(torch.arange(2 * number + 1), twin, torch.ones(2 * number), 2 * number)
+    graph = Graph(means, adjacency, torch.zeros(2 * number, dtype=torch.long), [0], "class means")
+    seeds = torch.arange(number, device=device)
+    return problem.batcher(model, graph, device=device).batch(seeds), counts.to(device)

@@ -1,0 +1,96 @@
+"""The paper's method under its name: a form of the curvature regularizer, composed with a moving average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.base import METHODS, Method
+from evergraph.methods.compose import Compose
+from evergraph.methods.ema import EMA
+from evergraph.methods.online_curvature.anchors import ANCHORS, PAPER, AnchoredCurvature
+from evergraph.methods.online_curvature.batch import BatchCurvature
+from evergraph.methods.online_curvature.between import InterpolatedCurvature
+from evergraph.methods.online_curvature.queue import QueueCurvature
+from evergraph.methods.online_curvature.stand_ins import StandInCurvature
+
+
+@METHODS.register
+@dataclass(repr=False)
+class OnlineCurvature(Compose):
+    """strength/2 Σ_{t<τ} (θ−θ_t)ᵀ F(θ) (θ−θ_t), then θ_t ← β θ_{t−1} + (1−β) θ, with the paper's defaults.
+
+    It is `ema` composed with one form of the regularizer: `batch-curvature`, `queue-curvature`,
+    `stand-in-curvature` or `interpolated-curvature`.
+
+    Args:
+        strength: λ; 0.1 in the paper.
+        estimator: `exact` (expectation over labels in closed form; recommended), `sampled` (one label drawn
+            per node: the paper's equation «Ours»), `queue` (one gradient per step, M kept: Algorithm 1).
+        nodes: `batch` takes F over the nodes of the step (the paper), `means` over the means of the old classes.
+        queue_size: M of the queue; 128 in the paper.
+        ema: β of the moving average after each task; 0 turns it off (the paper's ablation).
+        point: where between θ_t and θ the Fisher is evaluated: 1 is the paper's θ, 0 is EWC's θ_t. Below 1
+            every anchor is kept and each costs a product of its own.
+        over_tasks: `sum-of-squares` (equation «Ours») has the gradient F D, `square-of-sum` (the batch loss
+            and Algorithm 1) has (τ−1) F D.
+        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation
+            «Ours») and `mean` (the queue divides by |Q|) fix it. The queue always takes the mean unless
+            `sum` is asked for.
+        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
+            uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown. By
+            default `stored` with the batch, `latest` with the means.
+        queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
+            before a push, so it can hold M+1.
+    """
+
+    name = "curvature"
+    family = "Fisher, full, online"
+    reference = PAPER
+
+    strength: float = 0.1
+    estimator: str = "exact"
+    nodes: str = "batch"
+    queue_size: int = 128
+    ema: float = 0.5
+    point: float = 1.0
+    over_tasks: str = "sum-of-squares"
+    over_nodes: str = "loss"
+    anchors: str = ""
+    queue_rule: str = "text"
+
+    def __post_init__(self) -> None:
+        one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
+        one_of("nodes", self.nodes, ("batch", "means"))
+        self.anchors = self.anchors or {"batch": "stored", "means": "latest"}[self.nodes]
+        one_of("anchors", self.anchors, ANCHORS)
+        if not 0 <= self.ema < 1:
+            raise EvergraphError(f"curvature: ema={self.ema} must be at least 0 and below 1")
+        if self.nodes == "means" and (self.estimator == "queue" or self.point < 1):
+            raise EvergraphError("curvature: nodes=means needs estimator=exact or sampled, and point=1")
+        if self.point < 1 and self.estimator == "queue":
+            raise EvergraphError(
+                "curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1"
+            )
+        if self.queue_size < 1:
+            raise EvergraphError(f"curvature: queue_size={self.queue_size} must be at least 1")
+        one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
+        super().__init__(EMA(self.ema), self._regularizer())
+
+    def _regularizer(self) -> AnchoredCurvature:
+        """The form of the regularizer that the settings ask for."""
+        shared = (self.strength, self.over_tasks, self.over_nodes, self.anchors)
+        if self.estimator == "queue":
+            return QueueCurvature(*shared, queue_size=self.queue_size, queue_rule=self.queue_rule)
+        if self.nodes == "means":
+            return StandInCurvature(*shared, estimator=self.estimator)
+        if self.point != 1:
+            return InterpolatedCurvature(*shared, estimator=self.estimator, point=self.point)
+        return BatchCurvature(*shared, estimator=self.estimator)
+
+    model = Method.model
+    training = Method.training  # the paper's own settings are part of its protocol, not of its parts
+    hyperparameters = Method.hyperparameters
+    title = Method.title
+    description = Method.description
+    __repr__ = Method.__repr__

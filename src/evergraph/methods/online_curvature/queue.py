@@ -1,0 +1,85 @@
+"""The curvature regularizer from a queue of recent gradients: the paper's Algorithm 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evergraph.core.params import Params
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.base import METHODS, Context, Step
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature
+from evergraph.methods.state import state
+
+
+@METHODS.register
+@dataclass(repr=False)
+class QueueCurvature(AnchoredCurvature):
+    """strength/(2|Q|) Σ_{g∈Q} (g · D)², Q the gradients of single nodes' sampled log-likelihoods in recent steps.
+
+    Each step adds the gradient of one random node of the batch; the queue is emptied between tasks.
+
+    Args:
+        strength: λ; 0.1 in the paper.
+        over_tasks: as for `batch-curvature`.
+        over_nodes: the mean over the queue, as the batch loss writes, unless `sum` is asked for.
+        anchors: as for `batch-curvature`.
+        queue_size: M; 128 in the paper.
+        queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
+            before a push, so it can hold M+1.
+    """
+
+    name = "queue-curvature"
+
+    queue_size: int = 128
+    queue_rule: str = "text"
+    queue_: Params = state(dict)  # a ring of gradients, one row each
+    pushed_: int = state(int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
+        if self.queue_size < 1:
+            raise EvergraphError(f"{self.name}: queue_size={self.queue_size} must be at least 1")
+
+    def start_task(self, context: Context) -> None:
+        """An empty queue."""
+        self.queue_, self.pushed_ = {}, 0
+        super().start_task(context)
+
+    def end_task(self, context: Context) -> None:
+        """An empty queue."""
+        super().end_task(context)
+        self.queue_, self.pushed_ = {}, 0
+
+    def observe(self, step: Step) -> None:
+        """The gradient of one random node's sampled log-likelihood, into the queue."""
+        if not self.active:
+            return
+        generator, params = step.context.generator, step.context.params
+        node = int(torch.randint(step.batch.num_seeds, (1,), generator=generator))
+        outputs = step.logits.detach()[node : node + 1]
+        cotangent = torch.zeros_like(step.logits)
+        cotangent[node] = step.problem.score(outputs, step.problem.sample(outputs, generator))[0]
+        grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
+        # Algorithm 1 pops before a push when more than M are held: M+1 after the push
+        capacity = self.queue_size + (1 if self.queue_rule == "algorithm" else 0)
+        for (name, value), grad in zip(params.items(), grads):
+            if name not in self.queue_:
+                self.queue_[name] = value.detach().new_zeros(capacity, *value.shape)
+            self.queue_[name][self.pushed_ % capacity] = 0 if grad is None else grad
+        self.pushed_ += 1
+
+    def edit_grads(self, step: Step) -> None:
+        """Add strength / |Q| Σ_q (g_q · D) g_q."""
+        if not self.active:
+            return
+        displacement = self.displacement(step.context)
+        held = min(self.pushed_, next(iter(self.queue_.values())).size(0))
+        scale = self.scale(held, "mean")  # the queue's own equation divides by |Q|, however the loss is reduced
+        rows = {name: gradients[:held].flatten(1) for name, gradients in self.queue_.items()}
+        inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
+        for name, value in step.context.params.items():
+            pull = (scale * inner @ rows[name]).view_as(displacement[name])
+            value.grad = pull if value.grad is None else value.grad.add_(pull)

@@ -1,0 +1,66 @@
+"""Learned state: fields that are saved, restored after a failure, and grown with the output layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from evergraph.core.params import Params
+
+Growth = Literal["zeros", "values"]
+
+
+def state(
+    empty: Callable[[], Any],
+    *,
+    like: Literal["params"] | None = None,
+    new: Growth = "zeros",
+    replaced: bool = False,
+) -> Any:
+    """A field that is learned, not given: `importance_: Params = state(dict, like="params")`.
+
+    Args:
+        empty: makes the state of a method that has learned nothing.
+        like: `params` for tensors under parameters' names and of their shapes, alone, in lists or in dictionaries:
+            they grow when the output layer does. Other state stays as it is, or its method overrides `grow`.
+        new: what stands at new output units: `zeros`, or the new parameters' own `values` (anchors, teachers).
+        replaced: the method replaces this state and never writes into it, so what stands before a task need not be
+            copied to be put back after a failure. For large state.
+    """
+    metadata = {"like": like, "new": new, "replaced": replaced}
+    return field(default_factory=empty, init=False, repr=False, compare=False, metadata=metadata)
+
+
+def grown(value: Any, before: Params, after: Params, new: Growth, name: str = "") -> Any:
+    """A piece of state declared `like="params"`, after the parameters grew; `name` is the key it stands under."""
+    if isinstance(value, dict):
+        return {key: grown(item, before, after, new, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [grown(item, before, after, new, name) for item in value]
+    if not isinstance(value, Tensor) or name not in before or value.shape != before[name].shape:
+        return value
+    wide = after[name].detach().clone() if new == "values" else torch.zeros_like(after[name])
+    wide[tuple(slice(size) for size in value.shape)] = value
+    return wide
+
+
+def copied(value: Any) -> Any:
+    """A copy that shares no tensor."""
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def count_bytes(value: Any) -> int:
+    """What the tensors of a state take, in bytes."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(count_bytes(item) for item in value.values())
+    return sum(count_bytes(item) for item in value) if isinstance(value, list) else 0

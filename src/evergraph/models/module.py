@@ -1,0 +1,87 @@
+"""The wrapper that lets any PyG-style module in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from evergraph.core.capabilities import capability
+from evergraph.core.sparse import Features, SparseMatrix, as_dense
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
+from evergraph.models.base import GraphModel
+from evergraph.models.receptive_field import measure_hops
+
+
+class ModuleModel(GraphModel):
+    """Any PyG-style module `module(x, edge_index) -> logits` as a model.
+
+    Args:
+        module: the module; its output size is fixed, so it must cover all classes to come.
+        num_hops: how far its predictions look; by default measured, so that a mini-batch gives the very logits
+            of the whole graph. (A batch holds the edges that enter its nodes: on a directed graph a module that
+            divides by out-degrees, as ChebConv does, sees too few of them.)
+    """
+
+    def __init__(self, module: nn.Module, num_hops: int | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.num_hops = num_hops
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """How far it looks; the module itself comes from outside."""
+        return {"num_hops": self.num_hops}
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Nothing to make: the module comes with its parameters (lazy ones aside, which torch fills)."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        if self.num_hops is None:
+            self.num_hops = measure_hops(self.module, in_channels)
+
+    def reset_parameters(self) -> None:
+        """Ask every part of the module that can draw its parameters anew to do so."""
+        for part in self.module.modules():
+            reset = getattr(part, "reset_parameters", None)
+            if callable(reset):
+                reset()
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """The features themselves; the module does the rest."""
+        assert self.num_hops is not None, "setup comes first"
+        return graph.x, self.num_hops
+
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return f"module {self.num_hops}"
+
+    def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
+        """Logits of a batch's seeds; PyG-style arguments go to the module as they are."""
+        return self.logits(x) if isinstance(x, Batch) else self.module(x, edge_index)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The module's output at the seeds."""
+        out: Tensor = self.module(as_dense(batch.x), batch.edge_index)
+        if self.out_channels is not None and out.size(1) < self.out_channels:
+            raise EvergraphError(
+                f"{type(self.module).__name__} has {out.size(1)} outputs but the stream has {self.out_channels} "
+                "classes; build it with an output for every class to come"
+            )
+        return out[: batch.num_seeds]
+
+    def grow(self, out_channels: int) -> None:
+        """A foreign module's output layer is unknown here."""
+        raise EvergraphError(
+            f"{type(self.module).__name__} cannot grow by itself; build it with outputs for all classes to come"
+        )
+
+
+def as_model(model: nn.Module) -> GraphModel:
+    """The model itself, or a foreign module in its wrapper."""
+    if isinstance(model, GraphModel):
+        return model
+    if not isinstance(model, nn.Module):
+        raise EvergraphError(f"a model is a torch module, not {type(model).__name__}; e.g. eg.GCN(hidden=256)")
+    return ModuleModel(model)

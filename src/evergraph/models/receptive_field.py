@@ -1,0 +1,58 @@
+"""How far a foreign module looks, found by trying: so that a mini-batch gives the very logits of the whole graph."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from evergraph.core.sparse import SparseMatrix
+from evergraph.data.batching import Neighbourhoods
+from evergraph.errors import EvergraphError, first_line
+
+FARTHEST = 16  # hops tried
+NODES = 5 * FARTHEST  # of the strip below: its ends are farther than that from its middle
+
+
+def measure_hops(module: nn.Module, in_channels: int) -> int:
+    """The fewest hops of neighbours from which `module(x, edge_index)` computes a node's output exactly.
+
+    A copy of the module runs in float64 on a small graph, once on the whole of it and once on ever larger
+    neighbourhoods of a few nodes, until both agree. A layer looks one hop far, one that normalizes by
+    degrees (GCNConv) one more, one with K steps (SGConv, APPNP) K. Never fewer than there are
+    message-passing layers: weights that start at zero can hide a layer.
+    """
+    from torch_geometric.nn import MessagePassing
+
+    x, adjacency = _strip(in_channels)
+    seeds = torch.arange(NODES // 2 - 2, NODES // 2 + 2)
+    name = type(module).__name__
+    fewest = sum(isinstance(part, MessagePassing) for part in module.modules())
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            probe = copy.deepcopy(module).to(device="cpu", dtype=torch.float64).eval()
+            whole = probe(x, torch.stack([adjacency.indices, adjacency.row_of_entry()]))[seeds]
+            for hops in range(fewest, max(fewest, FARTHEST) + 1):
+                batch = Neighbourhoods(x, adjacency, torch.zeros(NODES, dtype=torch.long), hops).batch(seeds)
+                if torch.allclose(probe(x[batch.nodes], batch.edge_index)[: seeds.numel()], whole, rtol=1e-9):
+                    return hops
+    except Exception as error:  # whatever the foreign module raises
+        raise EvergraphError(
+            f"{name}: could not find out how many hops it looks ({first_line(error)}); "
+            "it must take (x, edge_index), or say it yourself: ModuleModel(module, num_hops=2)"
+        ) from None
+    raise EvergraphError(
+        f"{name}: a node's output depends on nodes more than {FARTHEST} hops away (a norm over all nodes?), or on "
+        "chance; say yourself how far mini-batches shall reach: ModuleModel(module, num_hops=2)"
+    )
+
+
+def _strip(in_channels: int) -> tuple[Tensor, SparseMatrix]:
+    """Random features on a long narrow graph: i is joined to i+1, and to i+2 for every third i."""
+    x = torch.randn(NODES, in_channels, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    dense = torch.zeros(NODES, NODES, dtype=torch.float64)
+    dense.diagonal(1).fill_(1)
+    dense.diagonal(2)[::3] = 1
+    csr = (dense + dense.T).to_sparse_csr()
+    return x, SparseMatrix(csr.crow_indices(), csr.col_indices(), csr.values(), NODES)

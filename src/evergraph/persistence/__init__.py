@@ -1,0 +1,1 @@
+"""Saving so that nothing is lost or half-written: atomic files, checkpoints of plain values and tensors."""

@@ -1,0 +1,177 @@
+"""Saving and loading state that cannot execute code: a JSON tree beside one safetensors file.
+
+A checkpoint is a folder with `learner.json` (the tree, a format version, the name of the tensor file, the
+hashes of both) and that tensor file. A save writes a new tensor file first and replaces `learner.json`
+last, in one atomic step; so at any moment, whatever happens, the folder holds one whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.files import file_hash, make_folder, remove_file, remove_scratch, write_atomically
+
+FORMAT = 2
+INDEX = "learner.json"
+KIND = "evergraph checkpoint"
+TENSORS = "tensors-*.safetensors"
+
+
+def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
+    """Save a tree of dictionaries, lists, plain values and tensors. The earlier one stays until this one is whole."""
+    folder = Path(folder)
+    tensors: dict[str, Tensor] = {}
+    skeleton = _flatten(tree, "", tensors)
+    make_folder(folder)
+    scratch = folder / f".tensors.{os.getpid()}.part"
+    try:
+        try:
+            save_file(tensors, scratch)
+            with open(scratch, "rb+") as file:
+                os.fsync(file.fileno())
+            digest = file_hash(scratch)
+            final = folder / f"tensors-{digest[:16]}.safetensors"
+            os.replace(scratch, final)
+        except BaseException:
+            remove_file(scratch)
+            raise
+    except (OSError, SafetensorError) as error:
+        raise EvergraphError(f"cannot write a checkpoint to {folder} ({first_line(error)})") from None
+    index = {
+        "kind": KIND,
+        "format": FORMAT,
+        "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "tensors": {"file": final.name, "sha256": digest},
+        "tree": skeleton,
+    }
+    try:
+        write_atomically(folder / INDEX, json.dumps({**index, "sha256": _hash(index)}))
+    finally:
+        _sweep(folder)
+
+
+def load_tree(folder: str | Path) -> dict[str, Any]:
+    """The tree saved in a folder, checked against its hashes."""
+    folder = Path(folder)
+    index = read_index(folder)
+    while True:
+        path = folder / Path(str(index["tensors"]["file"])).name
+        try:
+            return _read_tree(index, path)
+        except FileNotFoundError:
+            # another process's save may have removed the tensor file just after the index was read
+            newer = read_index(folder)
+            if newer == index:
+                raise EvergraphError(f"{path}: missing, so the checkpoint is damaged; restore it from a copy") from None
+            index = newer
+
+
+def _read_tree(index: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tree of an index with the tensors of a file, whose hash must be the index's."""
+    try:
+        if file_hash(path) != index["tensors"]["sha256"]:
+            raise EvergraphError(f"{path}: damaged (its hash is not the one in {INDEX}); restore it from a copy")
+        tree: dict[str, Any] = _unflatten(index["tree"], load_file(path))
+    except (EvergraphError, FileNotFoundError):
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None
+    return tree
+
+
+def read_index(folder: str | Path) -> dict[str, Any]:
+    """A checkpoint's index, its tree still flat: cheap to read, and enough to describe it."""
+    folder = Path(folder)
+    path = folder / INDEX
+    if not path.is_file():
+        raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise EvergraphError(f"{path} is damaged ({first_line(error)}); restore it from a copy") from None
+    if not isinstance(index, dict) or index.get("kind") != KIND or not isinstance(index.get("format"), int):
+        raise EvergraphError(f"{path} is not an evergraph checkpoint; name a folder that Learner.save wrote")
+    if index["format"] > FORMAT:
+        raise EvergraphError(
+            f"{folder}: checkpoint format {index['format']} is newer than this evergraph's ({FORMAT}); "
+            "upgrade evergraph to read it"
+        )
+    if index["format"] < FORMAT:
+        raise EvergraphError(
+            f"{folder}: checkpoint format {index['format']} is of evergraph 0.1, which this version cannot continue; "
+            "use 0.1 for it, or learn anew"
+        )
+    if index.pop("sha256", None) != _hash(index):
+        raise EvergraphError(f"{path} is damaged (its hash does not fit its content); restore it from a copy")
+    return index
+
+
+def remove_tree(folder: str | Path) -> None:
+    """Remove a checkpoint; its index goes first, so that no half of one is ever found."""
+    folder = Path(folder)
+    remove_file(folder / INDEX)
+    _sweep(folder)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what the present index does not name: older tensor files, and what killed writers left."""
+    used = None
+    with suppress(EvergraphError):
+        used = read_index(folder)["tensors"]["file"]
+    if used is None and (folder / INDEX).exists():
+        return  # an index that cannot be read: touch nothing
+    for old in folder.glob(TENSORS):
+        if old.name != used:
+            remove_file(old)
+    remove_scratch(folder)
+
+
+def _hash(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index).encode()).hexdigest()
+
+
+def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The tree with tensors replaced by their names; non-string keys keep their type."""
+    if isinstance(value, Tensor):
+        while path in tensors:  # {"a/b": …} beside {"a": {"b": …}}
+            path += "'"
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"$tensor": path}
+    if isinstance(value, dict):
+        items = [[key, _flatten(item, f"{path}/{key}", tensors)] for key, item in value.items()]
+        return {"$items": items}
+    if isinstance(value, (list, tuple)):
+        return [_flatten(item, f"{path}/{i}", tensors) for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise EvergraphError(
+        f"cannot save a {type(value).__name__} at {path or 'the top'}; state is tensors and plain values"
+    )
+
+
+def _unflatten(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unflatten(item, tensors) for item in value]
+    if isinstance(value, dict):
+        if "$tensor" in value:
+            return tensors[value["$tensor"]]
+        if "$float" in value:
+            return float(value["$float"])
+        return {key: _unflatten(item, tensors) for key, item in value["$items"]}
+    return value

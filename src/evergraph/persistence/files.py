@@ -1,0 +1,119 @@
+"""Files and folders that are whole or not there: atomic writes, hashes, one writer at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from evergraph.errors import EvergraphError, first_line
+
+SCRATCH = (".*.part", ".tmp??????")  # what a killed writer leaves behind: our names, safetensors' names
+
+
+def file_hash(path: str | Path) -> str:
+    """SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that it is either the old one or the new one, never half of it."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            with open(scratch, "wb") as file:
+                file.write(content.encode("utf-8") if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
+        except BaseException:
+            remove_file(scratch)
+            raise
+    except OSError as error:
+        raise EvergraphError(f"cannot write {path} ({first_line(error)})") from None
+    _sync_folder(path.parent)
+
+
+def make_folder(folder: Path, advice: str = "name another folder") -> None:
+    """Make a folder, or say that it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); {advice}") from None
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a folder. The system releases it when this process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system: two writers are then the user's to avoid
+        yield
+        return
+    path = folder / ".lock"
+    try:
+        file = open(path, "w")  # noqa: SIM115  # held open as long as the lock
+    except OSError as error:
+        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another folder") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            current = os.stat(path).st_ino == os.fstat(file.fileno()).st_ino
+        except (BlockingIOError, FileNotFoundError):
+            current = False
+        except OSError:  # a file system without locks
+            current = True
+        if not current:
+            raise EvergraphError(f"another process is working in {folder}; wait for it, or name another folder")
+        try:
+            yield
+        finally:
+            remove_file(path)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove what killed writers left in a folder; only for one who holds it (`only_writer`)."""
+    for pattern in SCRATCH:
+        for left in folder.glob(pattern):
+            remove_file(left)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there and can be removed."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the file system can."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def holds_something(folder: Path, besides: str = "") -> bool:
+    """Whether a folder is taken; what a killed process leaves before its first file is whole begins with a dot."""
+    if not folder.is_dir():
+        return folder.exists()
+    return any(path.name[0] != "." and path.name != besides for path in folder.iterdir())
+
+
+@contextmanager
+def taken_folder(folder: Path, advice: str = "name another folder") -> Iterator[None]:
+    """A folder for this process alone: made if it is missing, locked, and gone again if nothing came of it."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder, advice)
+    try:
+        with only_writer(folder):
+            remove_scratch(folder)
+            yield
+    finally:
+        with suppress(OSError):  # the first that holds something stays, and so do those above it
+            for path in missing:
+                path.rmdir()

@@ -1,0 +1,132 @@
+"""Node classification: an example is a node, its outputs are the logits of a softmax over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from evergraph.data.batching import Neighbourhoods
+from evergraph.data.graph import ClassName, Graph
+from evergraph.models.base import GraphModel, neighbourhoods
+from evergraph.problems.base import PROBLEMS, Problem
+
+
+@PROBLEMS.register
+class NodeClassification(Problem):
+    """p(y | z) = softmax over the units in scope; H = diag(p) − p pᵀ there, and zero at all other units.
+
+    Args:
+        scope: output units that compete, in ascending order; None for all.
+    """
+
+    name = "node-classification"
+
+    def __init__(self, scope: Tensor | Sequence[int] | None = None) -> None:
+        self.scope = None if scope is None else torch.as_tensor(scope, dtype=torch.long)
+        self._position: Tensor | None = None
+
+    def batcher(
+        self,
+        model: GraphModel,
+        graph: Graph,
+        *,
+        targets: Tensor | None = None,
+        fan_out: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        show_edges: bool = False,
+    ) -> Neighbourhoods:
+        """Neighbourhoods of seed nodes."""
+        propagate = False if show_edges else None
+        return neighbourhoods(model, graph, y=targets, fan_out=fan_out, device=device, propagate=propagate)
+
+    def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
+        """The output unit of each node's class."""
+        unit_of = {name: unit for unit, name in enumerate(classes)}
+        units = torch.tensor([*(unit_of.get(name, -1) for name in graph.class_names), -1])  # the last is for «no label»
+        return units[graph.y]
+
+    def within(self, units: Tensor | Sequence[int]) -> NodeClassification:
+        """A softmax over these units."""
+        return NodeClassification(units)
+
+    # the output distribution
+
+    def _scoped(self, outputs: Tensor) -> Tensor:
+        return outputs if self.scope is None else outputs.index_select(1, self.scope.to(outputs.device))
+
+    def _widened(self, scoped: Tensor, width: int) -> Tensor:
+        """A tensor over the units in scope, with zeros at all other units of its last dimension."""
+        if self.scope is None:
+            return scoped
+        wide = scoped.new_zeros(*scoped.shape[:-1], width)
+        wide[..., self.scope.to(scoped.device)] = scoped
+        return wide
+
+    def _positions(self, targets: Tensor) -> Tensor:
+        """Units as positions in the scope."""
+        if self.scope is None:
+            return targets
+        if self._position is None or self._position.device != targets.device:
+            position = torch.full((int(self.scope.max()) + 1,), -1, dtype=torch.long)
+            position[self.scope.cpu()] = torch.arange(self.scope.numel())
+            self._position = position.to(targets.device)
+        return self._position[targets]
+
+    def _units(self, positions: Tensor) -> Tensor:
+        return positions if self.scope is None else self.scope.to(positions.device)[positions]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy."""
+        return F.cross_entropy(self._scoped(outputs), self._positions(targets), reduction="none")
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """onehot(y) − p."""
+        scoped = self._scoped(outputs)
+        onehot = F.one_hot(self._positions(targets), scoped.size(1)).to(scoped.dtype)
+        return self._widened(onehot - scoped.softmax(1), outputs.size(1))
+
+    def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """p ∘ u − p (p · u)."""
+        p, u = self._scoped(outputs).softmax(1), self._scoped(tangents)
+        weighted = p * u
+        return self._widened(weighted - p * weighted.sum(1, keepdim=True), outputs.size(1))
+
+    def fisher_factors(self, outputs: Tensor) -> Tensor:
+        """√p_c (onehot(c) − p), one vector per class."""
+        p = self._scoped(outputs).softmax(1)
+        centred = torch.eye(p.size(1), dtype=p.dtype, device=p.device) - p.unsqueeze(1)
+        return self._widened(p.sqrt().unsqueeze(2) * centred, outputs.size(1))
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A class drawn from p."""
+        p = self._scoped(outputs).softmax(1).to("cpu", torch.float64)
+        return self._units(torch.multinomial(p, 1, generator=generator).reshape(-1).to(outputs.device))
+
+    def most_probable(self, outputs: Tensor) -> Tensor:
+        """The class with the highest output."""
+        return self._units(self._scoped(outputs).argmax(1))
+
+    def divergence(self, outputs: Tensor, reference: Tensor, temperature: float = 1.0) -> Tensor:
+        """Between two softmax distributions at a temperature."""
+        old, new = self._scoped(reference) / temperature, self._scoped(outputs) / temperature
+        return F.kl_div(new.log_softmax(1), old.log_softmax(1), reduction="none", log_target=True).sum(1)
+
+    def in_scope(self, outputs: Tensor) -> Tensor:
+        """The outputs of the units in scope."""
+        return self._widened(self._scoped(outputs), outputs.size(1))
+
+    def balancing_weights(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
+        """n / (C n_y): classes count alike, and the weights have mean one over the nodes."""
+        counts = torch.bincount(targets).double()
+        present = counts > 0
+        weights = present * targets.numel() / (present.sum() * counts.clamp(min=1))
+        return lambda chosen: weights[chosen]
+
+    # how a prediction is read
+
+    def probabilities(self, outputs: Tensor, units: Sequence[int]) -> Tensor:
+        """Softmax over the units."""
+        return outputs[:, list(units)].softmax(1)

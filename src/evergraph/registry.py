@@ -1,0 +1,111 @@
+"""One registry for everything that has a name: methods, models, datasets, problems, metrics, test graphs, loggers.
+
+A new one is one file with one decorator, in this package or in another. A package announces its modules with an
+entry point of the group `evergraph.plugins`; importing the module registers what is in it:
+
+    [project.entry-points."evergraph.plugins"]
+    mine = "my_package.evergraph"
+
+The choices of the command line, the conformance suite, the report and the documentation all read these lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from typing import Any, Generic, TypeVar, overload
+
+from evergraph.errors import EvergraphError, first_line, unknown
+
+PLUGINS = "evergraph.plugins"
+Entry = TypeVar("Entry")
+
+
+class Registry(Mapping[str, Entry], Generic[Entry]):
+    """Entries of one kind by name, in the order of registration.
+
+    Args:
+        kind: what an entry is called in messages.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+
+    @overload
+    def register(self, entry: Entry) -> Entry: ...
+    @overload
+    def register(self, *, name: str) -> Callable[[Entry], Entry]: ...
+
+    def register(self, entry: Any = None, *, name: str | None = None) -> Any:
+        """Add an entry under its `name`, or under the name given. Usable as a decorator."""
+        if entry is None:
+            return lambda decorated: self._add(str(name), decorated)
+        return self._add(name or entry.name, entry)
+
+    def _add(self, name: str, entry: Entry) -> Entry:
+        if self._entries.get(name, entry) is not entry:
+            raise EvergraphError(f"there is a {self.kind} {name!r} already; give yours another name")
+        self._entries[name] = entry
+        return entry
+
+    def remove(self, name: str) -> None:
+        """Take an entry off the list again."""
+        self._entries.pop(name, None)
+
+    def __getitem__(self, name: str) -> Entry:
+        load_plugins()
+        if name not in self._entries:
+            raise unknown(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The entry of that name, or the default."""
+        load_plugins()
+        return self._entries.get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        load_plugins()
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        load_plugins()
+        return len(self._entries)
+
+    def name_of(self, entry: Any) -> str | None:
+        """The name under which an entry is registered; None where it is not."""
+        return next((name for name, known in self._entries.items() if known is entry), None)
+
+
+methods: Registry[Any] = Registry("method")
+models: Registry[Any] = Registry("model")
+datasets: Registry[Any] = Registry("stream")
+problems: Registry[Any] = Registry("problem")
+metrics: Registry[Any] = Registry("metric")
+summaries: Registry[Any] = Registry("summary")
+test_graphs: Registry[Any] = Registry("test graph")
+loggers: Registry[Any] = Registry("logger")
+
+_loaded = False
+
+
+def load_plugins() -> None:
+    """Import the modules that installed packages announce; once, at the first look at any list."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    for plugin in metadata.entry_points(group=PLUGINS):
+        try:
+            plugin.load()
+        except EvergraphError:
+            raise
+        except Exception as error:  # whatever a foreign package raises while it is imported
+            raise EvergraphError(
+                f"plug-in {plugin.name!r} ({plugin.value}) cannot be loaded ({first_line(error)}); "
+                "mend or uninstall the package that brings it"
+            ) from None

@@ -1,0 +1,51 @@
+"""A checkpoint in words and numbers, read without building the learner: foreign models are described too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evergraph.errors import EvergraphError, first_line
+from evergraph.methods.state import count_bytes
+from evergraph.persistence.checkpoint import INDEX, load_tree, read_index
+from evergraph.training.driver import UNFINISHED
+from evergraph.training.snapshot import method_title
+
+
+def describe(folder: str | Path) -> dict[str, Any]:
+    """What a learner in a folder is: plain values, for people and for JSON."""
+    folder = Path(folder)
+    if not (folder / INDEX).exists() and (folder / "run.json").exists():
+        raise EvergraphError(f"{folder} is a run's folder, not a learner's; see `evergraph report {folder}`")
+    begun = (folder / UNFINISHED / INDEX).exists()
+    if begun and not (folder / INDEX).exists():
+        raise EvergraphError(f"{folder}: its first task is not finished; go on with `evergraph learn`")
+    index, tree = read_index(folder), load_tree(folder)
+    try:
+        return {
+            "evergraph": tree["evergraph"],
+            "format": index["format"],
+            "saved": index["saved"],
+            "model": {"name": tree["model"]["name"], **tree["model"]["hyperparameters"]},
+            "features": tree["model"]["channels"][0],
+            "outputs": tree["model"]["channels"][1],
+            "parameters": sum(value.numel() for value in tree["model"]["state"].values()),
+            "method": {"name": method_title(tree["method"]), **_hyperparameters(tree["method"])},
+            "method_state_bytes": count_bytes(tree["method"]["state"]),
+            "training": tree["training"],
+            "seed": tree["seed"],
+            "classes": tree["classes"],
+            "tasks": [
+                {**task, "test_accuracy": accuracy} for task, accuracy in zip(tree["history"], tree["first_accuracies"])
+            ],
+            "in_mid_task": tree["progress"] is not None,
+            "unfinished_task": begun,
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EvergraphError(f"{folder}: the checkpoint does not fit this evergraph ({first_line(error)})") from None
+
+
+def _hyperparameters(method: dict[str, Any]) -> dict[str, Any]:
+    if "compose" in method:
+        return {f"{method_title(part)}.{k}": v for part in method["compose"] for k, v in _hyperparameters(part).items()}
+    return dict(method["hyperparameters"])

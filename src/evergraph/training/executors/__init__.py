@@ -1,0 +1,9 @@
+"""Executors: how the steps of an epoch are carried out. The loop takes the first that suits a task."""
+
+from evergraph.training.executors.base import Executor, TrainStep
+from evergraph.training.executors.captured import CapturedExecutor
+from evergraph.training.executors.plain import PlainExecutor
+
+EXECUTORS: tuple[type[Executor], ...] = (CapturedExecutor, PlainExecutor)
+
+__all__ = ["EXECUTORS", "CapturedExecutor", "Executor", "PlainExecutor", "TrainStep"]

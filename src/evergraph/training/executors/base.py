@@ -1,0 +1,39 @@
+"""What an executor is: it cuts an epoch into batches and carries out a step on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from evergraph.data.batching import Batch
+from evergraph.methods.base import Context, Method
+
+TrainStep = Callable[[Batch], Tensor]
+"""The loop's own step: from a batch to its summed loss, with the parameters moved."""
+
+
+class Executor:
+    """Carries out the loop's steps in its own way, with the same results to float tolerance.
+
+    Args:
+        context: the task.
+        step: the loop's step.
+    """
+
+    def __init__(self, context: Context, step: TrainStep) -> None:
+        self.context, self.train_step = context, step
+
+    @classmethod
+    def suits(cls, context: Context, method: Method) -> bool:
+        """Whether it can carry out this task's steps."""
+        raise NotImplementedError
+
+    def batches(self, seeds: Tensor) -> Iterator[Any]:
+        """An epoch's examples in batches of the context's size, in whatever form `step` takes."""
+        raise NotImplementedError
+
+    def step(self, batch: Any) -> Tensor:
+        """One training step; returns the batch's summed loss."""
+        raise NotImplementedError

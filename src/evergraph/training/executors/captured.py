@@ -1,0 +1,145 @@
+"""Training steps on a GPU without the launches: recorded once as a CUDA graph, then replayed.
+
+A step of a small batch is some sixty kernels of a few microseconds, so a GPU waits for Python most of the
+time. A CUDA graph launches all of them at once, but wants the same shapes every time. Batches are
+therefore padded: each edge into a seed gets a row of its own (no search for neighbours met twice), up to
+a number of rows that only a few sizes are allowed for, and the step itself is the training loop's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.core.shortcuts import fast
+from evergraph.data.batching import Batch, Neighbourhoods
+from evergraph.methods.base import Context, Method
+from evergraph.training.executors.base import Executor, TrainStep
+
+LARGEST_OPERATOR = 2**24  # entries of a padded batch's dense operator; larger batches are not launch-bound anyway
+
+
+@dataclass(eq=False)
+class PaddedBatch(Batch):
+    """A batch whose one layer is a dense matrix, from a row for each edge to the seeds."""
+
+    matrix: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+
+    def layer(self, number: int) -> Tensor:  # type: ignore[override]
+        """The dense matrix."""
+        return self.matrix
+
+
+@dataclass(eq=False)
+class Piece:
+    """The seeds of a batch and the rows that it is padded to."""
+
+    seeds: Tensor
+    capacity: int
+
+
+def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> PaddedBatch:
+    """One hop around the seeds with shapes that depend on the number of seeds and `capacity` alone.
+
+    Row e of the batch is the source of the e-th edge into the seeds; rows beyond the last edge are node 0
+    with weight 0. The operator is a dense matrix. Nothing here waits for the device.
+    """
+    operator, count = batcher.operator, seeds.numel()
+    start = operator.indptr[seeds]
+    edges = operator.indptr[seeds + 1] - start
+    end = edges.cumsum(0)
+    row = torch.arange(capacity, device=seeds.device)
+    seed = torch.searchsorted(end, row, right=True)  # the seed of each edge; `count` for padding
+    present = seed < count
+    seed = seed.clamp(max=count - 1)
+    entry = torch.where(present, start[seed] + row - (end - edges)[seed], 0)
+    weight = operator.values[entry] * present
+    matrix = weight * (seed == torch.arange(count, device=seeds.device).unsqueeze(1))
+    source = operator.indices[entry]
+    x = batcher.x[source]  # type: ignore[index]  # dense, as the model's capability asks for
+    return PaddedBatch(x, operator, (count, capacity), source, batcher.y[seeds], batcher, matrix)
+
+
+class CapturedExecutor(Executor):
+    """Padded training steps; on a GPU they are captured.
+
+    A shape that is met for the first time is stepped through as it is, which also warms up the libraries;
+    the second time it is captured, and from then on replayed.
+    """
+
+    def __init__(self, context: Context, step: TrainStep) -> None:
+        super().__init__(context, step)
+        self.captures = context.device.type == "cuda"
+        self._met: set[tuple[int, int]] = set()
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._stream = torch.cuda.Stream(context.device) if self.captures else None
+
+    @classmethod
+    def suits(cls, context: Context, method: Method) -> bool:
+        """On a GPU, where model and method declare that their steps are the same kernels every time."""
+        return fast("capture") and context.device.type == "cuda" and can_capture(context, method)
+
+    def batches(self, seeds: Tensor) -> Iterator[Piece]:
+        """The seeds in consecutive pieces, with the rows each needs rounded up."""
+        size = self.context.batch_size or max(seeds.numel(), 1)
+        counts = self.context.batcher.operator.counts()[seeds]
+        edges = torch.stack([part.sum() for part in torch.split(counts, size)])
+        for piece, rows in zip(torch.split(seeds, size), edges.tolist()):
+            yield Piece(piece, rounded_up(rows))
+
+    def step(self, batch: Piece) -> Tensor:
+        """One training step; returns the batch's loss."""
+        if batch.seeds.numel() * batch.capacity > LARGEST_OPERATOR:
+            return self.train_step(self.context.batcher.batch(batch.seeds))
+        if not self.captures:
+            return self._padded(batch.seeds, batch.capacity)
+        shape = (batch.seeds.numel(), batch.capacity)
+        if shape not in self._met:
+            self._met.add(shape)
+            return self._aside(batch)
+        if shape not in self._graphs:
+            self._graphs[shape] = self._capture(batch)
+        graph, seeds, loss = self._graphs[shape]
+        seeds.copy_(batch.seeds)
+        graph.replay()
+        return loss
+
+    def _padded(self, seeds: Tensor, capacity: int) -> Tensor:
+        return self.train_step(padded_batch(self.context.batcher, seeds, capacity))
+
+    def _aside(self, piece: Piece) -> Tensor:
+        """A step outside of a capture, on the stream that captures use."""
+        assert self._stream is not None
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            loss = self._padded(piece.seeds, piece.capacity)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return loss
+
+    def _capture(self, piece: Piece) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        """Record a step; nothing is computed yet."""
+        graph, seeds = torch.cuda.CUDAGraph(), piece.seeds.clone()
+        with torch.cuda.graph(graph, stream=self._stream):
+            loss = self._padded(seeds, piece.capacity)
+        return graph, seeds, loss
+
+
+def rounded_up(rows: int) -> int:
+    """The next of 64, 96, 128, 192, 256, …: at most half as much again."""
+    size = 64
+    while size < rows:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def can_capture(context: Context, method: Method) -> bool:
+    """Whether a mini-batch step is the same kernels every time, by what the model and the method declare."""
+    model_claim = capable(context.model, "steps_can_be_captured")
+    method_claim = capable(method, "steps_can_be_captured")
+    if context.batch_size is None or model_claim is None or method_claim is None:
+        return False
+    return bool(model_claim(context.batcher) and method_claim(context))

@@ -1,0 +1,155 @@
+"""The training loop. There is one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergraph.core.params import Params, copy_params
+from evergraph.curvature import forward, in_mode
+from evergraph.data.batching import Batch
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import Context, Method, Replay, Step
+from evergraph.models.base import GraphModel
+from evergraph.training.executors import EXECUTORS, Executor
+from evergraph.training.settings import Training
+
+OnEpoch = Callable[["Progress", int], None]
+"""Called after every epoch with the progress and the number of epochs planned."""
+
+
+@dataclass
+class Progress:
+    """Where the training of a task stands between two epochs: all that is needed to go on."""
+
+    epoch: int = 0
+    optimizer: dict[str, Any] | None = None
+    best_loss: float = float("inf")
+    best_params: Params = field(default_factory=dict)
+    waited: int = 0
+    log: list[dict[str, float]] = field(default_factory=list)
+
+
+def make_optimizer(model: GraphModel, settings: Training) -> torch.optim.Adam:
+    """Adam in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
+    on_gpu = next(model.parameters()).is_cuda
+    return torch.optim.Adam(
+        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True, capturable=on_gpu
+    )
+
+
+def train(
+    context: Context,
+    method: Method,
+    settings: Training,
+    progress: Progress,
+    on_epoch: OnEpoch | None = None,
+    executors: Sequence[type[Executor]] = EXECUTORS,
+) -> Progress:
+    """Train one task from wherever `progress` stands to its end, by the first executor that suits it."""
+    model, seeds = context.model, context.train
+    epochs = method.epochs(context, settings.epochs)
+    if not epochs:
+        return progress
+    optimizer = make_optimizer(model, settings)
+    if progress.optimizer is not None:
+        optimizer.load_state_dict(progress.optimizer)
+        optimizer.param_groups[0]["capturable"] = seeds.is_cuda  # the state may come from another device
+    weigh = context.problem.balancing_weights(context.batcher.y[seeds]) if settings.class_balanced else None
+    step = partial(train_step, context, method, optimizer=optimizer, weigh=weigh)
+    executor = next(kind for kind in executors if kind.suits(context, method))(context, step)
+    while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
+        model.train()
+        total = torch.zeros((), dtype=torch.float64, device=seeds.device)
+        order = torch.randperm(seeds.numel()).to(seeds.device)
+        for batch in executor.batches(seeds[order]):
+            total += executor.step(batch)
+        progress.epoch += 1
+        row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
+        if not math.isfinite(row["loss"]):
+            raise diverged(context, settings, progress)
+        stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
+        progress.log.append(row)
+        if on_epoch is not None:
+            progress.optimizer = optimizer.state_dict()
+            on_epoch(progress, epochs)
+        if stop:
+            break
+    with torch.no_grad():
+        for name, value in progress.best_params.items():
+            model.get_parameter(name).copy_(value)
+    return progress
+
+
+def train_step(
+    context: Context,
+    method: Method,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer,
+    weigh: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """One step: forward with the method's tangents, one backward, one move; returns the summed loss."""
+    logits, tangents = forward(context.model, batch, method.directions(context))
+    per_example = context.problem.loss(logits, batch.y)
+    if weigh is not None:
+        per_example = weigh(batch.y).to(per_example.dtype) * per_example
+    step = Step(context, batch, logits, context.reduced(per_example), tangents)
+    objective = step.loss
+    if (penalty := method.penalty(step)) is not None:
+        objective = objective + penalty
+    if (cotangent := method.logit_cotangent(step)) is not None:
+        # a term whose gradient at the outputs is the cotangent itself: both go back in one pass
+        objective = objective + (logits * cotangent.detach()).sum()
+    for replay in method.replay(step):
+        objective = objective + _replayed(context, replay)
+    method.observe(step)
+    optimizer.zero_grad(set_to_none=True)
+    objective.backward()
+    method.edit_grads(step)
+    optimizer.step()
+    method.after_step(step)
+    return per_example.detach().sum()
+
+
+def _replayed(context: Context, replay: Replay) -> Tensor:
+    """The term that further examples add to the objective."""
+    with in_mode(context.model, replay.training):
+        outputs, tangents = forward(context.model, replay.batch, replay.directions)
+    term = outputs.new_zeros(())
+    if replay.weights is not None:
+        term = term + (replay.weights * context.problem.loss(outputs, replay.batch.y)).sum()
+    if replay.cotangent is not None:
+        term = term + (outputs * replay.cotangent(outputs.detach(), tangents).detach()).sum()
+    return term
+
+
+def diverged(context: Context, settings: Training, progress: Progress) -> EvergraphError:
+    """The error for a model that is no longer made of finite numbers."""
+    return EvergraphError(
+        f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss or parameters are no longer "
+        f"finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
+    )
+
+
+def _early_stop(context: Context, settings: Training, progress: Progress, row: dict[str, float]) -> bool:
+    """Loss on the current task's validation examples, with all their neighbours; whether patience has run out."""
+    context.model.eval()
+    total, seeds = 0.0, context.task.val.to(context.device)
+    if not seeds.numel():
+        raise EvergraphError(f"patience={settings.patience} needs validation nodes, and the task has none; use 0")
+    with torch.no_grad():
+        for batch in context.batcher.exact().batches(seeds, 2048):
+            total += float(context.problem.loss(context.model(batch), batch.y).sum())
+    row["validation_loss"] = total / seeds.numel()
+    if row["validation_loss"] < progress.best_loss:
+        progress.best_loss, progress.waited = row["validation_loss"], 0
+        progress.best_params = copy_params(context.model)
+    else:
+        progress.waited += 1
+    return progress.waited >= settings.patience

@@ -1,0 +1,96 @@
+"""A package of its own adds a method, a model, a dataset, a problem and a metric: they work like ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent / "outside_package"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the package is found as pip would have installed it: on the path, with its metadata."""
+    site = tmp_path_factory.mktemp("site")
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
+    info = site / f"evergraph_outside-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("".join(groups))
+    (site / "evergraph_outside").symlink_to(PACKAGE / "evergraph_outside")
+    return {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+
+
+def call(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "evergraph", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_it_is_on_every_list(installed: dict[str, str]) -> None:
+    methods = json.loads(call(installed, "methods", "--json").stdout)
+    assert {"name": "sticky", "family": "parameter distance"}.items() <= methods[-1].items()
+    assert methods[-1]["access"]["keeps"] == ["parameters"]
+    assert "sgc" in [row["name"] for row in json.loads(call(installed, "models", "--json").stdout)]
+    assert "ring" in [row["name"] for row in json.loads(call(installed, "streams", "--json").stdout)]
+    wide = {**installed, "COLUMNS": "200"}
+    options = call(wide, "run", "--help").stdout
+    for name in ("sgc", "one-versus-rest", "top-2"):
+        assert name in options
+
+
+def test_a_comparison_and_its_report_with_nothing_but_outside_parts(installed: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = call(
+        installed, "compare", "ring:nodes=90", "--methods", "finetune,sticky,curvature,joint", "--model", "sgc",
+        "--model-set", "steps=1", "--set", "sticky.strength=3", "--epochs", 8, "--lr", 0.05, "--seeds", 2,
+        "--label-scope", "seen", "--out", out, "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = {result["method"]: result for result in json.loads(done.stdout)["results"]}
+    sticky = results["sticky"]
+    assert sticky["hyperparameters"] == {"strength": 3.0}
+    assert sticky["model"] == {"name": "sgc", "steps": 1}
+    assert sticky["protocol"]["problem"] == "one-versus-rest"
+    assert sticky["protocol"]["metric"] == "top-2"
+    assert sticky["kept_bytes"][0][-1] == 4 * 6 * 6  # one copy of the weight matrix
+    assert results["joint"]["ap"]["mean"] > 80
+    assert results["finetune"]["matrices"] != sticky["matrices"]
+    page = (out / "report.html").read_text()
+    for name in ("sticky", "sgc", "one-versus-rest", "top-2 accuracy (%)"):
+        assert name in page
+
+
+def test_a_learner_of_outside_parts_is_saved_and_goes_on(installed: dict[str, str], tmp_path: Path) -> None:
+    script = f"""
+import evergraph as eg
+stream = eg.stream("ring")
+learner = eg.Learner("sgc", "sticky", problem="one-versus-rest", epochs=3, device="cpu")
+learner.learn(stream[0])
+learner.save({str(tmp_path / "learner")!r})
+learner = eg.Learner.load({str(tmp_path / "learner")!r}, device="cpu")
+learner.learn(stream[1])
+print(learner.problem.name, learner.classes_, len(learner.predict(stream.graph)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=installed)
+    assert done.stdout.strip() == "one-versus-rest [0, 1, 2, 3] 120", done.stderr
+
+
+def test_a_package_that_cannot_be_imported_is_named_in_one_line(installed: dict[str, str], tmp_path: Path) -> None:
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[evergraph.plugins]\nbroken = not_there.at_all\n")
+    done = call({**installed, "PYTHONPATH": str(tmp_path)}, "run", "digits")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: plug-in 'broken' (not_there.at_all) cannot be loaded")
+    assert done.stderr.count("\n") == 1
