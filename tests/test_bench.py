@@ -11,6 +11,7 @@ import torch
 from benchmarks import TARGETS, Target
 from benchmarks.baselines import pyg_step, scipy_neighbours
 from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
+from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.large import write_large
 from benchmarks.resident import child_environment, peak_megabytes
 from benchmarks.setting import Steps, coauthor, coauthor_like, make_context
@@ -24,7 +25,7 @@ from evergraph.data.graph import Graph
 from evergraph.data.mapped import read_mapped
 from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
-from evergraph.methods import Finetune
+from evergraph.methods import Finetune, OnlineCurvature
 from evergraph.models.gcn import GCN
 
 
@@ -99,6 +100,21 @@ def test_the_figures_of_steps(words: Graph) -> None:
     found = step_figures(TaskStream(words, 3)[2], seconds=0)
     assert found["tasks_50_over_2_memory"] == 1
     assert all(value > 0 for value in found.values())
+
+
+def test_replayed_steps_cover_the_same_seeds() -> None:
+    """The GPU's contender, where nothing is captured: padded batches of the eager steps' seeds, moved as those are."""
+    device = torch.device("cpu")
+    task = TaskStream(arxiv_like(quick=True), 6)[1]
+    for method in (Finetune(), OnlineCurvature()):
+        eager = _steps(task, device, method, 2)
+        replayed = Replayed(_steps(task, device, type(method)(), 2))
+        assert torch.equal(torch.cat([piece.seeds for piece in replayed.pieces]), torch.cat(eager.pieces))
+        assert not replayed.executor.captures
+        before = [value.detach().clone() for value in replayed.executor.context.model.parameters()]
+        assert float(replayed()) > 0  # type: ignore[arg-type]
+        after = replayed.executor.context.model.parameters()
+        assert any(not torch.equal(old, new) for old, new in zip(before, after))
 
 
 def test_the_figures_of_the_fisher_diagonal_and_of_size(words: Graph) -> None:

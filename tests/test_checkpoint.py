@@ -364,17 +364,20 @@ def everything(learner):
     plain = {"classes": list(learner.classes_), "first": list(learner.first_accuracies), "tasks": learner.num_tasks}
     random = {"own": learner.random_state, "method's": learner.generator.get_state()}
     progress = vars(learner.progress) if learner.progress is not None else None
-    return copy.deepcopy({**parts, **plain, **random, "progress": progress, "history": learner.history})
+    kept = {"progress": progress, "optimizer": learner.optimizer_state, "history": learner.history}
+    return copy.deepcopy({**parts, **plain, **random, **kept})
 
 
 @pytest.mark.parametrize("moment", ["first step", "last step", "end of the task"])
 @pytest.mark.parametrize("resumed", [False, True], ids=["whole task", "after a resume"])
-def test_an_error_anywhere_in_a_task_leaves_the_learner_as_it_was(small_stream, moment, resumed):
+@pytest.mark.parametrize("keep_optimizer", [False, True], ids=["new optimizer", "kept optimizer"])
+def test_an_error_anywhere_in_a_task_leaves_the_learner_as_it_was(small_stream, moment, resumed, keep_optimizer):
     def stop(progress, epochs):
         if resumed and progress.epoch == 1:
             raise KeyboardInterrupt
 
-    learner, unbroken = (small(FailingSI(), with_running_statistics(), epochs=4) for _ in range(2))
+    settings = {"epochs": 4, "keep_optimizer": keep_optimizer}
+    learner, unbroken = (small(FailingSI(), with_running_statistics(), **settings) for _ in range(2))
     for one in (learner, unbroken):
         one.learn(small_stream[0])
         if resumed:

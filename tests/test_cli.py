@@ -530,6 +530,30 @@ def test_cells_side_by_side_give_the_same(call: Call, tmp_path: Path) -> None:
     assert cells_of(tmp_path / "jobs-2") == cells_of(tmp_path / "jobs-1") == ["ewc", "finetune"]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_comparison_is_not_gone_on_with_unasked(call: Call, tmp_path: Path, jobs: int) -> None:
+    """Cells of a comparison that was stopped are there, but no results file yet."""
+    words = ["compare", SMALL, "--methods", "finetune,ewc", "--seeds", 1, "--out", "here", "--json", *QUICK]
+    whole = result_of(call(*words))
+    (tmp_path / "here/results.jsonl").unlink()
+    (tmp_path / "here/cells/ewc/result.json").unlink()
+    status, _, said = call(*words, "--jobs", jobs)
+    assert status == 2
+    assert "add --resume" in said
+    again = result_of(call(*words, "--resume"))
+    assert [r["matrices"] for r in again["results"]] == [r["matrices"] for r in whole["results"]]
+
+
+def test_graphs_of_one_name_in_two_folders_are_two_streams(call: Call, small_graph: eg.Graph, tmp_path: Path) -> None:
+    for folder, features in (("a", small_graph.x.numpy()), ("b", -small_graph.x.numpy()[::-1])):
+        (tmp_path / folder).mkdir()
+        np.savez(tmp_path / folder / "graph.npz", **npz_parts(small_graph, features))
+    words = ["compare", "a/graph.npz", "b/graph.npz", "--methods", "finetune", "--seeds", 1, "--json", *QUICK]
+    found = result_of(call(*words))
+    assert [result["stream"] for result in found["results"]] == ["a/graph.npz", "b/graph.npz"]
+    assert [row["stream"] for row in found["table"]] == ["a/graph.npz", "b/graph.npz"]
+
+
 # what can go wrong while it runs
 
 

@@ -95,16 +95,17 @@ def test_the_command_line_learns_what_python_learns(evergraph, graph_file, tmp_p
 def test_auto_is_the_default(evergraph, graph_file, tmp_path):
     """With the model and the training that it asks for; what is named comes before that."""
     graph, folder = graph_file(), tmp_path / "learner"
-    said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--device", "cpu", "--json")[1])
+    small = ["--hidden", "64", "--device", "cpu"]
+    said = json.loads(evergraph("learn", graph, "--checkpoint", folder, *small, "--json")[1])
     assert said["epochs"] == 0
     info = json.loads(evergraph("info", folder, "--json")[1])
     assert (info["method"]["name"], info["model"]["name"]) == ("auto", eg.Auto.model)
-    learner = Learner(device="cpu")
+    learner = Learner(eg.RandomFeatures(hidden=64), "auto", device="cpu")
     learner.learn(eg.Task.of(find_graph(graph)[0]))
     kept = Learner.load(folder, device="cpu")
     assert kept.training == learner.training
     assert kept.predict(find_graph(graph)[0]).labels == learner.predict(find_graph(graph)[0]).labels
-    assert evergraph("learn", graph, "--checkpoint", tmp_path / "other", "--epochs", "2", "--device", "cpu")[0] == 0
+    assert evergraph("learn", graph, "--checkpoint", tmp_path / "other", "--epochs", "2", *small)[0] == 0
     assert json.loads(evergraph("info", tmp_path / "other", "--json")[1])["training"]["epochs"] == 2
 
 
@@ -222,6 +223,16 @@ def test_stopped_in_the_middle_it_goes_on_or_drops_the_task(evergraph, graph_fil
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ü", "--restart")[0] == 2  # no such class
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e", "--restart")[0] == 0
     assert "1" not in Learner.load(folder).classes_
+
+
+def test_after_a_model_diverged_a_lower_learning_rate_helps(evergraph, graph_file, tmp_path, monkeypatch):
+    """What the error says to do works: nothing of the diverged task is gone on with."""
+    monkeypatch.setattr(driver, "CHECKPOINT_SECONDS", 0.0)
+    graph, folder = graph_file(), tmp_path / "learner"
+    words = ["learn", graph, "--checkpoint", folder, "--batch-size", "0", *CURVATURE]
+    bad(evergraph(*words, "--lr", "1e38"), "task 0, epoch 2: the model diverged", "lower lr (now 1e+38)")
+    assert evergraph(*words, "--lr", "0.01")[0] == 0
+    assert json.loads(evergraph("info", folder, "--json")[1])["training"]["lr"] == 0.01
 
 
 def test_bad_input(evergraph, graph_file, tmp_path):

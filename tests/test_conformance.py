@@ -38,9 +38,14 @@ VARIANTS: dict[str, Callable[[], Method]] = {
     "curvature, previous": lambda: eg.OnlineCurvature(anchors="previous", ema=0.0),
     "curvature, means": lambda: eg.OnlineCurvature(nodes="means"),
     "curvature, means, sampled": lambda: eg.OnlineCurvature(nodes="means", anchors="stored", estimator="sampled"),
+    "curvature, prototypes": lambda: eg.OnlineCurvature(nodes="prototypes", prototypes=2),
     "ewc, sample": lambda: eg.EWC(labels="sample"),
     "ewc, squared batch": lambda: eg.EWC(fisher="squared-batch"),
     "ewc++, sample": lambda: eg.EWCPlusPlus(labels="sample"),
+    "mas, squared batch": lambda: eg.MAS(importance="squared-batch", over_tasks="mean"),
+    "lwf, per task": lambda: eg.LwF(distillation="per-task"),
+    "twp, cglb": lambda: eg.TWP(reading="cglb"),
+    "twp, cglb, full batch": lambda: eg.TWP(reading="cglb-full-batch"),
 }
 SUITE: dict[str, Callable[[], Method]] = {**METHODS, **VARIANTS}
 every_method = pytest.mark.parametrize("name", SUITE)

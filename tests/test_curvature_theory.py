@@ -92,7 +92,7 @@ def test_proposition_2_sampled_training_gradients_are_unbiased() -> None:
 
 
 def test_at_fixed_parameters_the_queue_is_unbiased_too() -> None:
-    exact, context = anchored(OnlineCurvature(estimator="exact", ema=0, over_nodes="mean"))
+    exact, context = anchored(OnlineCurvature(estimator="exact", ema=0))
     want = pull(exact, context)
     # a queue of one entry is one draw
     single, context = anchored(OnlineCurvature(estimator="queue", queue_size=1, ema=0))

@@ -249,11 +249,11 @@ def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypa
     [
         ("finetune", {}, True),
         ("curvature", {}, True),
-        ("curvature", {"estimator": "sampled"}, False),
+        ("curvature", {"estimator": "sampled"}, True),
         ("curvature", {"estimator": "queue"}, False),
         ("curvature", {"point": 0.5}, False),
         ("curvature", {"nodes": "means"}, True),
-        ("curvature", {"nodes": "means", "estimator": "sampled"}, False),
+        ("curvature", {"nodes": "means", "estimator": "sampled"}, True),
         ("batch-curvature", {}, True),
         ("queue-curvature", {}, False),
         ("stand-in-curvature", {}, True),
@@ -262,7 +262,8 @@ def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypa
         ("curvature+ewc", {}, True),
         ("ewc++", {}, False),
         ("si", {}, False),
-        ("lwf", {}, False),
+        ("lwf", {}, True),
+        ("twp", {}, True),
     ],
 )
 def test_only_steps_that_never_change_are_captured(name: str, settings: dict[str, object], possible: bool) -> None:
@@ -326,7 +327,14 @@ def test_propagating_inputs_is_decided_by_what_a_batch_reads() -> None:
 @gpu
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("finetune", {}), ("curvature", {}), ("curvature", {"nodes": "means", "anchors": "latest"}), ("ewc", {})],
+    [
+        ("finetune", {}),
+        ("curvature", {}),
+        ("curvature", {"nodes": "means", "anchors": "latest"}),
+        ("ewc", {}),
+        ("lwf", {}),
+        ("twp", {}),
+    ],
 )
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_captured_training_is_the_eager_training(name: str, settings: dict[str, str], kind: str) -> None:

@@ -1,16 +1,33 @@
 """The paper's method: the gradient of one backward pass against the regularizer written out, and its readings."""
 
+import dataclasses
+from pathlib import Path
+
+import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from sklearn.cluster import KMeans
 from torch import Tensor
 from torch_geometric import nn as pyg
 
 import evergraph as eg
-from brute_force import Setting, brute_fisher, cases, close, flat, make, node_fisher_rows, pull, seeded, step_gradient
-from evergraph.core.sparse import SparseMatrix
+from brute_force import (
+    Setting,
+    brute_fisher,
+    cases,
+    close,
+    flat,
+    make,
+    node_fisher_rows,
+    pull,
+    seeded,
+    step_gradient,
+    tiny_graph,
+)
+from evergraph.core.sparse import Features, SparseMatrix, as_dense
 from evergraph.curvature import pick_labels
-from evergraph.data.graph import make_graph
+from evergraph.data.graph import Graph, make_graph
 from evergraph.methods import (
     EMA,
     BatchCurvature,
@@ -22,6 +39,8 @@ from evergraph.methods import (
 )
 from evergraph.methods.base import Context
 from evergraph.methods.online_curvature.class_means import class_sums
+from evergraph.methods.online_curvature.prototypes import cluster_sums, propagated
+from evergraph.training.loop import Progress
 
 STRENGTH = 0.7
 
@@ -79,8 +98,8 @@ def test_sampled_labels_give_their_own_fisher(case: str) -> None:
     close(pull(method, context), STRENGTH * brute_fisher(setting, "sample", picked) @ displacement(setting))
 
 
-def queue_by_hand(setting: Setting, steps: int, held: int, divide: bool = True) -> Tensor:
-    """Algorithm 1 written out: one node, one label, one gradient per step; the last `held` of them count."""
+def queue_by_hand(setting: Setting, steps: int, held: int) -> Tensor:
+    """Algorithm 1 written out: one node, one label, one gradient g per step; Σ (g·D) g over the last `held` of them."""
     generator, D = seeded(), displacement(setting)
     queue: list[Tensor] = []
     for _ in range(steps):
@@ -91,23 +110,82 @@ def queue_by_hand(setting: Setting, steps: int, held: int, divide: bool = True) 
         own = setting.model(setting.batcher.batch(setting.nodes[node : node + 1]))[0, setting.scope]
         grads = torch.autograd.grad(own.log_softmax(0)[setting.scope.index(unit)], list(params.values()))
         queue = [*queue, torch.cat([grad.flatten() for grad in grads])][-held:]
-    return STRENGTH * sum((g @ D) * g for g in queue) / (len(queue) if divide else 1)
+    return sum((g @ D) * g for g in queue)
 
 
 @cases
-@pytest.mark.parametrize(("rule", "held"), [("text", 3), ("algorithm", 4)])
+@pytest.mark.parametrize(("rule", "most"), [("text", 3), ("algorithm", 4)])
 @pytest.mark.parametrize("steps", [2, 7])
-def test_the_queue_is_algorithm_1(case: str, rule: str, held: int, steps: int) -> None:
+def test_the_queue_is_algorithm_1(case: str, rule: str, most: int, steps: int) -> None:
     setting = make(case)
     context, method = setting.context(), curvature(estimator="queue", queue_size=3, queue_rule=rule)
     after(setting, context, method)
     context.generator = seeded()
     for _ in range(steps):
         got = pull(method, context)
-    close(got, queue_by_hand(setting, steps, held))
+    batch, queue = setting.nodes.numel(), min(steps, most)
+    close(got, STRENGTH * batch / queue * queue_by_hand(setting, steps, most))
     assert method.methods[1].queue_
     method.start_task(context)
     assert not method.methods[1].queue_  # a new task starts with an empty queue
+
+
+@pytest.mark.parametrize(
+    ("over_nodes", "reduction", "factor"),
+    [
+        ("loss", "sum", 12 / 5),  # |B|/|Q|: the queue's mean stands for the batch's, and the loss is a sum
+        ("loss", "mean", 1 / 5),
+        ("mean", "sum", 1 / 5),  # the paper's line taken literally
+        ("mean", "mean", 1 / 5),
+        ("sum", "sum", 1),
+        ("sum", "mean", 1),
+    ],
+)
+def test_the_readings_of_the_queues_scale(over_nodes: str, reduction: str, factor: float) -> None:
+    setting = make("gcn")
+    context, method = setting.context(reduction), curvature(estimator="queue", over_nodes=over_nodes)
+    after(setting, context, method)
+    context.generator = seeded()
+    for _ in range(5):
+        got = pull(method, context)
+    close(got, STRENGTH * factor * queue_by_hand(setting, 5, 5))
+
+
+def test_the_queue_stands_for_the_nodes_of_the_step_at_hand() -> None:
+    setting = make("gcn")
+    context, method = setting.context(), QueueCurvature(STRENGTH)
+    after(setting, context, method)
+    D = displacement(setting)
+    for number, size in enumerate((5, 7), start=1):  # batches of an epoch need not be of one size
+        got = pull(method, context, setting.batcher.batch(setting.nodes[:size]))
+        held = torch.cat([rows[:number].flatten(1) for rows in method.queue_.values()], dim=1)
+        close(got, STRENGTH * size / number * sum((g @ D) * g for g in held))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_length_of_the_queue_changes_its_noise_and_not_its_strength(reduction: str) -> None:
+    """At fixed parameters the queue's pull has that of the batch as its mean; M is how many draws it averages."""
+    setting, steps = make("gcn"), 512
+    context, exact = setting.context(reduction), BatchCurvature(STRENGTH)
+    after(setting, context, exact)
+    loss, want = flat(step_gradient(eg.Method(), context)), pull(exact, context)
+    means, errors, lengths = [], [], (1, 32, 128)
+    for length in lengths:
+        method = QueueCurvature(STRENGTH, queue_size=length)
+        after(setting, context, method)
+        context.generator = seeded()
+        pulls = torch.stack([flat(step_gradient(method, context)) - loss for _ in range(steps)])
+        blocks = pulls[length - 1 :: length]  # queues that have no gradient in common
+        means.append(blocks.mean(0))
+        errors.append(float((blocks - want).square().sum(1).mean().sqrt()))
+        if length == 1:
+            allowed = 5 * pulls.std(0) / steps**0.5 + 1e-12
+    for mean in means:
+        close(mean, means[0], 1e-9)
+        assert ((mean - want).abs() <= allowed).all()
+    x, y = torch.tensor(lengths).log(), torch.tensor(errors).log()
+    rate = float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+    assert rate == pytest.approx(-0.5, abs=0.12)
 
 
 @pytest.mark.parametrize("case", ["gcn", "sage", "gat"])
@@ -138,20 +216,30 @@ def test_just_before_the_end_of_the_line_is_the_papers_point() -> None:
 # the Fisher matrix at class means
 
 
-def mean_setting(setting: Setting) -> tuple[Setting, Tensor]:
-    """The mean features of each class among its like, one node after the other; and the classes' sizes."""
-    rows, counts = [], []
+StandIns = list[tuple[Tensor, int]]  # the features of each, and the number of nodes it stands for
+
+
+def means_by_hand(setting: Setting) -> StandIns:
+    """The mean features of each class, and its size."""
+    found = []
     for unit in setting.scope:
         own = [node for node in setting.nodes.tolist() if int(setting.graph.y[node]) == unit]
-        rows.append(sum(setting.graph.x[node].double() for node in own) / len(own))
-        counts.append(float(len(own)))
-    number = len(rows)
+        found.append((sum(as_dense(setting.graph.x)[node].double() for node in own) / len(own), len(own)))
+    return found
+
+
+def fisher_at(setting: Setting, stand_ins: StandIns) -> Tensor:
+    """Σ n F over nodes that stand among their like, one node after the other."""
+    number, rows = len(stand_ins), [row for row, _ in stand_ins]
     pairs = [(c, c + number) for c in range(number)]
     edges = torch.tensor(pairs + [(b, a) for a, b in pairs]).T
     graph = make_graph(torch.stack(rows + rows), edges, torch.zeros(2 * number, dtype=torch.long))
     batcher = setting.problem.batcher(setting.model, graph)
-    at_means = Setting(graph, setting.model, batcher, setting.problem, torch.arange(number))
-    return at_means, torch.tensor(counts).double()
+    there = Setting(graph, setting.model, batcher, setting.problem, torch.arange(number))
+    return sum(
+        count * sum(torch.outer(row, row) for row in rows)
+        for (_, count), rows in zip(stand_ins, node_fisher_rows(there, "exact"))
+    )
 
 
 @cases
@@ -163,11 +251,7 @@ def test_at_class_means_each_class_counts_as_often_as_it_has_nodes(
     setting = make(case, classes)
     context, method = setting.context(reduction), curvature(nodes="means")
     after(setting, context, method, (3,))
-    at_means, counts = mean_setting(setting)
-    fisher = sum(
-        count * sum(torch.outer(row, row) for row in rows)
-        for count, rows in zip(counts, node_fisher_rows(at_means, "exact"))
-    )
+    fisher = fisher_at(setting, means_by_hand(setting))
     share = 1 if reduction == "sum" else 1 / setting.nodes.numel()
     close(pull(method, context), STRENGTH * share * fisher @ displacement(setting, (3,)), 1e-6)  # means in float32
     half = setting.batcher.batch(setting.nodes[::2])  # an epoch of two batches counts every old node once
@@ -212,15 +296,15 @@ def test_means_take_up_new_examples_of_old_classes_and_stay_one_row_per_class() 
         method.end_task(setting.context())
     setting.nodes = nodes
     whole.end_task(setting.context())
-    (in_parts, at_once) = (each.methods[1].class_sums_["x"] for each in (method, whole))
+    (in_parts, at_once) = (each.methods[1].stand_ins_["x"] for each in (method, whole))
     close(in_parts, at_once, 1e-6)
     assert at_once.shape == (4, setting.graph.num_features + 1)
     assert at_once[:, -1].tolist() == [3, 3, 3, 3]
 
 
-def test_class_means_do_not_move_running_statistics(small_stream: eg.TaskStream) -> None:
+def test_stand_ins_do_not_move_running_statistics(small_stream: eg.TaskStream) -> None:
     found = {}
-    for nodes in ("batch", "means"):
+    for nodes in ("batch", "means", "prototypes"):
         torch.manual_seed(0)
         module = pyg.GCN(small_stream.num_features, 8, 2, 12, norm="batch_norm")
         method = OnlineCurvature(strength=1e-12, nodes=nodes, ema=0.0)
@@ -230,7 +314,203 @@ def test_class_means_do_not_move_running_statistics(small_stream: eg.TaskStream)
         found[nodes] = {name: value.double() for name, value in learner.model.named_buffers()}
     assert any("running" in name for name in found["batch"])
     for name, value in found["batch"].items():
-        assert torch.allclose(found["means"][name], value, atol=1e-5), name
+        for nodes in ("means", "prototypes"):
+            assert torch.allclose(found[nodes][name], value, atol=1e-5), name
+
+
+# the Fisher matrix at prototypes
+
+
+def propagated_by_hand(graph: Graph, steps: int) -> Tensor:
+    """Ã^steps X, with Ã = D^(-1/2) (A + I) D^(-1/2) written out."""
+    looped = graph.adjacency.dense().double() + torch.eye(graph.num_nodes, dtype=torch.float64)
+    scale = looped.sum(1).rsqrt()
+    x = as_dense(graph.x).double()
+    for _ in range(steps):
+        x = (scale.unsqueeze(1) * looped * scale) @ x
+    return x
+
+
+def prototypes_by_hand(setting: Setting, number: int, steps: int) -> StandIns:
+    """The clusters of each class one after another, by their nodes' means."""
+    x = propagated_by_hand(setting.graph, steps)
+    seed = int(torch.randint(2**31 - 1, (1,), generator=seeded()))
+    found = []
+    for unit in setting.scope:
+        own = [node for node in setting.nodes.tolist() if int(setting.graph.y[node]) == unit]
+        cluster = KMeans(number, n_init=1, random_state=seed).fit_predict(x[own].float().numpy())
+        for label in range(number):
+            members = [node for node, its in zip(own, cluster) if its == label]
+            found.append((sum(x[node] for node in members) / len(members), len(members)))
+    return found
+
+
+STEPS = {
+    "gcn-1-layer": 1,
+    "gcn-3-layers": 3,
+    "pyg": 3,
+}  # a foreign module counts by its hops; all others have two layers
+
+
+@cases
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_at_prototypes_each_counts_as_often_as_it_has_nodes(
+    case: str, reduction: str, classes: tuple[int, ...], kind: str
+) -> None:
+    setting = make(case, classes, with_features(tiny_graph(), kind))
+    context, method = setting.context(reduction), curvature(nodes="prototypes", prototypes=2)
+    after(setting, context, method, (3,))
+    fisher = fisher_at(setting, prototypes_by_hand(setting, 2, STEPS.get(case, 2)))
+    share = 1 if reduction == "sum" else 1 / setting.nodes.numel()
+    close(pull(method, context), STRENGTH * share * fisher @ displacement(setting, (3,)))
+
+
+def with_features(graph: Graph, kind: str) -> Graph:
+    """The graph with its features stored in one way or the other."""
+    return graph if kind == "dense" else dataclasses.replace(graph, x=SparseMatrix.from_dense(as_dense(graph.x)))
+
+
+def clustered_rows(kind: str, dtype: torch.dtype, density: float = 0.5) -> tuple[Features, Tensor]:
+    """Rows of three classes with 3, 20 and 60 nodes, among them rows that are alike."""
+    generator = seeded(4)
+    x = torch.randn(83, 40, dtype=dtype, generator=generator) * (torch.rand(83, 40, generator=generator) < density)
+    x[30:40] = x[29]
+    units = torch.tensor([5] * 20 + [0] * 60 + [2] * 3)[torch.randperm(83, generator=generator)]
+    return (x if kind == "dense" else SparseMatrix.from_dense(x)), units
+
+
+every_kind = pytest.mark.parametrize("kind", ["dense", "sparse"])
+every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+@every_kind
+@every_type
+def test_one_prototype_without_propagation_is_the_class_mean(kind: str, dtype: torch.dtype) -> None:
+    x, units = clustered_rows(kind, dtype)
+    found = cluster_sums(x, units, 1, seeded())
+    assert found["units"].tolist() == [0, 2, 5]
+    assert found["x"].dtype == dtype
+    assert torch.equal(found["x"], class_sums(x, units, torch.arange(83))[[0, 2, 5]])
+    graph, nodes = with_features(tiny_graph(), kind), torch.tensor([7, 2, 4])
+    assert torch.equal(as_dense(propagated(graph, nodes, 0, dtype)), as_dense(graph.x).to(dtype)[nodes])
+
+
+@every_kind
+@every_type
+@pytest.mark.parametrize("density", [0.02, 0.5])
+@pytest.mark.parametrize("number", [2, 5, 32])
+def test_prototypes_share_out_the_nodes_of_their_class(
+    kind: str, dtype: torch.dtype, density: float, number: int
+) -> None:
+    x, units = clustered_rows(kind, dtype, density)
+    found = cluster_sums(x, units, number, seeded())
+    rows, counts = found["x"][:, :-1], found["x"][:, -1]
+    assert (counts > 0).all()
+    for unit, size in ((0, 60), (2, 3), (5, 20)):
+        own = found["units"] == unit
+        assert counts[own].sum() == size
+        assert 1 < own.sum() <= min(number, size)
+        assert torch.allclose(rows[own].sum(0), as_dense(x)[units == unit].sum(0), atol=1e-4)
+
+
+@every_kind
+def test_clusters_that_are_there_are_found(kind: str) -> None:
+    generator = seeded()
+    centres = torch.tensor([[40.0, 0.0, 0.0], [0.0, 40.0, 0.0], [0.0, 0.0, 40.0]])
+    group = torch.tensor([0] * 9 + [1] * 5 + [2] * 2)[torch.randperm(16, generator=generator)]
+    x = (centres[group] + torch.randn(16, 3, generator=generator)).double()
+    found = cluster_sums(x if kind == "dense" else SparseMatrix.from_dense(x), torch.ones_like(group), 3, generator)
+    want = class_sums(x, group, torch.arange(16))
+    close(found["x"][found["x"][:, -1].argsort(descending=True)], want)
+    assert found["units"].tolist() == [1, 1, 1]
+
+
+def test_the_form_in_which_features_are_stored_does_not_matter() -> None:
+    for density in (0.02, 0.5):  # k-means on a sparse matrix, and on a dense one
+        dense, sparse = (
+            cluster_sums(*clustered_rows(kind, torch.float64, density), 5, seeded()) for kind in ("dense", "sparse")
+        )
+        assert torch.equal(dense["units"], sparse["units"])
+        close(sparse["x"], dense["x"])
+
+
+@pytest.mark.parametrize("number", [3, 100])
+def test_a_class_with_few_nodes_keeps_each_of_them(number: int) -> None:
+    setting = make("gcn", (1, 3))
+    method = StandInCurvature(prototypes=number)
+    method.end_task(setting.context())
+    found = method.stand_ins_
+    assert found["units"].tolist() == [1, 1, 1, 3, 3, 3]
+    assert found["x"][:, -1].tolist() == [1.0] * 6
+    x = propagated_by_hand(setting.graph, 2)
+    want = [x[node] for unit in (1, 3) for node in setting.nodes.tolist() if int(setting.graph.y[node]) == unit]
+    close(found["x"][:, :-1], torch.stack(want))
+
+
+def test_prototypes_repeat_and_draw_from_the_methods_own_numbers_alone() -> None:
+    x, units = clustered_rows("dense", torch.float32)
+    others = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    one, two = (cluster_sums(x, units, 5, seeded()) for _ in range(2))
+    assert torch.equal(one["x"], two["x"])
+    assert not torch.equal(one["x"], cluster_sums(x, units, 5, seeded(1))["x"])
+    assert torch.equal(torch.get_rng_state(), others[0])
+    assert np.random.get_state()[1].tolist() == others[1]
+
+
+def test_rows_that_are_alike_make_fewer_prototypes_and_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.tensor([[0.0, 1.0]] * 6 + [[2.0, 0.0]] * 3)
+    found = cluster_sums(x, torch.zeros(9, dtype=torch.long), 4, seeded())
+    assert sorted(found["x"].tolist()) == [[0.0, 6.0, 6.0], [6.0, 0.0, 3.0]]
+    assert found["units"].tolist() == [0, 0]
+    assert not list(recwarn)
+
+
+def test_new_examples_of_old_classes_bring_prototypes_of_their_own() -> None:
+    setting = make("gcn")
+    nodes, method = setting.nodes, StandInCurvature(prototypes=2)
+    for part in (nodes[:8], nodes[8:]):  # two nodes of each class, then one
+        before = method.stand_ins_
+        setting.nodes = part
+        method.end_task(setting.context())
+    found = method.stand_ins_
+    assert found["units"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
+    assert found["x"][:, -1].sum() == nodes.numel()
+    for key, value in before.items():
+        assert torch.equal(found[key][: value.size(0)], value)
+
+
+def test_what_prototypes_keep_is_counted() -> None:
+    setting = make("gcn")
+    method = StandInCurvature(prototypes=2)
+    method.end_task(setting.context())
+    parameters = sum(value.numel() for value in setting.params.values())
+    assert method.kept_bytes() == 8 * parameters + 8 * 8 * (setting.graph.num_features + 1) + 8 * 8
+    assert "prototypes" in method.access.keeps
+    assert "prototypes" in curvature(nodes="prototypes").access.keeps
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat", "pyg"])
+def test_prototypes_serve_every_kind_of_model(kind: str, small_stream: eg.TaskStream) -> None:
+    models = {
+        "gcn": lambda: eg.GCN(hidden=8),
+        "sage": lambda: eg.GraphSAGE(hidden=8),
+        "gat": lambda: eg.GAT(hidden=8, heads=2),
+        "pyg": lambda: pyg.GraphSAGE(small_stream.num_features, 8, 2, 12),
+    }
+    learner = eg.Learner(models[kind](), StandInCurvature(prototypes=3), epochs=2, device="cpu")
+    for task in list(small_stream)[:2]:
+        learner.learn(task)
+    kept = learner.method.stand_ins_
+    assert kept["x"].shape == (kept["units"].numel(), small_stream.num_features + 1)
+    for unit, name in enumerate(learner.classes_):
+        size = sum(
+            int((task.graph.y[task.train] == task.graph.class_names.index(name)).sum())
+            for task in list(small_stream)[:2]
+            if name in task.class_names
+        )
+        assert kept["x"][kept["units"] == unit, -1].sum() == size
 
 
 def test_the_latest_anchor_is_the_only_one() -> None:
@@ -295,19 +575,6 @@ def test_over_nodes_follows_the_loss_unless_told(estimator: str) -> None:
         close(found["sum", reduction], setting.nodes.numel() * found["mean", reduction])
 
 
-def test_the_queue_divides_by_its_length_unless_told() -> None:
-    setting = make("gcn")
-    found = {}
-    for over_nodes in ("loss", "sum", "mean"):
-        context, method = setting.context("sum"), curvature(estimator="queue", over_nodes=over_nodes)
-        after(setting, context, method)
-        context.generator = seeded()
-        for _ in range(5):
-            found[over_nodes] = pull(method, context)
-    close(found["sum"], 5 * found["mean"])
-    assert torch.equal(found["loss"], found["mean"])
-
-
 @pytest.mark.parametrize("point", [0.5, 1.0])
 def test_previous_anchors_lag_one_task_behind(point: float) -> None:
     setting = make("gcn", (0, 2))
@@ -370,6 +637,65 @@ def test_averaging_inside_equals_averaging_before() -> None:
     assert torch.equal(found[0][1], found[1][1])
 
 
+def test_averaging_from_the_first_task_on_begins_with_the_initial_parameters() -> None:
+    for method in (EMA(0.3, from_first_task=True), curvature(ema=0.3, ema_from_first_task=True)):
+        setting = make("gcn")
+        context, want = setting.context(), flat(setting.params)
+        for seed in (1, 2, 3):
+            method.start_task(context)
+            setting.load(setting.direction(seed))
+            method.end_task(context)
+            want = 0.3 * want + 0.7 * flat(setting.direction(seed))
+            close(flat(setting.params), want)
+    close(flat(method.methods[1].anchor_sum_), want + sum(averages(0.3, (1, 2))))
+
+
+def averages(decay: float, seeds: tuple[int, ...]) -> list[Tensor]:
+    """θ_1, θ_2, … of Algorithm 1's last line."""
+    setting = make("gcn")
+    found = [flat(setting.params)]
+    for seed in seeds:
+        found.append(decay * found[-1] + (1 - decay) * flat(setting.direction(seed)))
+    return found[1:]
+
+
+def test_without_averaging_no_initial_parameters_are_kept() -> None:
+    setting, method = make("gcn"), EMA(0.0, from_first_task=True)
+    method.start_task(setting.context())
+    assert not method.previous_
+    assert EMA() == EMA(0.5, from_first_task=False)
+
+
+def test_averaging_from_the_first_task_on_survives_saving_and_growth(
+    small_stream: eg.TaskStream, tmp_path: Path
+) -> None:
+    def learner(method: eg.Method) -> eg.Learner:
+        return eg.Learner(eg.GCN(hidden=6), method, num_classes=8, epochs=2, label_scope="seen", device="cpu")
+
+    tuned, whole = learner(eg.Finetune()), learner(EMA(0.25, from_first_task=True))
+    initial = {}
+
+    def save(progress: Progress, epochs: int) -> None:
+        if progress.epoch == 1:
+            initial.update(whole.method.previous_)
+            whole.save(tmp_path / "middle")
+
+    tuned.learn(small_stream[0])
+    whole.learn(small_stream[0], save)
+    again = eg.Learner.load(tmp_path / "middle", device="cpu")
+    assert again.method.from_first_task
+    again.learn(small_stream[0])
+    for name, value in whole.model.named_parameters():
+        assert torch.equal(dict(again.model.named_parameters())[name], value)
+        assert torch.allclose(value, 0.25 * initial[name] + 0.75 * dict(tuned.model.named_parameters())[name])
+    for of in (whole, again):
+        of.grow(12)
+        assert all(torch.equal(of.method.previous_[name], value) for name, value in of.model.named_parameters())
+        of.learn(small_stream[1])
+        assert all(torch.equal(of.method.previous_[name], value) for name, value in of.model.named_parameters())
+    assert all(torch.equal(*pair) for pair in zip(whole.model.parameters(), again.model.parameters()))
+
+
 @pytest.mark.parametrize(
     ("settings", "kind"),
     [
@@ -378,6 +704,8 @@ def test_averaging_inside_equals_averaging_before() -> None:
         ({"estimator": "queue", "queue_size": 3, "queue_rule": "algorithm"}, QueueCurvature),
         ({"nodes": "means"}, StandInCurvature),
         ({"nodes": "means", "anchors": "stored", "estimator": "sampled"}, StandInCurvature),
+        ({"nodes": "prototypes", "prototypes": 2}, StandInCurvature),
+        ({"nodes": "prototypes", "prototypes": 9, "estimator": "sampled"}, StandInCurvature),
         ({"point": 0.5}, InterpolatedCurvature),
         ({"point": 0.5, "anchors": "previous", "over_nodes": "mean"}, InterpolatedCurvature),
         ({"over_tasks": "square-of-sum", "anchors": "latest"}, BatchCurvature),
@@ -417,12 +745,19 @@ def test_every_form_is_a_method_of_its_own(settings: dict[str, object], kind: ty
         ({"nodes": "old"}, "unknown nodes"),
         ({"nodes": "means", "estimator": "queue"}, "nodes=means needs estimator=exact or sampled"),
         ({"nodes": "means", "point": 0.5}, "nodes=means needs .* point=1"),
+        ({"nodes": "prototypes", "estimator": "queue"}, "nodes=prototypes needs estimator=exact or sampled"),
+        ({"prototypes": 0}, "prototypes=0 must be at least 1; .* nodes=means"),
         ({"queue_rule": "none"}, "unknown queue_rule"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:
     with pytest.raises(eg.EvergraphError, match=message):
         OnlineCurvature(**settings)
+
+
+def test_a_negative_number_of_prototypes_is_refused() -> None:
+    with pytest.raises(eg.EvergraphError, match="prototypes=-1 must be at least 0"):
+        StandInCurvature(prototypes=-1)
 
 
 @pytest.mark.parametrize(

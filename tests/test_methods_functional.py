@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import evergraph as eg
 from brute_force import Setting, close, flat, make, pull, step_gradient
 from evergraph.methods import TWP, LwF, Method
-from evergraph.methods.twp import topology
+from evergraph.methods.twp import coefficient_norm, topology
 
 # LwF
 
@@ -69,6 +69,47 @@ def test_lwfs_teacher_has_no_dropout(small_stream: eg.TaskStream) -> None:
     learner.learn(small_stream[0])
     learner.learn(small_stream[1])
     assert seen
+
+
+@pytest.mark.parametrize("case", ["gcn", "gat"])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_lwf_distils_each_old_task_on_request(case: str, reduction: str) -> None:
+    """Third task: units 0 for the first task, 0 to 2 for the first two; its own unit is 3."""
+    setting = make(case)
+    context = setting.context(reduction, old=(0, 1, 2))
+    method, theta = LwF(strength=3.0, temperature=4.0, distillation="per-task"), setting.params
+    method.seen_ = [1]  # as if the first task had brought one class
+    setting.load(setting.direction(1))
+    context.task.class_positions = [1, 2]
+    context.old = torch.tensor([0])
+    method.end_task(context)
+    assert method.seen_ == [1, 3]
+    context.task.class_positions, context.old = [3], torch.tensor([0, 1, 2])
+    teacher = setting.model(setting.batch).detach() / 4.0
+    setting.load(theta)
+    logits = setting.model(setting.batch)
+    total = torch.zeros((), dtype=torch.float64)
+    for units in ([0], [0, 1, 2]):
+        for v in range(logits.size(0)):
+            old, new = teacher[v, units].softmax(0), (logits[v, units] / 4.0).softmax(0)
+            total = total + 3.0 * sum(old[i] * (old[i] / new[i]).log() for i in range(len(units)))
+    total = total / (1 if reduction == "sum" else setting.nodes.numel())
+    grads = torch.autograd.grad(total, list(setting.model.parameters()))
+    close(pull(method, context), torch.cat([grad.flatten() for grad in grads]))
+
+
+def test_lwf_remembers_how_many_classes_were_seen(small_stream: eg.TaskStream) -> None:
+    """By number of output units, whatever the label scope; a class that comes again is not counted twice."""
+    learner = eg.Learner(eg.GCN(hidden=4), LwF(distillation="per-task"), epochs=1, device="cpu", label_scope="current")
+    for number in (0, 1, 0, 2):
+        learner.learn(small_stream[number])
+    assert learner.method.seen_ == [2, 4, 4, 6]
+    assert [units.tolist() for units in learner.method.distilled(torch.arange(2, 6))] == [[2, 3], [2, 3], [2, 3, 4, 5]]
+
+
+def test_lwf_lists_its_distillations() -> None:
+    with pytest.raises(eg.EvergraphError, match="choose one of: seen, per-task"):
+        LwF(distillation="all")
 
 
 # TWP
@@ -165,3 +206,75 @@ def test_twp_says_at_once_which_models_it_needs(small_stream: eg.TaskStream) -> 
     learner = eg.Learner(eg.GraphSAGE(hidden=4), TWP(), epochs=1, device="cpu")
     with pytest.raises(eg.EvergraphError, match="use GCN or GAT"):
         learner.learn(small_stream[0])
+
+
+# TWP as CGLB's code has it
+
+
+@pytest.mark.parametrize("case", ["gcn", "sage", "gat"])  # it looks at no coefficient, so any model will do
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_cglbs_mini_batch_twp_squares_batch_gradients_twice(case: str, batch_size: int | None) -> None:
+    setting = make(case, (1, 3))
+    context = setting.context(batch_size=batch_size)
+    method = TWP(task_weight=20.0, topology_weight=3.0, sparsity=0.3, reading="cglb")
+    method.start_task(context)
+    method.end_task(context)
+    params, squares = list(setting.model.parameters()), []
+    for rows in torch.arange(setting.nodes.numel()).split(batch_size or setting.nodes.numel()):
+        logits = setting.model(setting.batcher.batch(setting.nodes[rows]))[:, setting.scope]
+        grads = torch.autograd.grad(F.cross_entropy(logits, setting.positions[rows]), params)
+        squares.append(torch.cat([grad.flatten() for grad in grads]).square())
+    want = (20.0 + 3.0) * torch.stack(squares).mean(0)
+    close(flat(method.importance_), want)
+    anchor = flat(setting.params)
+    setting.load(setting.direction(1))
+    close(pull(method, context, setting.batch), want * (flat(setting.params) - anchor))  # and nothing for sparsity
+
+
+def gcn_coefficients(setting: Setting) -> Tensor:
+    """The first layer's z_uᵀ tanh(z_v) after a softmax over v's neighbours, one edge after another."""
+    linked = setting.model.operator(setting.graph).dense() != 0
+    x = torch.cat([setting.graph.x.double(), torch.ones(linked.size(0), 1, dtype=torch.float64)], dim=1)
+    z = x @ setting.model.weights[0]
+    rows = [torch.stack([z[u] @ z[v].tanh() for u in torch.nonzero(linked[v])[:, 0]]) for v in range(len(linked))]
+    return torch.cat([row.softmax(0) for row in rows])
+
+
+def gat_coefficients(setting: Setting) -> Tensor:
+    """The same with LeakyReLU(a·z_u + b·z_v), all heads."""
+    model, linked = setting.model, setting.model.operator(setting.graph).dense() != 0
+    a, b = model.sources[0], model.targets[0]
+    x = torch.cat([setting.graph.x.double(), torch.ones(linked.size(0), 1, dtype=torch.float64)], dim=1)
+    z = (x @ model.weights[0]).unflatten(1, a.shape)
+    rows = [
+        torch.stack([F.leaky_relu((a * z[u] + b * z[v]).sum(1), 0.2) for u in torch.nonzero(linked[v])[:, 0]])
+        for v in range(len(linked))
+    ]
+    return torch.cat([row.softmax(0) for row in rows])
+
+
+@pytest.mark.parametrize(("case", "by_hand"), [("gcn", gcn_coefficients), ("gat", gat_coefficients)])
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_cglbs_full_batch_twp_adds_gradients_before_it_squares(
+    case: str, by_hand: object, batch_size: int | None
+) -> None:
+    setting = make(case, (1, 3))
+    context = setting.context(batch_size=batch_size)
+    method = TWP(task_weight=20.0, topology_weight=3.0, sparsity=0.3, reading="cglb-full-batch")
+    method.end_task(context)
+    params, norm = list(setting.model.parameters()), by_hand(setting).square().sum().sqrt()  # type: ignore[operator]
+    close(coefficient_norm(context), norm)
+    shape = torch.autograd.grad(norm, params, allow_unused=True)
+    loss = F.cross_entropy(setting.model(setting.batch)[:, setting.scope], setting.positions)
+    task = torch.autograd.grad(loss, params)
+    parts = [(20.0 * t.square() + 3.0 * (t if s is None else t + s).square()).flatten() for t, s in zip(task, shape)]
+    want = torch.cat(parts)
+    close(flat(method.importance_), want)
+    anchor = flat(setting.params)
+    setting.load(setting.direction(1))
+    close(pull(method, context, setting.batch), want * (flat(setting.params) - anchor))
+
+
+def test_twp_lists_its_readings() -> None:
+    with pytest.raises(eg.EvergraphError, match="choose one of: liu, cglb, cglb-full-batch"):
+        TWP(reading="paper")

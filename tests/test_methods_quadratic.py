@@ -206,6 +206,53 @@ def test_mas_is_the_mean_absolute_gradient_of_squared_outputs(case: str) -> None
     close(pull(method, context), STRENGTH * (wants[0] + wants[1]) * gap)
 
 
+def squared_batch_gradients_by_hand(setting: Setting, batch_size: int) -> Tensor:
+    """The mean over batches of the squared gradient of their mean squared output, over all units."""
+    params, squares = list(setting.model.parameters()), []
+    for nodes in setting.nodes.split(batch_size):
+        outputs = setting.model(setting.batcher.batch(nodes))
+        value = sum(outputs[v, unit] ** 2 for v in range(len(nodes)) for unit in range(outputs.size(1)))
+        grads = torch.autograd.grad(value / outputs.numel(), params)
+        squares.append(torch.cat([grad.flatten() for grad in grads]) ** 2)
+    return torch.stack(squares).mean(0)
+
+
+@cases
+@pytest.mark.parametrize("over_tasks", ["sum", "mean"])
+def test_mas_squares_batches_and_averages_over_tasks_on_request(case: str, over_tasks: str) -> None:
+    setting = make(case, (1, 3))  # the importance is over all units even so
+    method = MAS(STRENGTH, importance="squared-batch", over_tasks=over_tasks)
+    wants, sizes = [], [6, 4, 5]
+    for seed, size in enumerate(sizes, start=1):  # tasks of their own sizes, with an uneven last batch
+        task = Setting(setting.graph, setting.model, setting.batcher, setting.problem, setting.nodes[:size])
+        context = task.context(batch_size=4)
+        ended(method, task, context, seed)
+        theta = setting.params
+        setting.load(setting.direction(seed))
+        wants.append(squared_batch_gradients_by_hand(task, 4))
+        setting.load(theta)
+    weights = [1.0] * 3 if over_tasks == "sum" else [size / sum(sizes) for size in sizes]
+    want = sum(weight * importance for weight, importance in zip(weights, wants))
+    close(flat(method.importance_), want)
+    close(pull(method, context), STRENGTH * want * (flat(setting.params) - flat(setting.direction(3))))
+
+
+def test_mas_averages_its_own_importance_too() -> None:
+    setting = make("gcn")
+    context = setting.context()
+    single, mean = MAS(STRENGTH), MAS(STRENGTH, over_tasks="mean")
+    for method in (single, mean):
+        for seed in (1, 2):
+            ended(method, setting, context, seed)
+    close(flat(mean.importance_), flat(single.importance_) / 2)  # two tasks of one size
+
+
+@pytest.mark.parametrize("settings", [{"importance": "batch"}, {"over_tasks": "max"}])
+def test_mas_lists_its_readings(settings: dict[str, str]) -> None:
+    with pytest.raises(eg.EvergraphError, match="choose one of"):
+        MAS(**settings)
+
+
 # SI
 
 

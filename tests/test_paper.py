@@ -76,7 +76,7 @@ def test_the_papers_settings_are_in_its_protocol() -> None:
     assert rows["ours-without-ema"]["settings"]["ema"] == 0.0
     assert {rows[name]["settings"]["strength"] for name in ("ewc-empirical", "mas", "online-ewc-1")} == {1e4}
     values = {name: study["values"] for name, study in protocol.content["studies"].items()}
-    assert values == {"strength": [0.01, 0.1, 0.5], "queue-size": [32, 64, 128]}
+    assert values == {"strength": [0.01, 0.1, 0.5], "queue-size": [32, 64, 128], "estimators": [0.01, 0.1, 1.0]}
 
 
 def test_what_the_paper_printed() -> None:
@@ -172,8 +172,21 @@ def test_best_takes_the_strongest_hold_that_still_learns() -> None:
 
 def test_a_studys_own_value_is_the_tables_cell() -> None:
     studies = Protocol.load("paper", "coauthor-cs", seeds=3).study_cells()
-    assert studies["strength"]["0.1"].key == studies["queue-size"]["128"].key == "paper/coauthor-cs/ours"
-    assert studies["queue-size"]["32"].spec.settings["queue_size"] == 32
+    ours = "Ours (queue)"
+    in_table = {studies[name][ours][value].key for name, value in (("strength", "0.1"), ("queue-size", "128"))}
+    assert in_table == {"paper/coauthor-cs/ours"}
+    assert studies["queue-size"][ours]["32"].spec.settings["queue_size"] == 32
+
+
+def test_studies_of_one_setting_share_their_cells() -> None:
+    studies = Protocol.load("paper", "coauthor-cs", seeds=3).study_cells()
+    ours = "Ours (queue)"
+    assert studies["strength"][ours]["0.01"] == studies["estimators"][ours]["0.01"]
+    assert studies["estimators"]["Ours (exact)"]["0.1"].key == "paper/coauthor-cs/ours-exact"
+    by_key = {}
+    for cells in (cells for study in studies.values() for cells in study.values()):
+        for cell in cells.values():
+            assert by_key.setdefault(cell.key, cell.spec) == cell.spec, cell.key
 
 
 def test_finished_cells_are_never_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

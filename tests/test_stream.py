@@ -132,11 +132,8 @@ def test_the_split_depends_on_the_seed_alone(skewed: eg.Graph) -> None:
         for task in stream:
             for key, found in parts.items():
                 nodes = getattr(task, key)
-                own = [
-                    nodes[task.graph.y[nodes] == p]
-                    for p, name in zip(task.class_positions, task.class_names)
-                    if name in "bf"
-                ]
+                named = zip(task.class_positions, task.class_names)
+                own = [nodes[task.graph.y[nodes] == position] for position, name in named if name in "bf"]
                 found |= members(task, torch.cat([*own, nodes[:0]]))
         return parts
 

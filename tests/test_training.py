@@ -591,6 +591,96 @@ def test_a_gpu_learns_what_a_cpu_learns(small_stream: eg.TaskStream) -> None:
     assert found["cuda"] == pytest.approx(found["cpu"], abs=10)
 
 
+# Adam's averages between tasks
+
+
+def by_one_adam(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dict[str, Tensor]:
+    """Full-batch training over all tasks, with one optimizer for all or a fresh one for each."""
+    model, optimizer = eg.GCN(hidden=16), None
+    torch.manual_seed(0)
+    model.setup(stream.graph.num_features, stream.num_classes)
+    model.to(torch.float64)
+    for task in stream:
+        if optimizer is None or fresh:
+            optimizer = torch.optim.Adam(model.parameters(), lr=of.training.lr, weight_decay=of.training.weight_decay)
+        units = [of.classes_.index(name) for name in task.class_names]
+        batch = of.problem.batcher(model, task.graph, targets=of.problem.targets(task.graph, of.classes_)).batch(
+            task.train
+        )
+        positions = torch.tensor([units.index(int(unit)) for unit in batch.y])
+        for _ in range(of.training.epochs):
+            optimizer.zero_grad()
+            F.cross_entropy(model(batch)[:, units], positions, reduction="sum").backward()
+            optimizer.step()
+    return copy_params(model)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_adams_averages_are_kept_between_tasks_on_request(small_stream: eg.TaskStream, keep: bool) -> None:
+    made = learner(keep_optimizer=keep, batch_size=0, dtype=torch.float64).fit(small_stream)
+    want, other = (by_one_adam(made, small_stream, fresh=fresh) for fresh in (not keep, keep))
+    for name, value in made.model.named_parameters():
+        assert torch.allclose(value, want[name], rtol=0, atol=1e-9), name
+        assert not torch.allclose(value, other[name], rtol=0, atol=1e-4), name
+    assert (made.optimizer_state is None) == (not keep)
+
+
+def test_kept_averages_are_saved_between_tasks_and_within_one(small_stream: eg.TaskStream, tmp_path: Path) -> None:
+    whole = learner(eg.EWC(), keep_optimizer=True)
+    for number, task in enumerate(small_stream):
+        whole.learn(task, lambda progress, epochs, at=number: whole.save(tmp_path / f"{at}-{progress.epoch}"))
+        whole.save(tmp_path / f"{number}-end")
+    assert len(list(tmp_path.iterdir())) == 3 * (3 + 1)
+    for folder in tmp_path.iterdir():
+        again = eg.Learner.load(folder, device="cpu")
+        for number in range(again.num_tasks, len(small_stream)):
+            again.learn(small_stream[number])
+        for (name, a), b in zip(whole.model.named_parameters(), again.model.parameters()):
+            assert torch.equal(a, b), f"{folder.name}: {name}"
+        for name, kept in whole.optimizer_state.items():
+            for key, value in kept.items():
+                assert torch.equal(value, again.optimizer_state[name][key]), f"{folder.name}: {name}.{key}"
+
+
+def test_a_learn_that_fails_leaves_the_kept_averages_as_they_were(
+    small_stream: eg.TaskStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, unbroken = (learner(keep_optimizer=True) for _ in range(2))
+    for made in (broken, unbroken):
+        made.learn(small_stream[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(broken.method, "end_task", lambda context: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            broken.learn(small_stream[1])
+    for name, kept in unbroken.optimizer_state.items():
+        for key, value in kept.items():
+            assert torch.equal(value, broken.optimizer_state[name][key])
+    for made in (broken, unbroken):
+        made.learn(small_stream[1])
+    assert all(torch.equal(a, b) for a, b in zip(broken.model.parameters(), unbroken.model.parameters()))
+
+
+def test_the_averages_of_a_parameter_that_has_grown_start_afresh(small_stream: eg.TaskStream) -> None:
+    made = learner(keep_optimizer=True, num_classes=4, batch_size=0)
+    for task in (small_stream[0], small_stream[1]):
+        made.learn(task)
+    made.grow(6)
+    made.learn(small_stream[2])
+    steps = {name: int(kept["step"]) for name, kept in made.optimizer_state.items()}
+    assert steps == {"weights.0": 3 * 3, "weights.1": 3}
+
+
+def test_a_change_of_mind_about_the_averages(small_stream: eg.TaskStream) -> None:
+    """Whether they are kept is the training's to say, at each task; so is the learning rate they go on with."""
+    made, fresh = learner(keep_optimizer=True), learner()
+    for one in (made, fresh):
+        one.learn(small_stream[0])
+        one.training = replace(one.training, keep_optimizer=False, lr=0.05)
+        one.learn(small_stream[1])
+    assert all(torch.equal(a, b) for a, b in zip(made.model.parameters(), fresh.model.parameters()))
+    assert made.optimizer_state is None
+
+
 def test_the_readmes_api(small_stream: eg.TaskStream) -> None:
     learner = eg.Learner(eg.GCN(hidden=16), eg.OnlineCurvature(strength=0.1), epochs=2)
     for task in small_stream:

@@ -7,6 +7,10 @@ class EvergraphError(ValueError):
     """Bad input. The message is one line; the command line prints it and exits with status 2."""
 
 
+class DivergedError(EvergraphError):
+    """A model whose loss or parameters are no longer finite numbers."""
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
     """The error for a name that is not on the list: says what the list is."""
     return EvergraphError(f"unknown {kind} {name!r}; choose one of: {', '.join(choices)}")

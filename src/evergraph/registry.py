@@ -1,4 +1,4 @@
-"""One registry for everything that has a name: methods, models, datasets, problems, metrics, test graphs, loggers.
+"""One registry for everything that has a name: methods, models, datasets, problems, metrics, selection rules and more.
 
 A new one is one file with one decorator, in this package or in another. A package announces its modules with an
 entry point of the group `evergraph.plugins`; importing the module registers what is in it:
@@ -89,6 +89,7 @@ metrics: Registry[Any] = Registry("metric")
 summaries: Registry[Any] = Registry("summary")
 test_graphs: Registry[Any] = Registry("test graph")
 loggers: Registry[Any] = Registry("logger")
+selection_rules: Registry[Any] = Registry("selection rule")
 
 _loaded = False
 

@@ -78,6 +78,7 @@ WeightDecay = _training_option(float, "Adam's L2 term.", "weight_decay")
 BatchSize = _training_option(int, "Seed nodes in a batch; 0 for full batch.", "batch_size")
 Patience = _training_option(int, "Early stopping on the current task's validation loss; 0 is off.", "patience")
 ClassBalanced = Annotated[bool | None, typer.Option("--class-balanced", help="Weigh classes inversely to their size.")]
+KeepOptimizer = Annotated[bool | None, typer.Option("--keep-optimizer", help="Keep Adam's averages between tasks.")]
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
 stderr = Console(stderr=True)
@@ -103,6 +104,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "class_balanced": (ClassBalanced, None),
     "patience": (Patience, None),
     "fan_out": (FanOut, None),
+    "keep_optimizer": (KeepOptimizer, None),
     "jobs": (Jobs, None),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),

@@ -13,6 +13,8 @@ from evergraph.cli import common
 from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import DATASETS, PAPER_DATASETS, PROTOCOLS
+from evergraph.experiments.paper.statistics import markdown
+from evergraph.experiments.paper.statistics import statistics as counted
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -32,11 +34,19 @@ def paper_command(
     data_root: common.DataRoot = None,
     out: common.Out = None,
     resume: common.Resume = False,
+    statistics: Annotated[
+        bool, typer.Option("--statistics", help="Print the paper's Table 2 beside the data at hand; run nothing.")
+    ] = False,
     json: common.Json = False,
 ) -> None:
     """Table 1 of the paper beside ours, its heatmaps, the λ figure and the queue-size study."""
     if dataset != "all" and dataset not in DATASETS:
         raise unknown("dataset", dataset, (*DATASETS, "all"))
+    datasets = PAPER_DATASETS if dataset == "all" else (dataset,)
+    if statistics:
+        table = counted(datasets, data_root)
+        common.print_json(table) if json else sys.stdout.write(markdown(table))
+        return
     if protocol not in (*PROTOCOLS, "both"):
         raise unknown("protocol", protocol, (*PROTOCOLS, "both"))
     rows = [name for name in methods.split(",") if name] if methods is not None else None
@@ -60,7 +70,7 @@ def paper_command(
     try:
         with common.on_interrupt(lambda: common.how_to_resume(folder)):
             summary: dict[str, Any] = run_paper(
-                datasets=PAPER_DATASETS if dataset == "all" else (dataset,),
+                datasets=datasets,
                 protocols=PROTOCOLS if protocol == "both" else (protocol,),
                 seeds=seeds,
                 rows=rows,

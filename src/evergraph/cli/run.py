@@ -125,6 +125,8 @@ def _finish_cells(
             f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
         )
     left = {key: spec for key, spec in specs.items() if key not in known}
+    for key, spec in left.items():
+        check_folder(folder / CELLS / key, spec, options["resume"])
     if (options["jobs"] or 1) > 1:
         new_results = _side_by_side(left, folder / CELLS, options)
     else:
@@ -160,7 +162,7 @@ def _side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, An
         spec.make_stream(0, options["data_root"])
     cells = [Cell(key, spec) for key, spec in specs.items()]
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
-        f"{done}/{total} {key}", file=sys.stderr, flush=True
+        f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True
     )
     return run_cells(cells, folder, data_root=options["data_root"], jobs=options["jobs"], on_done=on_done)
 

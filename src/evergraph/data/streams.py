@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from evergraph.data.files import GRAPH_FILES, read_graph_file
 from evergraph.data.graph import Graph, as_graph
 from evergraph.data.tasks import Part, Task
 from evergraph.data.test_graphs import TEST_GRAPHS
-from evergraph.errors import unknown
+from evergraph.errors import EvergraphError, unknown
 
 DEFAULT_STREAM = "digits"
+MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
 
 
 class TaskStream:
@@ -59,27 +62,66 @@ class TaskStream:
         self.edges_between_tasks, self.test_graph = edges_between_tasks, test_graph
         self.task_incremental, self.problem = task_incremental, problem
         groups = group_classes(graph, order, classes_per_task, min_class_size, seed)
+        # 0, 1, 2 for training, validation and test nodes
+        part = torch.full((graph.num_nodes,), -1)
+        for number, chosen in enumerate(split_nodes(graph, [position for group in groups for position in group], seed)):
+            part[chosen] = number
+        self._extent, self._split, self._test_part = "", "60/20/20 per class", 2
+        self._take(graph, groups, part)
+
+    def _take(self, graph: Graph, groups: Sequence[Sequence[int]], part: Tensor) -> None:
+        """Make the stream of these groups of the graph's classes; nodes without a part are left out."""
         sizes = torch.tensor([len(group) for group in groups])
         arranged = [position for group in groups for position in group]
         # one graph of these classes alone, whose labels are positions in the order of arrival
         rank = torch.full((graph.num_classes + 1,), -1)
         rank[arranged] = torch.arange(len(arranged))
-        y = rank[graph.y]  # an unlabelled node's -1 meets the last entry, also -1
+        y = torch.where(part >= 0, rank[graph.y], -1)  # an unlabelled node's -1 meets the last entry, also -1
         # a graph on disk is not copied: nodes without a class stay, and belong to no task
         nodes = torch.arange(graph.num_nodes) if graph.on_disk else torch.nonzero(y >= 0).reshape(-1)
         whole = graph.subgraph(nodes) if nodes.numel() < graph.num_nodes else graph
         names = [graph.class_names[position] for position in arranged]
         self.graph = Graph(whole.x, whole.adjacency, y[nodes], names, graph.name, on_disk=graph.on_disk)
-        # 0, 1, 2 for training, validation and test nodes
-        part = torch.full((graph.num_nodes,), -1)
-        for number, chosen in enumerate(split_nodes(graph, arranged, seed)):
-            part[chosen] = number
         self._part = part[nodes]
         self.tasks_classes = [piece.tolist() for piece in torch.arange(len(arranged)).split(sizes.tolist())]
         task_of_class = torch.repeat_interleave(torch.arange(len(groups)), sizes)
         self._task_of_node = torch.where(self.graph.y >= 0, task_of_class[self.graph.y], -1)
         self._tasks: dict[int, Task] = {}
         self._seen: tuple[int, Task] | None = None
+
+    def first(self, tasks: int) -> TaskStream:
+        """The first tasks alone, with the classes and the split that they have here; nothing of later tasks."""
+        if not 1 <= tasks <= len(self):
+            raise EvergraphError(
+                f"{self.name}: first_tasks={tasks} is impossible with {len(self)} tasks; choose 1 to {len(self)}"
+            )
+        known = (self._task_of_node >= 0) & (self._task_of_node < tasks)
+        narrowed = copy.copy(self)
+        narrowed._extent = f"the first {tasks} of {len(self)} tasks"
+        narrowed._take(self.graph, self.tasks_classes[:tasks], torch.where(known, self._part, -1))
+        return narrowed
+
+    def within_task(self, index: int = 0) -> TaskStream:
+        """A small stream made of one task's training and validation nodes; its test nodes are not even in the graph.
+
+        The task's classes arrive one by one if there are at most four, else in three to five tasks of equal size.
+        Tests run on the validation nodes.
+        """
+        classes = self.tasks_classes[index]
+        if len(classes) < 2:
+            raise EvergraphError(
+                f"{self.name}: task {index} has one class and cannot be cut into a pseudo-stream; "
+                "it takes at least two classes per task"
+            )
+        size = math.ceil(len(classes) / MOST_PSEUDO_TASKS)
+        known = (self._task_of_node == range(len(self))[index]) & (self._part < 2)
+        narrowed = copy.copy(self)
+        narrowed.classes_per_task, narrowed._test_part = size, 1
+        narrowed._extent = f"the classes of task {index}, without its test nodes"
+        narrowed._split = "75/25 per class for training and validation; tests on validation nodes"
+        groups = [classes[start : start + size] for start in range(0, len(classes), size)]
+        narrowed._take(self.graph, groups, torch.where(known, self._part, -1))
+        return narrowed
 
     @property
     def num_classes(self) -> int:
@@ -116,6 +158,7 @@ class TaskStream:
         With test graph `task` these are the tasks' own graphs side by side; with one that joins tasks (or with edges
         kept between tasks) it is one graph with the edges between them.
         """
+        index = range(len(self))[index]
         joined = TEST_GRAPHS[self.test_graph].joins_tasks or self.edges_between_tasks
         return self._gather(index, 0, joined=joined, members=range(index + 1))
 
@@ -151,7 +194,8 @@ class TaskStream:
             "test_graph": self.test_graph,
             "problem": self.problem,
             "scenario": "task-incremental" if self.task_incremental else "class-incremental",
-            "split": "60/20/20 per class",
+            "split": self._split,
+            **({"extent": self._extent} if self._extent else {}),
         }
 
     def _gather(self, index: int, first: int, *, joined: bool, members: Sequence[int]) -> Task:
@@ -160,7 +204,8 @@ class TaskStream:
         graph = self.graph.subgraph(nodes, None if joined else self._task_of_node)
         mine = torch.isin(self._task_of_node[nodes], torch.tensor(list(members)))
         part = self._part[nodes]
-        train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in range(3))
+        parts = (0, 1, self._test_part)
+        train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)
         classes = [position for task in members for position in self.tasks_classes[task]]
         return Task(index, classes, graph, train, val, test, self.num_classes)
 
@@ -174,6 +219,8 @@ def stream(
     classes_per_task: int | None = None,
     min_class_size: int | None = None,
     data_root: str | Path | None = None,
+    first_tasks: int = 0,
+    pseudo_stream: bool = False,
     **options: Any,
 ) -> TaskStream:
     """A stream by name, from a file, or from a graph at hand.
@@ -184,17 +231,21 @@ def stream(
         classes_per_task: classes per task; the dataset's (2 for a graph of your own) where not given.
         min_class_size: smallest class kept; the dataset's where not given.
         data_root: folder of the datasets; else `EVERGRAPH_DATA`, else a cache in the home folder.
+        first_tasks: the first so many tasks alone (`TaskStream.first`); 0 for all.
+        pseudo_stream: a small stream of the first task's classes instead (`TaskStream.within_task`).
         options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`,
             `task_incremental`.
     """
     graph, dataset = find_graph(source, data_root)
-    return TaskStream(
+    tasks = TaskStream(
         graph,
         dataset.classes_per_task if classes_per_task is None else classes_per_task,
         min_class_size=dataset.min_class_size if min_class_size is None else min_class_size,
         problem=dataset.problem,
         **options,
     )
+    tasks = tasks.first(first_tasks) if first_tasks else tasks
+    return tasks.within_task(0) if pseudo_stream else tasks
 
 
 def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = None) -> tuple[Graph, Dataset]:

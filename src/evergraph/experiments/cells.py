@@ -27,6 +27,7 @@ from evergraph.persistence.files import taken_folder
 
 Results = dict[str, dict[str, Any]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Iterator[tuple["Cell", dict[str, Any]]]]
+Failed = Callable[["Cell", EvergraphError], "dict[str, Any] | None"]
 LONGEST_FIRST = ("twp", "joint", "curvature", "lwf")  # so that no long run starts when all others are done
 
 
@@ -59,6 +60,7 @@ def run_cells(
     *,
     choices: Iterable[Choice] = (),
     known: Callable[[Cell], dict[str, Any] | None] = lambda cell: None,
+    failed: Failed = lambda cell, error: None,
     data_root: str | Path | None = None,
     jobs: int = 1,
     on_done: Callable[[str, int, int], None] | None = None,
@@ -73,6 +75,7 @@ def run_cells(
         out: the folder that the cells' folders are in.
         choices: entries that are chosen among trials.
         known: the result of a cell that need not be run.
+        failed: what stands for the result of a cell whose run ended in an error; None raises it.
         data_root: folder of the datasets.
         jobs: processes side by side.
         on_done: called as (key, cells done, cells in all).
@@ -82,7 +85,7 @@ def run_cells(
     total, results = len(waiting) + len(open_choices), dict[str, dict[str, Any]]()
     if on_done is not None:
         on_done("starting", 0, total)
-    with nullcontext(_in_turn) if jobs <= 1 else _side_by_side(jobs) as finish:
+    with nullcontext(partial(_in_turn, failed)) if jobs <= 1 else _side_by_side(jobs, failed) as finish:
         for cell, result in _known_first(finish, known, waiting, str(out), data_root):
             results[cell.key] = result
             if on_done is not None:
@@ -120,19 +123,32 @@ def _trials(choices: Iterable[Choice]) -> Iterator[Cell]:
         yield from choice.trials
 
 
-def _in_turn(waiting: list[Cell], out: str, data_root: str | Path | None) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def _in_turn(
+    failed: Failed, waiting: list[Cell], out: str, data_root: str | Path | None
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Finish the cells one after the other, those added meanwhile too."""
     while waiting:
         cell = waiting.pop(0)
-        yield cell, cell.finish(out, data_root)
+        try:
+            result = cell.finish(out, data_root)
+        except EvergraphError as error:
+            result = _instead(failed, cell, error)
+        yield cell, result
+
+
+def _instead(failed: Failed, cell: Cell, error: EvergraphError) -> dict[str, Any]:
+    """What stands for the result of a cell that ended in an error, or the error."""
+    if (result := failed(cell, error)) is None:
+        raise error
+    return result
 
 
 @contextmanager
-def _side_by_side(jobs: int) -> Iterator[Finish]:
+def _side_by_side(jobs: int, failed: Failed) -> Iterator[Finish]:
     """Finishes cells in several processes. Stopped, it waits for none of them: cells go on where they were."""
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
     try:
-        yield partial(_in_processes, pool)
+        yield partial(_in_processes, pool, failed)
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.terminate()
@@ -142,11 +158,12 @@ def _side_by_side(jobs: int) -> Iterator[Finish]:
 
 
 def _in_processes(
-    pool: ProcessPoolExecutor, waiting: list[Cell], out: str, data_root: str | Path | None
+    pool: ProcessPoolExecutor, failed: Failed, waiting: list[Cell], out: str, data_root: str | Path | None
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a process's work."""
     running: dict[Future[None], Cell] = {}
     left: dict[str, int] = {}
+    instead: dict[str, dict[str, Any]] = {}  # for cells of which a seed failed
     while waiting or running:
         new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
         waiting.clear()
@@ -161,10 +178,15 @@ def _in_processes(
         if running and not complete:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 cell = running.pop(future)
-                _check(future, cell)
+                try:
+                    _check(future, cell)
+                except EvergraphError as error:
+                    instead[cell.key] = _instead(failed, cell, error)
                 left[cell.key] -= 1
                 complete += [] if left[cell.key] else [cell]
-        yield from _in_turn(complete, out, data_root)  # nothing is left to train: the results are put together
+        yield from ((cell, instead[cell.key]) for cell in complete if cell.key in instead)
+        whole = [cell for cell in complete if cell.key not in instead]
+        yield from _in_turn(failed, whole, out, data_root)  # nothing is left to train: the results are put together
 
 
 def _check(future: Future[None], cell: Cell) -> None:

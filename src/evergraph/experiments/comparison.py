@@ -38,8 +38,15 @@ def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> d
 
 def cell_key(parts: Mapping[str, Sequence[str]], chosen: Mapping[str, str]) -> str:
     """A cell's name: what sets it apart, from the outermost axis to the method."""
-    varying = [chosen[axis] for axis, values in parts.items() if len(values) > 1 and axis != "method"]
-    return "/".join(Path(part).name.replace(":", "-") for part in [*varying, chosen["method"]])
+    varying = [_short(chosen[axis], values) for axis, values in parts.items() if len(values) > 1 and axis != "method"]
+    return "/".join([*varying, chosen["method"]])
+
+
+def _short(value: str, values: Sequence[str]) -> str:
+    """A value as part of a folder's name: the last part of a path, where no other value ends alike."""
+    names = [Path(other).name for other in values]
+    name = Path(value).name if names.count(Path(value).name) == 1 else value.strip("/")
+    return name.replace("/", "-").replace(":", "-")
 
 
 def check_names(kind: str, names: Iterable[str]) -> list[str]:

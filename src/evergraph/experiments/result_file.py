@@ -48,10 +48,7 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
     """The result of a cell that the file holds, if it was run with these very settings; None where it is not there."""
     if key not in entries:
         return None
-    saved, wanted = entries[key]["spec"], json.loads(json.dumps(spec.as_dict()))
-    defaults = json.loads(json.dumps(RunSpec(spec.source).as_dict()))
-    differ = [name for name in wanted if saved.get(name, defaults[name]) != wanted[name] and name != "device"]
-    if differ:
+    if differ := spec.differences(entries[key]["spec"]):
         raise EvergraphError(f"{RESULTS}: {key} was run with other settings ({', '.join(differ)}); use another --out")
     result: dict[str, Any] = entries[key]["result"]
     return result

@@ -20,7 +20,14 @@ from evergraph.evaluation import summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.checkpoint import INDEX, remove_tree
-from evergraph.persistence.files import holds_something, make_folder, only_writer, taken_folder, write_atomically
+from evergraph.persistence.files import (
+    holds_something,
+    make_folder,
+    only_writer,
+    remove_scratch,
+    taken_folder,
+    write_atomically,
+)
 from evergraph.training import Learner, Progress, pick_device
 from evergraph.training.driver import Driver
 from evergraph.training.snapshot import model_name
@@ -161,6 +168,7 @@ class _SeedRun:
         logging: Logging,
     ) -> None:
         make_folder(folder)
+        remove_scratch(folder)
         self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
         self.on_progress, self.logging = on_progress, logging
         self.checkpoint = folder / "checkpoint"
@@ -261,9 +269,7 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
         saved = json.loads(config.read_text())["spec"]
     except (ValueError, KeyError):
         raise EvergraphError(f"{config} is damaged; name another folder with --out") from None
-    wanted = json.loads(json.dumps(spec.as_dict()))
-    keys = [key for key in wanted if saved.get(key) != wanted[key] and key != "device"]  # a run may go on elsewhere
-    if keys:
+    if keys := spec.differences(saved):
         raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ class RunSpec:
 
     Args:
         source: a stream's name or path.
-        stream: settings of the stream (`order`, `test_graph`, `classes_per_task`, …).
+        stream: settings of the stream (`order`, `test_graph`, `classes_per_task`, …); `first_tasks` and
+            `pseudo_stream` restrict it to what a selection rule may look at.
         method: the method's name.
         settings: the method's hyper-parameters.
         model: the model's name; the one that the method prefers where it is empty.
@@ -70,6 +73,12 @@ class RunSpec:
         if self.metric:
             METRICS[self.metric]
         self.learner(self.seeds[0])
+
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """What differs from a saved specification, the device aside; what is not named there is the default."""
+        wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
+        earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
+        return [name for name in wanted if earlier.get(name) != wanted[name] and name != "device"]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -164,6 +165,15 @@ STEP_HOOKS = ("directions", "penalty", "logit_cotangent", "replay", "observe", "
 """The hooks that run inside a training step, in the order in which the loop calls them."""
 
 
+SearchSpace = Mapping[str, tuple[float, float] | list[Any]]
+"""Ranges and choices by setting: a pair is a range, log-uniform or, from 0, uniform; a list holds choices."""
+
+
+def search_over(**settings: tuple[float, float] | list[Any]) -> SearchSpace:
+    """A method's search space: the settings given, and the learning rate of its training."""
+    return MappingProxyType({**settings, "lr": (1e-4, 1e-2)})
+
+
 class Method:
     """A way to learn a new task without forgetting the old ones. Every hook may be left out.
 
@@ -181,6 +191,10 @@ class Method:
     """The model that a learner takes where none is named."""
     training: ClassVar[Mapping[str, Any]] = {}
     """Training settings that a learner takes where none are named; see `Training`."""
+    search_space: ClassVar[SearchSpace] = search_over()
+    """What `evergraph tune` searches: settings of the method and, under their own names, of `Training`."""
+    hold: ClassVar[tuple[str, ...]] = ("strength",)
+    """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
 
     # entering a task
 

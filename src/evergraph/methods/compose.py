@@ -13,7 +13,7 @@ from evergraph.core.params import Direction, Params
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
-from evergraph.methods.base import STEP_HOOKS, Context, Method, Replay, Step, View
+from evergraph.methods.base import STEP_HOOKS, Context, Method, Replay, SearchSpace, Step, View
 from evergraph.models.base import GraphModel
 
 
@@ -44,6 +44,20 @@ class Compose(Method):
     def training(self) -> Mapping[str, Any]:  # type: ignore[override]
         """What the parts ask for; of two that ask for one setting, the first."""
         return {key: value for method in reversed(self.methods) for key, value in method.training.items()}
+
+    @property
+    def search_space(self) -> SearchSpace:  # type: ignore[override]
+        """Those of the parts: each part's settings under its name, those of the training once."""
+        return {
+            f"{method.name}.{key}" if key in method.hyperparameters() else key: values
+            for method in self.methods
+            for key, values in method.search_space.items()
+        }
+
+    @property
+    def hold(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those of the parts, under their names."""
+        return tuple(f"{method.name}.{key}" for method in self.methods for key in method.hold)
 
     def prepare(self, context: Context) -> None:
         """Each in turn."""

@@ -10,7 +10,7 @@ from torch import nn
 from evergraph.core.params import Params, copy_params
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method
+from evergraph.methods.base import METHODS, Context, Method, search_over
 from evergraph.methods.state import state
 
 
@@ -24,25 +24,36 @@ def average_with(model: nn.Module, previous: Params, decay: float) -> None:
 @METHODS.register
 @dataclass(repr=False)
 class EMA(Method):
-    """After each task but the first, average the parameters with those before it (the paper, Algorithm 1).
+    """After each task, average the parameters with those stored after the one before (the paper, Algorithm 1).
 
-    The result is the start of the next task and, for methods that stand after it in `Compose`, the anchor.
+    θ_t ← β θ_{t−1} + (1−β) θ. The result is the start of the next task and, for methods that stand after it in
+    `Compose`, the anchor.
 
     Args:
         decay: β, the weight of the earlier parameters; 0.5 in the paper, 0 turns averaging off.
+        from_first_task: Algorithm 1 to the letter: the first task is averaged too, with the initial parameters θ_0.
+            By default averaging begins with the second task, since θ_0 has learned nothing that could be kept.
     """
 
     name = "ema"
     family = "parameter averaging"
     reference = "Yin, Sun and Wu: Unbiased Online Curvature Approximation, Algorithm 1"
     access = Access(keeps=("parameters",))
+    search_space = search_over(decay=(0.0, 0.9))
+    hold = ("decay",)
 
     decay: float = 0.5
+    from_first_task: bool = False
     previous_: Params = state(dict, like="params", new="values")
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise EvergraphError(f"ema: decay={self.decay} must be at least 0 and below 1")
+
+    def start_task(self, context: Context) -> None:
+        """Remember θ_0 where it takes part."""
+        if self.decay and self.from_first_task and not self.previous_:
+            self.previous_ = copy_params(context.model)
 
     def end_task(self, context: Context) -> None:
         """Average with the stored parameters, then store the result."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from evergraph.core.params import Params
 from evergraph.curvature import LABELS, fisher_diagonal, measuring, squared_batch_gradients
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import METHODS, Context
+from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.quadratic import Quadratic
 
 
@@ -30,6 +30,7 @@ class EWC(Quadratic):
     name = "ewc"
     family = "Fisher, diagonal"
     reference = "Kirkpatrick et al.: Overcoming catastrophic forgetting in neural networks, PNAS 2017"
+    search_space = search_over(strength=(1e-1, 1e10))
 
     strength: float = 1e4
     labels: str = "empirical"

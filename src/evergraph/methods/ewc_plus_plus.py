@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from evergraph.core.params import Params
 from evergraph.curvature import pick_labels, random_sign_diagonal, require_deterministic, squared_gradient
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import METHODS, Context, Step
+from evergraph.methods.base import METHODS, Context, Step, search_over
 from evergraph.methods.quadratic import Quadratic
 from evergraph.methods.state import state
 
@@ -31,6 +31,7 @@ class EWCPlusPlus(Quadratic):
     name = "ewc++"
     family = "Fisher, diagonal"
     reference = "Chaudhry et al.: Riemannian Walk for Incremental Learning, ECCV 2018"
+    search_space = search_over(strength=(1e-1, 1e10))
 
     strength: float = 1e4
     decay: float = 0.9

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evergraph.data.tasks import Task, union
+from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method
 from evergraph.methods.state import count_bytes, state
@@ -36,7 +37,14 @@ class Joint(Method):
         """All data so far."""
         task = context.task
         everything = task.so_far() if task.so_far is not None else task
-        return union([*map(Task.unpack, self.kept_), everything]) if self.kept_ else everything
+        if self.kept_:
+            everything = union([*map(Task.unpack, self.kept_), everything])
+        if len(everything.class_names) < context.old.numel() + len(task.class_names):
+            raise EvergraphError(
+                "joint training: the data of some earlier classes is gone, it was kept by another stream; "
+                "learn the tasks of one stream, or tasks of your own (Task.of), which are kept"
+            )
+        return everything
 
     def end_task(self, context: Context) -> None:
         """Keep what nobody else keeps."""

@@ -11,7 +11,7 @@ from evergraph.core.recording import recorded_products
 from evergraph.curvature import LABELS, KroneckerFactor, fisher_diagonal, kronecker_factors, measuring
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, Step
+from evergraph.methods.base import METHODS, Context, Method, Step, search_over
 from evergraph.methods.state import state
 
 
@@ -33,6 +33,7 @@ class KFAC(Method):
     family = "Fisher, Kronecker"
     reference = "Ritter, Botev and Barber: Online Structured Laplace Approximations, NeurIPS 2018"
     access = Access(keeps=("parameters",))
+    search_space = search_over(strength=(1e-1, 1e10))
 
     strength: float = 1e4
     labels: str = "exact"

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
 from evergraph.curvature import in_mode
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, Step
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.state import state
 
 
@@ -27,28 +28,49 @@ class LwF(Method):
     Args:
         strength: λ; 1 in its paper; the paper of this package takes 1 to 10.
         temperature: T; 2 in its paper; the paper of this package takes 2 to 20.
+        distillation: `seen` distils all old classes in one softmax; `per-task` sums one distillation for each old
+            task, over the classes seen up to that task, as CGLB's class-incremental code does: the first task's
+            classes then count once for every old task.
     """
 
     name = "lwf"
     family = "functional"
     reference = "Li and Hoiem: Learning without Forgetting, ECCV 2016"
     access = Access(keeps=("parameters",))
+    search_space = search_over(strength=(0.1, 100.0), temperature=(1.0, 20.0))
 
     strength: float = 1.0
     temperature: float = 2.0
+    distillation: str = "seen"
+    seen_: list[int] = state(list)
     teacher_: Params = state(dict, like="params", new="values")
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise EvergraphError(f"lwf: temperature={self.temperature} must be above 0")
+        one_of("distillation", self.distillation, ("seen", "per-task"))
 
     def penalty(self, step: Step) -> Tensor | None:
         """Distillation from the parameters stored after the last task."""
-        old = step.context.old
-        if not self.teacher_ or not self.strength or not old.numel():
+        if not self.teacher_ or not self.strength or not step.context.old.numel():
             return None
-        per_example = step.problem.within(old).divergence(step.logits, self.teach(step), self.temperature)
-        return self.strength * step.context.reduced(per_example)
+        teacher, cache = self.teach(step), step.context.cache
+        key = ("distilled", self.distillation, *self.seen_)
+        if key not in cache:  # found once per task: a step shall not wait for the device
+            cache[key] = self.distilled(step.context.old)
+        parts = [step.problem.within(units).divergence(step.logits, teacher, self.temperature) for units in cache[key]]
+        return self.strength * step.context.reduced(torch.stack(parts).sum(0))
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """One more forward pass, with other parameters."""
+        return True
+
+    def distilled(self, old: Tensor) -> list[Tensor]:
+        """The output units of each distillation, out of those of the old classes."""
+        if self.distillation == "seen":
+            return [old]
+        return [units for seen in self.seen_ if (units := old[old < seen]).numel()]
 
     @torch.no_grad()
     def teach(self, step: Step) -> Tensor:
@@ -61,3 +83,4 @@ class LwF(Method):
         """The present network is the next task's teacher."""
         buffers = {name: value.clone() for name, value in context.model.named_buffers()}
         self.teacher_ = {**copy_params(context.model), **buffers}
+        self.seen_ = [*self.seen_, context.old.numel() + len(context.task.class_names)]

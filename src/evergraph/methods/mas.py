@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from evergraph.core.params import Params
+from evergraph.core.params import Params, copy_params
 from evergraph.curvature import measuring, sum_of_powers
 from evergraph.data.batching import Batch
-from evergraph.methods.base import METHODS, Context
-from evergraph.methods.quadratic import Quadratic
+from evergraph.errors import one_of
+from evergraph.methods.base import METHODS, Context, search_over
+from evergraph.methods.quadratic import Quadratic, mean_squared_gradient
+from evergraph.methods.state import state
 
 
 @METHODS.register
@@ -19,28 +21,51 @@ class MAS(Quadratic):
     """Importance Ω_i = mean over nodes of |∂‖z_v‖²/∂θ_i|: how much the output moves with a parameter.
 
     As in its paper, importances add up over tasks and the anchor is the last task's parameters. ‖z_v‖²
-    is taken over the label scope.
+    is taken over the label scope. The other choices are CGLB's.
 
     Args:
         strength: λ; 1e4 in the paper.
+        importance: `per-node` as above; `squared-batch` is the mean over batches of squared gradients of the batch's
+            mean z², over all its nodes and all output units.
+        over_tasks: `sum`, or `mean`: each task's importance weighed by its number of training nodes.
     """
 
     name = "mas"
     family = "importance"
     reference = "Aljundi et al.: Memory Aware Synapses, ECCV 2018"
+    search_space = search_over(strength=(1e-1, 1e10))
 
     strength: float = 1e4
+    importance: str = "per-node"
+    over_tasks: str = "sum"
+    num_nodes_: int = state(int)
+
+    def __post_init__(self) -> None:
+        one_of("importance", self.importance, ("per-node", "squared-batch"))
+        one_of("merging over tasks", self.over_tasks, ("sum", "mean"))
 
     def measure(self, context: Context) -> Params:
-        """The mean of single-node gradients' absolute values, over the task's training nodes and label scope."""
+        """The task's importance over its training nodes."""
+        with measuring(context.model, next(context.batches(1))):
+            if self.importance == "squared-batch":
+                squares = (context.model(batch).square().mean() for batch in context.batches())
+                return mean_squared_gradient(context, squares)
+            return self._per_node(context)
+
+    def _per_node(self, context: Context) -> Params:
+        """The mean of single-node gradients' absolute values, over the label scope."""
 
         def cotangents(batch: Batch, outputs: Tensor) -> Tensor:
             return 2 * context.problem.in_scope(outputs).unsqueeze(1)
 
-        with measuring(context.model, next(context.batches(1))):
-            total = sum_of_powers(context.model, context.batches, cotangents, power=1)
+        total = sum_of_powers(context.model, context.batches, cotangents, power=1)
         return {name: value / context.num_train for name, value in total.items()}
 
-    def merge(self, importance: Params, anchor: Params) -> None:
-        """Add the importance, move the anchor."""
-        self.move(importance, anchor)
+    def end_task(self, context: Context) -> None:
+        """Add the importance, or average it with the past; move the anchor."""
+        importance, kept = self.measure(context), 1.0
+        self.num_nodes_ += context.num_train
+        if self.over_tasks == "mean":
+            share = context.num_train / self.num_nodes_
+            importance, kept = {name: share * value for name, value in importance.items()}, 1 - share
+        self.move(importance, copy_params(context.model), kept)

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
@@ -86,3 +88,17 @@ class Quadratic(Method):
                     *(t.split(rows) for t in (value.grad, value, self.anchor_[name], self.importance_[name]))
                 ):
                     grad.addcmul_(now - then, weight, value=self.strength)
+
+
+def mean_squared_gradient(context: Context, batch_values: Iterator[Tensor]) -> Params:
+    """The mean over batches of (∂value/∂θ)², entry by entry: gradients of whole batches are squared, not of nodes."""
+    params, count = context.params, 0
+    total = {name: torch.zeros_like(value) for name, value in params.items()}
+    with torch.enable_grad():
+        for value in batch_values:
+            grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+            for sum_, grad in zip(total.values(), grads):
+                if grad is not None:
+                    sum_ += grad.square()
+            count += 1
+    return {name: sum_ / count for name, sum_ in total.items()}

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params
 from evergraph.curvature import measuring
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError
-from evergraph.methods.base import METHODS, Context, Step
-from evergraph.methods.quadratic import Quadratic
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
+from evergraph.methods.quadratic import Quadratic, mean_squared_gradient
+from evergraph.models.gat import edge_softmax
 
 
 @METHODS.register
@@ -27,60 +28,102 @@ class TWP(Quadratic):
     edges into v. From the second task on sparsity · ‖∂L_batch/∂θ‖₁ is added to the loss, so that a new
     task leans on few parameters.
 
-    Deviations: public code adds that last term as a detached number, which no gradient sees; here it
-    works. Public code squares the sum of both gradients for the topology; here each its own.
+    Public code is another matter, so it can be asked for as a `reading`. In CGLB's the last term is a detached
+    number, which no gradient sees, and the importance is
+
+    - `cglb`, its mini-batch code: (task_weight + topology_weight) · mean over batches of (∂L_batch/∂θ)². The loss's
+      importance is filed under topology too, and that of the topology is dropped.
+    - `cglb-full-batch`: task_weight (∂L/∂θ)² + topology_weight (∂L/∂θ + ∂‖α‖/∂θ)² with α the first layer's
+      coefficients after a softmax, over all edges of the task's graph. The first gradient is still there when the
+      second is added.
 
     Args:
         strength: factor on everything; 0 is fine-tuning.
         task_weight: λ_l; 1e4 in the paper.
         topology_weight: λ_t; 1e4 in the paper.
-        sparsity: β; 0.01 in the paper.
+        sparsity: β; 0.01 in the paper. Without effect in CGLB's readings.
+        reading: `liu` as above, `cglb` or `cglb-full-batch`.
     """
 
     name = "twp"
     family = "importance, topology"
     reference = "Liu, Yang and Wang: Overcoming Catastrophic Forgetting in Graph Neural Networks, AAAI 2021"
+    search_space = search_over(task_weight=(1e-2, 1e8), topology_weight=(1e-2, 1e8))
+    hold = ("task_weight", "topology_weight")
 
     strength: float = 1.0
     task_weight: float = 1e4
     topology_weight: float = 1e4
     sparsity: float = 0.01
+    reading: str = "liu"
+
+    def __post_init__(self) -> None:
+        one_of("reading", self.reading, ("liu", "cglb", "cglb-full-batch"))
 
     def start_task(self, context: Context) -> None:
         """Find out now, not after the task, whether the model has attention-like coefficients."""
-        with torch.no_grad():
-            topology(context, next(edge_batches(context, 1)))
+        if self.reading != "cglb":
+            with torch.no_grad():
+                topology(context, next(edge_batches(context, 1)))
 
     def measure(self, context: Context) -> Params:
-        """Squared gradients of the mean loss and of the mean squared coefficients."""
+        """The importance for the task just learned, as the reading has it."""
         with measuring(context.model, next(context.batches(1))):
-            losses = (context.problem.loss(context.model(batch), batch.y).sum() for batch in context.batches())
-            task = gradient_of_mean(context, losses)
-            shape = gradient_of_mean(context, (topology(context, batch) for batch in edge_batches(context)))
+            losses = (context.problem.loss(context.model(batch), batch.y) for batch in context.batches())
+            if self.reading == "cglb":
+                squares = mean_squared_gradient(context, (loss.mean() for loss in losses))
+                return {name: (self.task_weight + self.topology_weight) * value for name, value in squares.items()}
+            task = gradient_of_mean(context, (loss.sum() for loss in losses))
+            if self.reading == "liu":
+                shape = gradient_of_mean(context, (topology(context, batch) for batch in edge_batches(context)))
+            else:
+                norm = gradient_of_mean(context, iter([context.num_train * coefficient_norm(context)]))
+                shape = {name: task[name] + norm[name] for name in task}
         return {
             name: self.task_weight * task[name].square() + self.topology_weight * shape[name].square() for name in task
         }
 
     def penalty(self, step: Step) -> Tensor | None:
         """β times the 1-norm of the loss's gradient, itself differentiable."""
-        if not self.importance_ or not self.sparsity or not self.strength:
+        if not self.importance_ or not self.sparsity or not self.strength or self.reading != "liu":
             return None
         params = list(step.model.parameters())
         grads = torch.autograd.grad(step.loss, params, create_graph=True, allow_unused=True)
         norm = torch.stack([grad.abs().sum() for grad in grads if grad is not None]).sum()
         return self.strength * self.sparsity * norm
 
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """A second backward pass, and the quadratic's two operations per parameter."""
+        return True
+
 
 def topology(context: Context, batch: Batch) -> Tensor:
     """Σ over layers and edges into the seeds of e², each edge's as a mean over heads."""
-    attention = capable(context.model, "attention")
-    if attention is None:
-        raise EvergraphError(f"{type(context.model).__name__} has no attention-like coefficients; use GCN or GAT")
     layers = []
-    for number, score in enumerate(attention(batch)):
+    for number, score in enumerate(coefficients(context, batch)):
         inward = batch.layer(number).row_of_entry() < batch.num_seeds
         layers.append(score[inward].square().mean(1).sum())
     return torch.stack(layers).sum()
+
+
+def coefficient_norm(context: Context) -> Tensor:
+    """‖α‖ over all edges of the task's graph and all heads; α_vu is the first layer's e_vu after a softmax over u."""
+    shown = context.problem.batcher(context.model, context.task.graph, device=context.device, show_edges=True)
+    batch = shown.batch(torch.arange(context.task.graph.num_nodes, device=context.device))
+    first = batch.layer(0)
+    with torch.enable_grad():
+        score = coefficients(context, batch)[0]
+        return edge_softmax(score, first.row_of_entry(), first.num_rows).norm()
+
+
+def coefficients(context: Context, batch: Batch) -> list[Tensor]:
+    """The model's attention-like coefficients e, one row per edge, layer by layer."""
+    attention = capable(context.model, "attention")
+    if attention is None:
+        raise EvergraphError(f"{type(context.model).__name__} has no attention-like coefficients; use GCN or GAT")
+    scores: list[Tensor] = attention(batch)
+    return scores
 
 
 def edge_batches(context: Context, batch_size: int | None = None) -> Iterator[Batch]:

@@ -84,9 +84,10 @@ class NodeClassification(Problem):
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """onehot(y) − p."""
-        scoped = self._scoped(outputs)
-        onehot = F.one_hot(self._positions(targets), scoped.size(1)).to(scoped.dtype)
-        return self._widened(onehot - scoped.softmax(1), outputs.size(1))
+        score = -self._scoped(outputs).softmax(1)
+        hit = self._positions(targets).unsqueeze(1)
+        score = score.scatter_add(1, hit, torch.ones_like(hit, dtype=score.dtype))
+        return self._widened(score, outputs.size(1))
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """p ∘ u − p (p · u)."""
@@ -101,9 +102,12 @@ class NodeClassification(Problem):
         return self._widened(p.sqrt().unsqueeze(2) * centred, outputs.size(1))
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A class drawn from p."""
-        p = self._scoped(outputs).softmax(1).to("cpu", torch.float64)
-        return self._units(torch.multinomial(p, 1, generator=generator).reshape(-1).to(outputs.device))
+        """A class drawn from p. On a GPU from the device's own random numbers, so that nothing waits for Python."""
+        p = self._scoped(outputs).softmax(1)
+        if p.is_cuda:
+            uniform = torch.rand(p.size(0), 1, dtype=p.dtype, device=p.device)
+            return self._units((p.cumsum(1) < uniform).sum(1).clamp(max=p.size(1) - 1))
+        return self._units(torch.multinomial(p.double(), 1, generator=generator).reshape(-1))
 
     def most_probable(self, outputs: Tensor) -> Tensor:
         """The class with the highest output."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.data.tasks import Task
-from evergraph.errors import EvergraphError
+from evergraph.errors import DivergedError, EvergraphError
 from evergraph.persistence.checkpoint import INDEX, remove_tree
 from evergraph.persistence.files import holds_something, taken_folder
 from evergraph.training.learner import Learner
@@ -53,7 +53,12 @@ class Driver:
             if time.perf_counter() - self._saved >= self._pause:
                 self._save(learner, self.unfinished, notes)
 
-        return learner.learn(task, hook)
+        try:
+            return learner.learn(task, hook)
+        except DivergedError:
+            if self.unfinished != self.folder:
+                remove_tree(self.unfinished)  # going on from there would only diverge again
+            raise
 
     def commit(self, learner: Learner, notes: Callable[[], dict[str, Any]] | None = None) -> None:
         """Save the learner after a finished task."""

@@ -21,7 +21,7 @@ from evergraph.methods import Context, Method, View, make_method
 from evergraph.models import MODELS, GraphModel, as_model, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem
-from evergraph.training.loop import OnEpoch, Progress, diverged, train
+from evergraph.training.loop import OnEpoch, OptimizerState, Progress, diverged, train
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
 
@@ -96,6 +96,7 @@ class Learner:
         self.history: list[dict[str, Any]] = []  # what each task was, for people
         self.notes: dict[str, Any] = {}
         self.progress: Progress | None = None
+        self.optimizer_state: OptimizerState | None = None  # the last task's, where the training keeps it
         self.task_mark: str | None = None  # which task it is in the middle of
         self.generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         self.random_state = torch.Generator().manual_seed(seed).get_state()
@@ -124,6 +125,7 @@ class Learner:
             if not all(bool(torch.isfinite(value).all()) for value in self.model.parameters()):
                 raise diverged(context, self.training, progress)
             self.first_accuracies = [*self.first_accuracies, self._test(task)]
+        self.optimizer_state = progress.optimizer if self.training.keep_optimizer else None
         self.progress, self.task_mark = None, None
         self.num_tasks += 1
         trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
@@ -145,12 +147,13 @@ class Learner:
                 "learn that one to its end, or load an earlier checkpoint"
             )
         plain = ("classes_", "first_accuracies", "progress", "task_mark", "num_classes", "random_state")
-        before = {name: copy.deepcopy(getattr(self, name)) for name in plain}
+        before = {name: copy.deepcopy(getattr(self, name)) for name in (*plain, "optimizer_state")}
         restore_model = remembered(self.model)
         state, generator = self.method.copied_state(), self.generator.get_state()
         if not resumed:
             self.classes_ = self.classes_ + new_names(self.classes_, task)
-            self.progress, self.task_mark = Progress(), mark
+            kept = self.optimizer_state if self.training.keep_optimizer else None
+            self.progress, self.task_mark, self.optimizer_state = Progress(optimizer=kept), mark, None
         try:
             yield resumed
         except _StoppedBetweenEpochs as stopped:

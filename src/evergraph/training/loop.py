@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +13,14 @@ from torch import Tensor
 from evergraph.core.params import Params, copy_params
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError
+from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
 from evergraph.training.executors import EXECUTORS, Executor
 from evergraph.training.settings import Training
+
+OptimizerState = dict[str, dict[str, Tensor]]
+"""Adam's averages and number of steps of each parameter, under the parameter's name."""
 
 OnEpoch = Callable[["Progress", int], None]
 """Called after every epoch with the progress and the number of epochs planned."""
@@ -29,7 +31,7 @@ class Progress:
     """Where the training of a task stands between two epochs: all that is needed to go on."""
 
     epoch: int = 0
-    optimizer: dict[str, Any] | None = None
+    optimizer: OptimizerState | None = None
     best_loss: float = float("inf")
     best_params: Params = field(default_factory=dict)
     waited: int = 0
@@ -42,6 +44,21 @@ def make_optimizer(model: GraphModel, settings: Training) -> torch.optim.Adam:
     return torch.optim.Adam(
         model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True, capturable=on_gpu
     )
+
+
+def optimizer_state(model: GraphModel, optimizer: torch.optim.Optimizer) -> OptimizerState:
+    """The optimizer's state by parameter; the tensors are the optimizer's own."""
+    return {name: dict(optimizer.state[value]) for name, value in model.named_parameters() if value in optimizer.state}
+
+
+def load_optimizer(model: GraphModel, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
+    """Take up a state; a parameter that is not in it, or in another shape, starts afresh."""
+    known = {
+        position: state[name]
+        for position, (name, value) in enumerate(model.named_parameters())
+        if name in state and state[name]["exp_avg"].shape == value.shape
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": known})
 
 
 def train(
@@ -59,8 +76,7 @@ def train(
         return progress
     optimizer = make_optimizer(model, settings)
     if progress.optimizer is not None:
-        optimizer.load_state_dict(progress.optimizer)
-        optimizer.param_groups[0]["capturable"] = seeds.is_cuda  # the state may come from another device
+        load_optimizer(model, optimizer, progress.optimizer)
     weigh = context.problem.balancing_weights(context.batcher.y[seeds]) if settings.class_balanced else None
     step = partial(train_step, context, method, optimizer=optimizer, weigh=weigh)
     executor = next(kind for kind in executors if kind.suits(context, method))(context, step)
@@ -77,10 +93,11 @@ def train(
         stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
         progress.log.append(row)
         if on_epoch is not None:
-            progress.optimizer = optimizer.state_dict()
+            progress.optimizer = optimizer_state(model, optimizer)
             on_epoch(progress, epochs)
         if stop:
             break
+    progress.optimizer = optimizer_state(model, optimizer)
     with torch.no_grad():
         for name, value in progress.best_params.items():
             model.get_parameter(name).copy_(value)
@@ -129,9 +146,9 @@ def _replayed(context: Context, replay: Replay) -> Tensor:
     return term
 
 
-def diverged(context: Context, settings: Training, progress: Progress) -> EvergraphError:
+def diverged(context: Context, settings: Training, progress: Progress) -> DivergedError:
     """The error for a model that is no longer made of finite numbers."""
-    return EvergraphError(
+    return DivergedError(
         f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss or parameters are no longer "
         f"finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
     )

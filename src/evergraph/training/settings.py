@@ -26,6 +26,8 @@ class Training:
         patience: stop after so many epochs without a lower loss on the current task's validation nodes,
             and go back to the best; 0 trains all epochs.
         fan_out: neighbours to sample at each hop, e.g. (10, 25); None takes exact neighbourhoods.
+        keep_optimizer: go on with Adam's averages from task to task, as code does that makes its optimizer once.
+            A parameter whose shape has changed starts afresh.
     """
 
     epochs: int = 50
@@ -37,6 +39,7 @@ class Training:
     class_balanced: bool = False
     patience: int = 0
     fan_out: tuple[int, ...] | None = None
+    keep_optimizer: bool = False
 
     def __post_init__(self) -> None:
         one_of("label scope", self.label_scope, LABEL_SCOPES)

@@ -44,6 +44,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "seed": learner.seed,
         "random_state": learner.random_state,
         "method_random_state": learner.generator.get_state(),
+        "optimizer": learner.optimizer_state,
         "progress": {**vars(progress), "task_mark": learner.task_mark} if progress is not None else None,
     }
 
@@ -73,6 +74,7 @@ def restore(
             setattr(learner, name, list(tree[name]))
         learner.classes_ = list(tree["classes"])
         learner.random_state = tree["random_state"]
+        learner.optimizer_state = _to_device(tree["optimizer"], learner.device)
         learner.generator.set_state(tree["method_random_state"])
         if tree["progress"] is not None:
             progress = _to_device(tree["progress"], learner.device)

@@ -28,6 +28,7 @@ class Dataset:
         min_class_size: classes with fewer examples are left out.
         about: one line for people.
         problem: what is to be learned, by its registered name.
+        settings_like: a function whose parameters are the settings, where `load` passes them on to it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Dataset:
     min_class_size: int = 0
     about: str = ""
     problem: str = "node-classification"
+    settings_like: Callable[..., Graph] | None = None
 
     def graph(self, data_root: str | Path | None = None, settings: str = "") -> Graph:
         """The graph, loaded with settings given as text: `key=value,key=value`."""
@@ -44,7 +46,8 @@ class Dataset:
         return graph
 
     def _parse(self, text: str) -> dict[str, Any]:
-        known = {p.name: p.default for p in list(inspect.signature(self.load).parameters.values())[1:]}
+        parameters = list(inspect.signature(self.settings_like or self.load).parameters.values())
+        known = {p.name: p.default for p in (parameters if self.settings_like else parameters[1:])}
         if text and not known:
             raise EvergraphError(
                 f"{self.name} takes no settings, found {text!r}; only generated graphs do: sbm:nodes=5000"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -68,19 +67,11 @@ def _below(limits: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return (random.random(limits.size) * limits).astype(np.int64)
 
 
-def _load(
-    data_root: str | Path | None,
-    nodes: int = 2000,
-    classes: int = 10,
-    degree: float = 10.0,
-    homophily: float = 0.8,
-    features: int = 32,
-    signal: float = 1.0,
-    seed: int = 0,
-) -> Graph:
-    return sbm(nodes, classes, degree, homophily, features, signal, seed)
-
-
 DATASETS.register(
-    Dataset("sbm", _load, about="generated: sbm:nodes=2000,classes=10,degree=10,homophily=0.8,features=32,seed=0")
+    Dataset(
+        "sbm",
+        lambda data_root, **settings: sbm(**settings),
+        about="generated: sbm:nodes=2000,classes=10,degree=10,homophily=0.8,features=32,seed=0",
+        settings_like=sbm,
+    )
 )

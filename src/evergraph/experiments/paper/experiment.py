@@ -63,7 +63,8 @@ def run_paper(
     for plan in available:
         cells += plan.cells(wanted(plan))
         if studies and rows is None:
-            cells += [cell for values in plan.study_cells().values() for cell in values.values()]
+            for rows_of_study in plan.study_cells().values():
+                cells += [cell for values in rows_of_study.values() for cell in values.values()]
     choices = [choice for plan in available for choice in plan.choices(wanted(plan))]
     entries = {key: entry for plan in plans for key, entry in read_results(plan.folder(out)).items()}
     chosen: dict[str, RunSpec] = {}
@@ -147,8 +148,8 @@ def _write(
     if measured:
         written["figures"].append(str(heatmaps(list(measured.values()), folder / "heatmaps.png")))
         written["figures"].append(str(final_rows(measured, folder / "final-row.png")))
-    for name, values in plan.study_cells().items() if studies and plan.dataset not in missing else ():
+    for name, cells in plan.study_cells().items() if studies and plan.dataset not in missing else ():
         about = plan.content["studies"][name]
-        by_value = {value: results[cell.key] for value, cell in values.items()}
-        written["figures"].append(str(study(about["title"], about["key"], by_value, folder / f"{name}.png")))
+        lines = {title: {value: results[cell.key] for value, cell in values.items()} for title, values in cells.items()}
+        written["figures"].append(str(study(about["title"], about["key"], lines, folder / f"{name}.png")))
     return {"protocol": plan.name, "dataset": plan.dataset, **written}

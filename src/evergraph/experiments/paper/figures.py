@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from evergraph.experiments.plots import COLOURS, mean_matrix
+from evergraph.experiments.plots import COLOURS, PALETTE, mean_matrix
 
 
 def final_rows(results: dict[str, dict[str, Any]], path: Path) -> Path:
@@ -26,18 +26,27 @@ def final_rows(results: dict[str, dict[str, Any]], path: Path) -> Path:
     return _save(figure, path)
 
 
-def study(title: str, key: str, results: dict[str, dict[str, Any]], path: Path) -> Path:
-    """AP and AF against a hyper-parameter, with the spread over seeds."""
+def study(title: str, key: str, lines: dict[str, dict[str, dict[str, Any]]], path: Path) -> Path:
+    """AP and AF against a hyper-parameter, one line per row of the table, with the spread over seeds."""
     plt = _pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3))
-    positions = range(len(results))
+    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.4))
     for axis, measure in zip(axes, ("ap", "af")):
-        means = [result[measure]["mean"] for result in results.values()]
-        spread = [result[measure]["std"] for result in results.values()]
-        axis.bar(positions, means, yerr=spread, width=0.6, color="#2f5d8a", capsize=4)
-        axis.set_xticks(positions, list(results))
+        for number, (name, results) in enumerate(lines.items()):
+            values = [float(value) for value in results]
+            means = [result[measure]["mean"] for result in results.values()]
+            spread = [result[measure]["std"] for result in results.values()]
+            style = "--" if "without EMA" in name else "-"
+            colour = PALETTE[number % max(len(lines) // 2, 3) % len(PALETTE)]
+            axis.errorbar(
+                values, means, yerr=spread, fmt=f"o{style}", color=colour, capsize=3, markersize=4, label=name
+            )
+        axis.set_xscale("log")
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
         axis.set_xlabel(key)
         axis.set_ylabel(f"{measure.upper()} (%)")
+    if len(lines) > 1:
+        axes[0].legend(fontsize=7)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     return _save(figure, path)

@@ -107,17 +107,21 @@ class Protocol:
 
         return Choice(trials, choose)
 
-    def study_cells(self) -> dict[str, dict[str, Cell]]:
-        """For each study: one cell per value. The row's own value is the table's cell, and is not run twice."""
-        studies: dict[str, dict[str, Cell]] = {}
-        for name, study in self.content.get("studies", {}).items():
-            row = self.content["rows"][study["row"]]
-            studies[name] = {}
+    def study_cells(self) -> dict[str, dict[str, dict[str, Cell]]]:
+        """For each study its rows, each with one cell per value; a row's own value is the table's cell."""
+        return {name: self._study(name, study) for name, study in self.content.get("studies", {}).items()}
+
+    def _study(self, name: str, study: dict[str, Any]) -> dict[str, dict[str, Cell]]:
+        cells: dict[str, dict[str, Cell]] = {}
+        for row_name in study.get("rows") or [study["row"]]:
+            row = self.content["rows"][row_name]
+            cells[row["title"]] = {}
             for value in study["values"]:
                 in_table = row.get("settings", {}).get(study["key"]) == value
-                key = self.key(study["row"] if in_table else f"studies/{name}@{value}")
-                studies[name][str(value)] = Cell(key, self.spec(row, range(self.seeds), **{study["key"]: value}))
-        return studies
+                place = f"studies/{study['key']}/{row_name}@{value:g}"  # studies of one key share their cells
+                key = self.key(row_name if in_table else place)
+                cells[row["title"]][str(value)] = Cell(key, self.spec(row, range(self.seeds), **{study["key"]: value}))
+        return cells
 
 
 MARGIN = 0.05

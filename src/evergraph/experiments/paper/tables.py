@@ -22,7 +22,7 @@ def table_rows(
     rows = []
     for name, row in protocol.rows(wanted).items():
         result = results.get(protocol.key(name))
-        theirs = printed.get(name, (None, None))
+        theirs = printed.get(row.get("printed", name), (None, None))
         rows.append(
             {
                 "protocol": protocol.name,
@@ -36,6 +36,17 @@ def table_rows(
             }
         )
     return rows
+
+
+def distance(row: dict[str, Any]) -> float | None:
+    """How far a row is from the printed one: the mean of |ΔAP| and |ΔAF|, in points, on the protocol's test graph.
+
+    Only protocol `paper` sets out to come near.
+    """
+    if row["paper_ap"] is None or row["result"] is None or row["protocol"] != "paper":
+        return None
+    gaps = [abs(row["result"][key]["mean"] - row[f"paper_{key}"]) for key in ("ap", "af")]
+    return sum(gaps) / len(gaps)
 
 
 def _cell(summary: dict[str, Any] | None, key: str, plus_minus: str = "±") -> str:
@@ -60,28 +71,22 @@ def _other(row: dict[str, Any], graph: str) -> dict[str, Any] | None:
     result: dict[str, Any] | None = row["result"]
     if result is None:
         return None
-    found: dict[str, Any] | None = result["also_tested"].get(graph)
-    return found
+    summary: dict[str, Any] | None = result["also_tested"].get(graph)
+    return summary
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A Markdown table."""
     test_graph, other_graph = _graphs(rows)
-    head = [
-        "method",
-        "paper AP",
-        "paper AF",
-        f"AP ({test_graph})",
-        f"AF ({test_graph})",
-        f"AP ({other_graph})",
-        f"AF ({other_graph})",
-    ]
+    measured = [f"{measure} ({graph})" for graph in (test_graph, other_graph) for measure in ("AP", "AF")]
+    distances = ["distance"] if any(distance(row) is not None for row in rows) else []
+    head = ["method", "paper AP", "paper AF", *measured, *distances]
     lines = [" | ".join(head), " | ".join(["---"] + ["--:"] * (len(head) - 1))]
     for row in rows:
         elsewhere = _other(row, other_graph)
         cells = [row["title"], _printed(row["paper_ap"]), _printed(row["paper_af"])]
         cells += [_cell(row["result"], "ap"), _cell(row["result"], "af")]
-        cells += [_cell(elsewhere, "ap"), _cell(elsewhere, "af")]
+        cells += [_cell(elsewhere, "ap"), _cell(elsewhere, "af"), *(_printed(distance(row)) for _ in distances)]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
@@ -117,16 +122,16 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
         for part in ("mean", "std")
     ]
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["protocol", "dataset", "row", "title", "paper_ap", "paper_af", *measures, "seconds"])
+    writer.writerow(["protocol", "dataset", "row", "title", "paper_ap", "paper_af", *measures, "seconds", "distance"])
     for row in rows:
         result = row["result"]
-        values: list[Any] = [None] * (len(measures) + 1)
+        values: list[Any] = [None] * (len(measures) + 2)
         if result:
             summaries = (result, _other(row, other_graph))
             values = [
                 s[key][part] if s else None for s in summaries for key in ("ap", "af") for part in ("mean", "std")
             ]
-            values.append(result["seconds"])
+            values += [result["seconds"], distance(row)]
         writer.writerow(
             [row["protocol"], row["dataset"], row["row"], row["title"], row["paper_ap"], row["paper_af"], *values]
         )

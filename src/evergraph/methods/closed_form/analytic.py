@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -61,6 +62,7 @@ class Analytic(Method):
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"
+    search_space = MappingProxyType({"ridge": (1e-3, 10.0)})
 
     ridge: float = 0.0
     balance: float = 0.75

@@ -9,7 +9,7 @@ from evergraph.core.params import Displacement, Params, copy_params
 from evergraph.curvature import require_deterministic
 from evergraph.errors import one_of
 from evergraph.methods.access import Access
-from evergraph.methods.base import Context, Method
+from evergraph.methods.base import Context, Method, search_over
 from evergraph.methods.state import state
 
 PAPER = "Yin, Sun and Wu: Unbiased Online Curvature Approximation for Regularized Graph Continual Learning"
@@ -28,6 +28,7 @@ class AnchoredCurvature(Method):
     family = "Fisher, full, online"
     reference = PAPER
     access = Access(keeps=("parameters",))
+    search_space = search_over(strength=(1e-3, 1e3))
     measures_while_training: ClassVar[bool] = True
     """Whether F is taken in training mode, as part of the step, and so needs a model without dropout."""
 

@@ -36,7 +36,7 @@ def add_sums(before: Tensor | None, new: Tensor) -> Tensor:
 
 
 def mean_batch(problem: Problem, model: GraphModel, sums: Tensor, device: torch.device) -> tuple[Batch, Tensor]:
-    """A batch with one seed for each class that has nodes: its mean features; and the classes' numbers of nodes.
+    """A batch with one seed for each row of sums that has nodes: their mean features; and the numbers of nodes.
 
     Each mean has a twin as its only neighbour, as if a node stood among its like: layers with self-loops
     see the mean itself, and layers that read neighbours alone find the same features there.
@@ -47,6 +47,6 @@ def mean_batch(problem: Problem, model: GraphModel, sums: Tensor, device: torch.
     means = (present[:, :-1] / counts.unsqueeze(1)).repeat(2, 1)
     twin = torch.arange(2 * number).roll(number)
     adjacency = SparseMatrix(torch.arange(2 * number + 1), twin, torch.ones(2 * number), 2 * number)
-    graph = Graph(means, adjacency, torch.zeros(2 * number, dtype=torch.long), [0], "class means")
+    graph = Graph(means, adjacency, torch.zeros(2 * number, dtype=torch.long), [0], "stand-ins")
     seeds = torch.arange(number, device=device)
     return problem.batcher(model, graph, device=device).batch(seeds), counts.to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import METHODS, Method
+from evergraph.methods.base import METHODS, Method, SearchSpace
 from evergraph.methods.compose import Compose
 from evergraph.methods.ema import EMA
 from evergraph.methods.online_curvature.anchors import ANCHORS, PAPER, AnchoredCurvature
@@ -27,26 +27,31 @@ class OnlineCurvature(Compose):
         strength: λ; 0.1 in the paper.
         estimator: `exact` (expectation over labels in closed form; recommended), `sampled` (one label drawn
             per node: the paper's equation «Ours»), `queue` (one gradient per step, M kept: Algorithm 1).
-        nodes: `batch` takes F over the nodes of the step (the paper), `means` over the means of the old classes.
+        nodes: `batch` takes F over the nodes of the step (the paper), `means` over the means of the old classes,
+            `prototypes` over several prototypes of each; the paper counts what they keep as replay.
         queue_size: M of the queue; 128 in the paper.
         ema: β of the moving average after each task; 0 turns it off (the paper's ablation).
         point: where between θ_t and θ the Fisher is evaluated: 1 is the paper's θ, 0 is EWC's θ_t. Below 1
             every anchor is kept and each costs a product of its own.
         over_tasks: `sum-of-squares` (equation «Ours») has the gradient F D, `square-of-sum` (the batch loss
             and Algorithm 1) has (τ−1) F D.
-        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation
-            «Ours») and `mean` (the queue divides by |Q|) fix it. The queue always takes the mean unless
-            `sum` is asked for.
+        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation «Ours») and
+            `mean` fix it. With the queue, `loss` estimates the same quantity (|B|/|Q| Σ_Q against a summed loss,
+            1/|Q| Σ_Q against a mean), `mean` is its line in the paper taken literally (1/|Q| Σ_Q against either), and
+            `sum` is the plain sum over the queue.
         anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
             uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown. By
-            default `stored` with the batch, `latest` with the means.
+            default `stored` with the batch, `latest` with means and prototypes.
         queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
             before a push, so it can hold M+1.
+        prototypes: how many of each class, for `nodes="prototypes"` alone.
+        ema_from_first_task: average the first task with the initial parameters, as Algorithm 1 does.
     """
 
     name = "curvature"
     family = "Fisher, full, online"
     reference = PAPER
+    hold = ("strength", "ema")
 
     strength: float = 0.1
     estimator: str = "exact"
@@ -58,16 +63,20 @@ class OnlineCurvature(Compose):
     over_nodes: str = "loss"
     anchors: str = ""
     queue_rule: str = "text"
+    prototypes: int = 32
+    ema_from_first_task: bool = False
 
     def __post_init__(self) -> None:
         one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
-        one_of("nodes", self.nodes, ("batch", "means"))
-        self.anchors = self.anchors or {"batch": "stored", "means": "latest"}[self.nodes]
+        one_of("nodes", self.nodes, ("batch", "means", "prototypes"))
+        self.anchors = self.anchors or ("stored" if self.nodes == "batch" else "latest")
         one_of("anchors", self.anchors, ANCHORS)
         if not 0 <= self.ema < 1:
             raise EvergraphError(f"curvature: ema={self.ema} must be at least 0 and below 1")
-        if self.nodes == "means" and (self.estimator == "queue" or self.point < 1):
-            raise EvergraphError("curvature: nodes=means needs estimator=exact or sampled, and point=1")
+        if self.nodes != "batch" and (self.estimator == "queue" or self.point < 1):
+            raise EvergraphError(f"curvature: nodes={self.nodes} needs estimator=exact or sampled, and point=1")
+        if self.prototypes < 1:
+            raise EvergraphError(f"curvature: prototypes={self.prototypes} must be at least 1; see also nodes=means")
         if self.point < 1 and self.estimator == "queue":
             raise EvergraphError(
                 "curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1"
@@ -75,18 +84,25 @@ class OnlineCurvature(Compose):
         if self.queue_size < 1:
             raise EvergraphError(f"curvature: queue_size={self.queue_size} must be at least 1")
         one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
-        super().__init__(EMA(self.ema), self._regularizer())
+        super().__init__(EMA(self.ema, self.ema_from_first_task), self._regularizer())
 
     def _regularizer(self) -> AnchoredCurvature:
         """The form of the regularizer that the settings ask for."""
         shared = (self.strength, self.over_tasks, self.over_nodes, self.anchors)
         if self.estimator == "queue":
             return QueueCurvature(*shared, queue_size=self.queue_size, queue_rule=self.queue_rule)
-        if self.nodes == "means":
-            return StandInCurvature(*shared, estimator=self.estimator)
+        if self.nodes != "batch":
+            number = self.prototypes if self.nodes == "prototypes" else 0
+            return StandInCurvature(*shared, estimator=self.estimator, prototypes=number)
         if self.point != 1:
             return InterpolatedCurvature(*shared, estimator=self.estimator, point=self.point)
         return BatchCurvature(*shared, estimator=self.estimator)
+
+    @property
+    def search_space(self) -> SearchSpace:  # type: ignore[override]
+        """The form's own range of strengths, and the average's decay."""
+        average, form = (method.search_space for method in self.methods)
+        return {**form, "ema": average["decay"]}
 
     model = Method.model
     training = Method.training  # the paper's own settings are part of its protocol, not of its parts

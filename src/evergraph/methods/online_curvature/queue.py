@@ -16,14 +16,19 @@ from evergraph.methods.state import state
 @METHODS.register
 @dataclass(repr=False)
 class QueueCurvature(AnchoredCurvature):
-    """strength/(2|Q|) Σ_{g∈Q} (g · D)², Q the gradients of single nodes' sampled log-likelihoods in recent steps.
+    """The F of `batch-curvature`, estimated from gradients of single nodes' sampled log-likelihoods in recent steps.
 
-    Each step adds the gradient of one random node of the batch; the queue is emptied between tasks.
+    Each step adds the gradient of one random node of the batch B to the queue Q, which is emptied between tasks. The
+    regularizer is n/(2|Q|) · strength · Σ_{g∈Q} (g · D)², with n = |B| where the loss is summed over the batch and 1
+    where it is averaged. At fixed parameters its gradient has that of `batch-curvature` as its mean, whatever the
+    queue's length: M changes the noise and not the strength.
 
     Args:
         strength: λ; 0.1 in the paper.
         over_tasks: as for `batch-curvature`.
-        over_nodes: the mean over the queue, as the batch loss writes, unless `sum` is asked for.
+        over_nodes: `loss` is that unbiased reading. `mean` is the paper's queue line taken literally, 1/|Q| however the
+            loss is reduced: against a summed loss it weighs |B| times less than equation «Ours». `sum` is the plain
+            sum over the queue, so that M is a factor on the strength; for |Q| = |B| and a summed loss it equals `loss`.
         anchors: as for `batch-curvature`.
         queue_size: M; 128 in the paper.
         queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
@@ -72,12 +77,14 @@ class QueueCurvature(AnchoredCurvature):
         self.pushed_ += 1
 
     def edit_grads(self, step: Step) -> None:
-        """Add strength / |Q| Σ_q (g_q · D) g_q."""
+        """Add n/|Q| · strength · Σ_q (g_q · D) g_q."""
         if not self.active:
             return
         displacement = self.displacement(step.context)
         held = min(self.pushed_, next(iter(self.queue_.values())).size(0))
-        scale = self.scale(held, "mean")  # the queue's own equation divides by |Q|, however the loss is reduced
+        scale = self.scale(held, "mean")
+        if self.over_nodes == "loss" and step.context.reduction == "sum":
+            scale *= step.batch.num_seeds  # the mean over the queue stands for the mean over the batch
         rows = {name: gradients[:held].flatten(1) for name, gradients in self.queue_.items()}
         inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
         for name, value in step.context.params.items():

@@ -10,20 +10,24 @@ from torch import Tensor
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.curvature import apply_output_fisher
+from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, search_over
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
 from evergraph.methods.online_curvature.class_means import add_sums, class_sums, mean_batch
+from evergraph.methods.online_curvature.prototypes import add_prototypes, prototype_sums
 from evergraph.methods.state import state
 
 
 @METHODS.register
 @dataclass(repr=False)
 class StandInCurvature(AnchoredCurvature):
-    """F summed over the mean features of each class learned so far, each weighed by its number of nodes.
+    """F summed over stand-ins for the old nodes: Σ_s n_s J_sᵀ H_s J_s, n_s the number of nodes that s stands for.
 
     The nodes of the current batch are of the new task; what the old tasks' nodes lose is not in their F. With the
-    label scope `seen`, F at stand-ins is what keeps old classes; one row of features per class is kept for it.
+    label scope `seen`, F at stand-ins is what keeps old classes. A stand-in's only neighbour is a copy of itself. Its
+    features are the mean over a class learned so far, or over a cluster of it: one row of features is kept for each,
+    which the paper counts as replay.
 
     Args:
         strength: λ.
@@ -32,38 +36,49 @@ class StandInCurvature(AnchoredCurvature):
         anchors: `latest` uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown;
             `stored` and `previous` as for `batch-curvature`.
         estimator: as for `batch-curvature`.
+        prototypes: 0 takes one stand-in per class, the mean of its nodes' features. k ≥ 1 takes k prototypes per
+            class: the centres of k-means over the training nodes' features, propagated with GCN's Ã as many steps as
+            the model has layers (for other models, hops). A class with fewer nodes keeps each of them. New examples
+            of an old class move its mean, or add prototypes of their own.
     """
 
     name = "stand-in-curvature"
     access = Access(keeps=("parameters", "prototypes"), old_labels=True)
+    search_space = search_over(strength=(1e-1, 1e6))
     training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
     measures_while_training = False  # stand-ins are seen in evaluation mode
 
     strength: float = 10.0
     anchors: str = "latest"
     estimator: str = "exact"
-    class_sums_: Params = state(dict)  # [Σ x, number of nodes] by output unit
+    prototypes: int = 0
+    stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
 
     def __post_init__(self) -> None:
         super().__post_init__()
         labels_of(self.estimator)
+        if self.prototypes < 0:
+            raise EvergraphError(f"{self.name}: prototypes={self.prototypes} must be at least 0 (one mean per class)")
 
     def end_task(self, context: Context) -> None:
-        """Add the task's nodes to the sums of their classes."""
+        """Add the task's nodes to the sums of their classes, or their clusters to the prototypes."""
         super().end_task(context)
+        if self.prototypes:
+            self.stand_ins_ = add_prototypes(self.stand_ins_, prototype_sums(context, self.prototypes))
+            return
         graph, units = context.task.graph, context.batcher.y.cpu()
         dtype = next(context.model.parameters()).dtype
         new = class_sums(graph.x, units, context.task.train).to(dtype)
-        self.class_sums_ = {"x": add_sums(self.class_sums_.get("x"), new)}
+        self.stand_ins_ = {"x": add_sums(self.stand_ins_.get("x"), new)}
 
     def replay(self, step: Step) -> list[Replay]:
-        """The stand-ins, with the cotangent n_c · strength · H_c J_c D at class c's, n_c its number of nodes.
+        """The stand-ins, with the cotangent n_s · strength · H_s J_s D at s, n_s its number of nodes.
 
-        n_c is weighed as the loss is: an epoch counts every old node once.
+        n_s is weighed as the loss is: an epoch counts every old node once.
         """
         if not self.active:
             return []
-        context, sums = step.context, self.class_sums_["x"]
+        context, sums = step.context, self.stand_ins_["x"]
         if sums not in context.cache:
             context.cache[sums] = mean_batch(context.problem, context.model, sums, context.device)
         batch, counts = context.cache[sums]
@@ -79,5 +94,5 @@ class StandInCurvature(AnchoredCurvature):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Drawn labels come from a generator on the CPU."""
-        return self.estimator == "exact"
+        """Drawn labels come from the device's own random numbers."""
+        return True

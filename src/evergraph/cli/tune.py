@@ -1,0 +1,152 @@
+"""`evergraph tune`: choose a method's settings by a rule that needs no old data."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from evergraph.cli import common
+from evergraph.experiments.run import default_folder
+from evergraph.experiments.selection import SELECTION_RULES, Space, compare_rules, make_rule, make_rules, tune
+from evergraph.experiments.selection.proposals import has_optuna
+from evergraph.experiments.selection.search import OnDone
+
+OPTIONS = tuple(name for name in common.RUN_OPTIONS if name != "log")
+NOT_OF_RUN = ("jobs", "out", "resume")  # options that are this command's own, and no part of what is run
+SHOWN = 10  # trials in the table for people
+NO_OPTUNA = (
+    "Optuna is not installed (pip install 'evergraph[tune]'): a Sobol sequence spreads the trials over the space"
+)
+HELP = "What chooses. " + "; ".join(f"{name}: {rule.about}" for name, rule in SELECTION_RULES.items())
+
+Rule = Annotated[str, typer.Option(help=f"{HELP}; all: every rule, against the best in hindsight.")]
+RuleSet = Annotated[
+    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="A setting of the rule, e.g. tasks=3.")
+]
+Trials = Annotated[int, typer.Option(help="Settings that are tried.", min=1)]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--space",
+        metavar="KEY=RANGE",
+        help="What is searched besides, or in place of, what the method declares: KEY=LOW:HIGH, KEY=LOW:HIGH:log or "
+        "KEY=a,b,c; KEY is a setting of the method or of the training, or model.KEY.",
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this command on the command line."""
+    app.command("tune")(tune_command)
+
+
+@common.takes_options(*OPTIONS)
+def tune_command(
+    options: dict[str, Any],
+    stream: common.Stream,
+    method: common.Method = "auto",
+    rule: Rule = "first-tasks",
+    rule_set: RuleSet = None,
+    trials: Trials = 20,
+    space: Ranges = None,
+    seeds: common.Seeds = 1,
+    json: common.Json = False,
+) -> None:
+    """Choose a method's settings by a rule that looks at no old data and at no test node.
+
+    What is set (--set, --lr and so on) stays as it is; the rest of what the method declares is searched.
+    """
+    settings = common.parse_settings(options["set_"])
+    spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
+    searched = Space.of(spec, common.parse_settings(space, "--space"), common.training_options(options))
+    rule_settings = common.parse_settings(rule_set, "--rule-set")
+    rules = make_rules(rule_settings) if rule == "all" else [make_rule(rule, rule_settings)]
+    folder = options["out"] or default_folder(stream, f"tune-{method}")
+    arguments: dict[str, Any] = {
+        "space": searched,
+        "trials": trials,
+        "jobs": options["jobs"] or 1,
+        "data_root": options["data_root"],
+        "resume": options["resume"],
+        "on_done": _on_done(None) if rule == "all" else _on_done(trials, rules[0].climbs and not has_optuna()),
+    }
+    with common.on_interrupt(lambda: common.how_to_resume(folder)):
+        if rule == "all":
+            found = compare_rules(spec, rules, folder, **arguments)
+        else:
+            found = tune(spec, rules[0], folder, **arguments)
+    if json:
+        common.print_json(found)
+    elif rule == "all":
+        sys.stdout.write((folder / "table.md").read_text(encoding="utf-8"))
+        _print_notes([f"{row['rule']}: {row['note']}" for row in found["rules"] if row.get("note")], folder)
+    else:
+        Console().print(_trials_table(found, searched))
+        command = shlex.join(["evergraph", "run", stream, *_given(method, seeds, options), *found["run_options"]])
+        _print_notes([*([found["note"]] if found["note"] else []), f"use it: {command}"], folder)
+
+
+def _on_done(total: int | None, without_optuna: bool = False) -> OnDone:
+    """A line on stderr for every trial; before the first one who proposes, if it is not Optuna."""
+    of = f"/{total}" if total else ""
+
+    def on_done(key: str, done: int) -> None:
+        if done == 1 and without_optuna:
+            print(NO_OPTUNA, file=sys.stderr)
+        print(f"{done}{of} {key}", file=sys.stderr, flush=True)
+
+    return on_done
+
+
+def _trials_table(found: dict[str, Any], space: Space) -> Table:
+    """The best trials by score, the chosen one marked."""
+    rows = sorted(found["trials"], key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
+    shown = rows[:SHOWN]
+    if all(row["trial"] != found["best"]["trial"] for row in shown):
+        shown = [*shown[:-1], next(row for row in rows if row["trial"] == found["best"]["trial"])]
+    table = Table(
+        title=f"{found['stream']}, {found['method']}, rule {found['rule']}: {found['about']}",
+        caption=f"{len(shown)} of {len(rows)} trials, highest score first; → is the rule's choice",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("")
+    table.add_column("trial")
+    for key in space.dimensions:
+        table.add_column(key, justify="right", no_wrap=True)
+    table.add_column("score (%)", justify="right", no_wrap=True)
+    for row in shown:
+        values = {**row["settings"], **row["training"], **{f"model.{k}": v for k, v in row["model_settings"].items()}}
+        cells = [
+            f"{values[key]:g}" if isinstance(values.get(key), float) else str(values.get(key, "–"))
+            for key in space.dimensions
+        ]
+        score = "diverged" if row["score"] is None else f"{row['score']:.2f}"
+        table.add_row("→" if row["trial"] == found["best"]["trial"] else "", row["trial"], *cells, score)
+    return table
+
+
+def _given(method: str, seeds: int, options: dict[str, Any]) -> list[str]:
+    """The options of `evergraph run` that were given to this command."""
+    words = ["--method", method]
+    for name in OPTIONS:
+        value, default = options[name], common.RUN_OPTIONS[name][1]
+        if name in NOT_OF_RUN or value == default or value is None:
+            continue
+        flag = f"--{name.strip('_').replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        else:
+            words += [word for item in (value if isinstance(value, list) else [value]) for word in (flag, str(item))]
+    return [*words, "--seeds", str(seeds)]
+
+
+def _print_notes(lines: list[str], folder: Path) -> None:
+    for line in [*lines, f"trials: {folder}"]:
+        sys.stdout.write(f"{line}\n")

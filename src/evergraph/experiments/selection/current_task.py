@@ -1,0 +1,55 @@
+"""`current-task`: the rule of version 0.1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evergraph.errors import EvergraphError
+from evergraph.experiments.selection.rule import (
+    SELECTION_RULES,
+    SelectionRule,
+    Trial,
+    finished,
+    new_task_accuracy,
+    result_of,
+)
+from evergraph.experiments.selection.space import Space
+
+
+@SELECTION_RULES.register
+@dataclass(frozen=True)
+class CurrentTask(SelectionRule):
+    """The strongest hold that costs new tasks no more than `margin` of their accuracy; blind to forgetting itself.
+
+    Each task is judged right after it was learned, over all classes seen: nothing is asked of old nodes. The rule of
+    version 0.1 (after De Lange et al., TPAMI 2022, with their threshold as a constant).
+
+    Args:
+        margin: the share of the best accuracy on new tasks that may be lost.
+    """
+
+    name = "current-task"
+    about = "each task's validation nodes right after learning it: the strongest hold that costs at most a twentieth"
+
+    margin: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < 1:
+            raise EvergraphError(f"current-task: margin={self.margin} must be at least 0 and below 1")
+
+    def score(self, result: dict[str, Any]) -> float:
+        """The accuracy on new tasks."""
+        return new_task_accuracy(result)
+
+    def choose(self, space: Space, trials: Sequence[Trial]) -> Trial:
+        """The strongest hold among those that learn new tasks nearly as well as the best; of equals the best."""
+        scores = [(trial, self.score(result_of(trial))) for trial in finished(trials)]
+        best = max(score for _, score in scores)
+        close = [
+            (space.strength_of(trial.point), score, trial)
+            for trial, score in scores
+            if score >= (1 - self.margin) * best
+        ]
+        return max(close, key=lambda entry: entry[:2])[2]

@@ -1,0 +1,69 @@
+"""`first-tasks`: the stream's first tasks alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evergraph.data import TaskStream
+from evergraph.errors import EvergraphError
+from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, final_performance
+from evergraph.experiments.selection.space import Space
+from evergraph.experiments.specification import RunSpec
+
+
+@SELECTION_RULES.register
+@dataclass(frozen=True)
+class FirstTasks(SelectionRule):
+    """The final AP of the stream's first tasks (Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
+
+    Validation nodes of these tasks are kept until the last of them has been learned. Results belong on the tasks that
+    come later, or have to say that these tasks are among them.
+
+    Args:
+        tasks: how many.
+    """
+
+    name = "first-tasks"
+    about = "the first tasks alone (two by default): their final AP on validation nodes"
+    climbs = True
+
+    tasks: int = 2
+
+    def __post_init__(self) -> None:
+        if self.tasks < 2:
+            raise EvergraphError(f"first-tasks: tasks={self.tasks} must be at least 2; one task forgets nothing")
+
+    @property
+    def scope(self) -> str:
+        """So many tasks."""
+        return f"first-{self.tasks}-tasks"
+
+    @property
+    def tasks_spent(self) -> int:
+        """The first ones."""
+        return self.tasks
+
+    @property
+    def note(self) -> str:
+        """Where results belong."""
+        return (
+            f"chosen on the first {self.tasks} tasks: report results on the tasks after them, or say that they are "
+            "among those reported"
+        )
+
+    def restrict(self, spec: RunSpec) -> RunSpec:
+        """The first tasks in the stream's place."""
+        return replace(super().restrict(spec), stream={**spec.stream, "first_tasks": self.tasks})
+
+    def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
+        """Something must be left to report on."""
+        if self.tasks >= len(stream):
+            raise EvergraphError(
+                f"first-tasks: tasks={self.tasks} leaves nothing of a stream of {len(stream)} to report on; "
+                "take fewer, or another rule"
+            )
+
+    def score(self, result: dict[str, Any]) -> float:
+        """The final AP of these tasks."""
+        return final_performance(result)

@@ -1,0 +1,161 @@
+"""Who proposes the settings of the trials: a Sobol sequence or, where there is a score to climb, Optuna."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from scipy.stats import qmc
+
+from evergraph.errors import EvergraphError, first_line
+from evergraph.experiments.selection.space import Choices, Point, Range, Space
+from evergraph.persistence.files import remove_file, write_atomically
+
+STUDY = "study.log"
+STARTUP = 8  # trials spread over the space before Optuna follows the scores
+
+
+class Proposer(Protocol):
+    """Proposes trials, a batch at a time, and is told what came of them."""
+
+    def ask(self) -> list[tuple[int, Point]]:
+        """The next trials and their numbers; none when there are enough. The first answer has those of earlier runs."""
+
+    def tell(self, number: int, score: float | None) -> None:
+        """A trial's score; None if it failed."""
+
+
+def spread(space: Space, count: int, start: int = 0) -> list[Point]:
+    """Points spread over the space: all of it where it is small, else a Sobol sequence from point `start` on."""
+    if space.size <= start + count:
+        lists = [dimension.values for dimension in space.dimensions.values() if isinstance(dimension, Choices)]
+        return [dict(zip(space.dimensions, values)) for values in itertools.product(*lists)][start:]
+    sequence = qmc.Sobol(len(space.dimensions), scramble=False)
+    sequence.fast_forward(1 + start)  # its first point is a corner
+    return [space.at(map(float, positions)) for positions in sequence.random(count)]
+
+
+class Spread:
+    """All trials at once, spread over the space; they need no scores."""
+
+    def __init__(self, space: Space, trials: int) -> None:
+        self._points: list[Point] = spread(space, trials)
+
+    def ask(self) -> list[tuple[int, Point]]:
+        """All of them, once."""
+        points, self._points = self._points, []
+        return list(enumerate(points))
+
+    def tell(self, number: int, score: float | None) -> None:
+        """Nothing follows from a score."""
+
+
+def has_optuna() -> bool:
+    """Whether Optuna can be imported."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class Climb:
+    """Optuna's tree-structured Parzen estimator, after some trials spread over the space.
+
+    The study is a file in the folder. Proposals depend on the trials before them alone, so a study that was stopped
+    goes on as if it had not been; trials that were proposed and not finished come first.
+    """
+
+    def __init__(self, space: Space, trials: int, folder: Path, batch: int) -> None:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        self._optuna, self._space, self._trials, self._batch = optuna, space, trials, batch
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        path = (folder / STUDY).absolute()
+        _mend(path)
+        backend = JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path)))
+        try:
+            self._study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(backend),
+                study_name="evergraph tune",
+                direction="maximize",
+                load_if_exists=True,
+            )
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise EvergraphError(f"{path} is damaged ({first_line(error)}); name another folder with --out") from None
+        self._distributions = {key: self._distribution(key) for key in space.dimensions}
+        self._known = self._proposed()
+
+    def _proposed(self) -> list[tuple[int, Point]]:
+        """The study's trials; one that a killed process had not given all its settings is struck off."""
+        trials, whole = self._study.get_trials(deepcopy=False), []
+        for trial in trials:
+            if trial.params.keys() == self._space.dimensions.keys():
+                whole.append((trial.number, self._rounded(trial.params)))
+            elif not trial.state.is_finished():
+                self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+        return whole
+
+    def ask(self) -> list[tuple[int, Point]]:
+        """What earlier runs proposed; then the spread trials together; then as many at a time as run side by side."""
+        if self._known:
+            known, self._known = self._known, []
+            return known[: self._trials]
+        number = len(self._proposed())
+        if number < min(STARTUP, self._trials):
+            return [self._add(point) for point in spread(self._space, min(STARTUP, self._trials) - number, number)]
+        self._study.sampler = self._sampler(number)
+        asked = [self._study.ask(self._distributions) for _ in range(min(self._batch, self._trials - number))]
+        return [(trial.number, self._rounded(trial.params)) for trial in asked]
+
+    def _add(self, point: Point) -> tuple[int, Point]:
+        """A trial with settings from elsewhere."""
+        running = self._optuna.trial.TrialState.RUNNING
+        self._study.add_trial(
+            self._optuna.trial.create_trial(state=running, params=point, distributions=self._distributions)
+        )
+        return len(self._study.trials) - 1, point
+
+    def tell(self, number: int, score: float | None) -> None:
+        """Into the study, unless it is there. A failed trial counts as worse than all others."""
+        if self._study.trials[number].state.is_finished():
+            return
+        if score is None:
+            self._study.tell(number, state=self._optuna.trial.TrialState.PRUNED)
+        else:
+            self._study.tell(number, score)
+
+    def _rounded(self, params: dict[str, Any]) -> Point:
+        return {key: dimension.rounded(params[key]) for key, dimension in self._space.dimensions.items()}
+
+    def _sampler(self, seed: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna 4 calls two of these options experimental
+            return self._optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, constant_liar=True, n_startup_trials=0
+            )
+
+    def _distribution(self, key: str) -> Any:
+        dimension, kinds = self._space.dimensions[key], self._optuna.distributions
+        if isinstance(dimension, Range):
+            if dimension.integer:
+                return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+            return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+        return kinds.CategoricalDistribution(dimension.values)
+
+
+def _mend(path: Path) -> None:
+    """Remove what a killed process may leave of a study: a lock, since this process holds the folder; half a line."""
+    remove_file(path.with_name(f"{path.name}.lock"))
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        write_atomically(path, content[: content.rfind(b"\n") + 1])
+
+
+def batches(proposer: Proposer) -> Iterator[list[tuple[int, Point]]]:
+    """The proposer's batches until there are enough trials."""
+    while batch := proposer.ask():
+        yield batch

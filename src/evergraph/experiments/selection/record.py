@@ -1,0 +1,70 @@
+"""A search's folder: what is searched is checked first, written once, and gone on with only as it was begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from evergraph.data import TaskStream
+from evergraph.errors import EvergraphError
+from evergraph.experiments.run import versions
+from evergraph.experiments.selection.proposals import has_optuna, spread
+from evergraph.experiments.selection.space import Space
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.files import holds_something, taken_folder, write_atomically
+
+RECORD = "tune.json"
+
+
+def check_input(spec: RunSpec, space: Space, data_root: str | Path | None) -> TaskStream:
+    """Raise the error for whatever is wrong with the input, before anything is run or written; returns the stream."""
+    middle = spread(space, 1)[0]
+    for key, dimension in space.dimensions.items():
+        for value in dimension.extremes():
+            space.apply(spec, {**middle, key: value}).check()
+    return spec.make_stream(spec.seeds[0], data_root)
+
+
+def describe(spec: RunSpec, space: Space, rule: str, settings: Any, *, optuna: bool) -> dict[str, Any]:
+    """What a search is: it goes on only as it was begun."""
+    proposer = "optuna" if optuna and has_optuna() else "sobol"
+    plain = {"spec": spec.as_dict(), "space": space.as_json(), "rule": rule, "rule_settings": settings}
+    return {**json.loads(json.dumps(plain)), "proposer": proposer, "versions": versions()}
+
+
+@contextmanager
+def opened(folder: Path, record: dict[str, Any], resume: bool) -> Iterator[bool]:
+    """Hold a search's folder, new or the same search's; yields whether Optuna proposes."""
+    path = folder / RECORD
+    saved = _saved(folder, record, resume)
+    with taken_folder(folder, "name another with --out"):
+        if saved is None:
+            write_atomically(path, json.dumps(record, indent=1))
+        yield (saved or record)["proposer"] == "optuna"
+
+
+def _saved(folder: Path, record: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+    """The record of the search that is in the folder already, if it is this one."""
+    path = folder / RECORD
+    if not path.exists():
+        if holds_something(folder):
+            raise EvergraphError(f"{folder} exists and is not a search's folder; name another with --out")
+        return None
+    if not resume:
+        raise EvergraphError(f"{folder} holds a search already; add --resume to go on with it, or use another --out")
+    try:
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        differ = [key for key in ("space", "rule", "rule_settings") if saved[key] != record[key]]
+        differ += [key for key in record["spec"] if saved["spec"].get(key) != record["spec"][key] and key != "device"]
+    except (ValueError, KeyError, TypeError):
+        raise EvergraphError(f"{path} is damaged; name another folder with --out") from None
+    if differ:
+        raise EvergraphError(f"{folder} holds another search (other {', '.join(differ)}); name another with --out")
+    if saved["proposer"] == "optuna" and not has_optuna():
+        raise EvergraphError(
+            f"{folder} was begun with Optuna, which is not installed here: pip install 'evergraph[tune]'"
+        )
+    return saved

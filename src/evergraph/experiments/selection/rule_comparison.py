@@ -1,0 +1,170 @@
+"""What each rule chooses, against the best in hindsight."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evergraph.errors import EvergraphError
+from evergraph.evaluation import as_array, mean_std, performance
+from evergraph.experiments.result_file import read_results
+from evergraph.experiments.selection.proposals import spread
+from evergraph.experiments.selection.record import check_input, describe, opened
+from evergraph.experiments.selection.rule import Selection, SelectionRule, Trial
+from evergraph.experiments.selection.search import OnDone, Search
+from evergraph.experiments.selection.space import Space
+from evergraph.experiments.selection.tuning import describe_trial
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.files import write_atomically
+
+TABLE = "table.md"
+
+
+class Hindsight(SelectionRule):
+    """AP on the test nodes of the whole stream. Not a rule that anybody may choose by: the end of the scale."""
+
+    name = "hindsight"
+    about = "test nodes of the whole stream; not a rule"
+
+    def score(self, result: dict[str, Any]) -> float:
+        """AP on test nodes."""
+        return float(result["ap"]["mean"])
+
+
+def compare_rules(
+    spec: RunSpec,
+    rules: Sequence[SelectionRule],
+    out: str | Path,
+    *,
+    space: Space | None = None,
+    trials: int = 20,
+    jobs: int = 1,
+    data_root: str | Path | None = None,
+    resume: bool = False,
+    on_done: OnDone | None = None,
+) -> dict[str, Any]:
+    """What each rule chooses, and how far behind the best in hindsight it is; `table.md` in the folder says it.
+
+    The rules choose among the same settings, spread over the space, each in the runs that it may look at. A rule that
+    brings its own trials has as many of them. All settings are then compared by AP on the test nodes of the whole
+    stream, which no rule has seen. A rule that is impossible for this stream is listed with the reason.
+
+    Args:
+        spec: the run whose settings are searched.
+        rules: the rules.
+        out: as for `tune`; so are all the others.
+    """
+    space = space or Space.of(spec)
+    stream, possible, reasons = check_input(spec, space, data_root), [], {}
+    for rule in rules:
+        try:
+            rule.check(spec, stream, space, trials)
+            possible.append(rule)
+        except EvergraphError as error:
+            reasons[rule.name] = str(error)
+    if not possible:
+        raise EvergraphError(next(iter(reasons.values())))
+    settings = {rule.name: dataclasses.asdict(rule) for rule in rules}
+    with opened(Path(out), describe(spec, space, "all", settings, optuna=False), resume):
+        search = Search(spec, space, trials, Path(out), jobs, data_root, on_done=on_done)
+        selections, full = _select(search, possible)
+        hindsight = Hindsight()
+        best = hindsight.choose(space, list(full.values()))
+        spent = min(max(rule.tasks_spent for rule in possible), len(stream) - 1)
+        rows: list[dict[str, Any]] = []
+        for rule in rules:
+            row: dict[str, Any] = {"rule": rule.name, "about": rule.about}
+            if rule.name in reasons:
+                rows.append({**row, "reason": reasons[rule.name]})
+                continue
+            chosen = selections[rule.name].chosen
+            tested = _tested(full[_name(chosen)], spent)
+            behind = hindsight.score(best.result) - tested["ap"]["mean"] if tested and best.result else None
+            row |= {"best": describe_trial(space, chosen, rule), "note": selections[rule.name].note}
+            rows.append({**row, "run_options": space.run_options(chosen.point), "hindsight": tested, "behind": behind})
+        found = {
+            "stream": spec.source,
+            "method": spec.method,
+            "rule": "all",
+            "proposer": "sobol",
+            "tasks_spent": spent,
+            "rules": rows,
+            "hindsight": {"best": describe_trial(space, best, hindsight), **(_tested(best, spent) or {})},
+        }
+        write_atomically(Path(out) / TABLE, markdown(found))
+    every = {trial.key: trial for trial in full.values()}
+    every |= {trial.key: trial for selection in selections.values() for trial in selection.trials}
+    scores = {key: entry["result"]["scores"] for key, entry in read_results(out).items()}
+    listed = [{**describe_trial(space, trial), "scores": scores.get(key, {})} for key, trial in every.items()]
+    return {**found, "trials": listed, "out": str(out)}
+
+
+def _select(search: Search, rules: Sequence[SelectionRule]) -> tuple[dict[str, Selection], dict[str, Trial]]:
+    """Each rule's choice, and the whole stream learned with all settings that came up, by the trial's short name."""
+    points = {f"{number:03d}": point for number, point in enumerate(spread(search.space, search.budget))}
+
+    def shared(rule: SelectionRule) -> list[Trial]:
+        return search.run(rule, [search.trial(rule, name, point) for name, point in points.items()])
+
+    full = {_name(trial): trial for trial in shared(Hindsight())}
+    selections = {}
+    for rule in rules:
+        if rule.proposes:
+            selections[rule.name] = rule.search(search)
+            own = [trial for trial in selections[rule.name].trials if trial.spec.method == search.spec.method]
+            points_of_rule = [search.trial(Hindsight(), _name(trial), trial.point) for trial in own]
+            full |= {_name(trial): trial for trial in search.run(Hindsight(), points_of_rule)}
+        else:
+            trials = shared(rule)
+            selections[rule.name] = Selection(rule.choose(search.space, trials), trials, rule.note)
+    return selections, full
+
+
+def _name(trial: Trial) -> str:
+    return trial.key.rpartition("/")[2]
+
+
+def _tested(trial: Trial, spent: int) -> dict[str, Any] | None:
+    """AP and AF on the test nodes of the whole stream, and AP on the tasks that no rule has spent."""
+    if trial.result is None:
+        return None
+    later = [performance(as_array(matrix)[-1, spent:]) for matrix in trial.result["matrices"]]
+    return {"ap": trial.result["ap"], "af": trial.result["af"], "ap_later": mean_std(later)}
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """The table of `compare_rules` for people."""
+    tasks = found["tasks_spent"]
+    lines = [
+        f"**{found['stream']}, {found['method']}**: what each rule chooses, and how good it is on the test nodes of "
+        "the whole stream, which no rule looks at.",
+        "",
+        f"| rule | chooses | AP | AF | AP, tasks after the first {tasks} | AP behind the best in hindsight |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for row in found["rules"]:
+        if "reason" in row:
+            lines.append(f"| {row['rule']} | not possible here: {row['reason']} | | | | |")
+        else:
+            behind = "diverged" if row["behind"] is None else f"{row['behind']:.2f}"
+            lines.append(f"| {row['rule']} | {_settings(row['best'])} | {_numbers(row['hindsight'])} | {behind} |")
+    best = found["hindsight"]
+    lines.append(
+        f"| *best in hindsight (test nodes; not a rule)* | {_settings(best['best'])} | {_numbers(best)} | 0.00 |"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _settings(best: Mapping[str, Any]) -> str:
+    places = (best["settings"], best["training"], best["model_settings"])
+    return ", ".join(
+        f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for p in places for key, value in p.items()
+    )
+
+
+def _numbers(tested: Mapping[str, Any] | None) -> str:
+    if tested is None:
+        return "– | – | –"
+    return " | ".join(f"{tested[key]['mean']:.2f} ± {tested[key]['std']:.2f}" for key in ("ap", "af", "ap_later"))

@@ -1,0 +1,114 @@
+"""Trials as cells of one folder, worked off side by side; what was run before is not run again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from evergraph.errors import DivergedError, EvergraphError
+from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
+from evergraph.experiments.selection.proposals import Climb, Proposer, Spread
+from evergraph.experiments.selection.rule import SelectionRule, Trial
+from evergraph.experiments.selection.space import Point, Space
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.files import write_atomically
+
+DIVERGED = "diverged.json"  # trials that have no result, and why
+OnDone = Callable[[str, int], None]
+"""Called as (a trial's name, trials done so far)."""
+
+
+@dataclass
+class Search:
+    """What a rule searches with: the space, the number of trials, and a folder in which trials are run.
+
+    Args:
+        spec: the run whose settings are searched.
+        space: the settings.
+        budget: trials allowed.
+        folder: of everything; the caller holds it.
+        jobs: processes side by side.
+        data_root: folder of the datasets.
+        with_optuna: whether Optuna proposes where there is a score to climb.
+        on_done: called after every trial.
+    """
+
+    spec: RunSpec
+    space: Space
+    budget: int
+    folder: Path
+    jobs: int = 1
+    data_root: str | Path | None = None
+    with_optuna: bool = False
+    on_done: OnDone | None = None
+    _done: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def at_once(self) -> int:
+        """Trials that keep all processes busy: each has one seed of a trial."""
+        return math.ceil(self.jobs / len(self.spec.seeds))
+
+    def proposer(self, rule: SelectionRule) -> Proposer:
+        """Who proposes for a rule."""
+        if rule.climbs and self.with_optuna and self.space.size > self.budget:
+            return Climb(self.space, self.budget, self.folder, self.at_once)
+        return Spread(self.space, self.budget)
+
+    def trial(self, rule: SelectionRule, name: str, point: Point, spec: RunSpec | None = None) -> Trial:
+        """A trial to run: some settings, in a run as the rule wants it."""
+        return Trial(f"{rule.scope}/{name}", point, rule.restrict(self.space.apply(spec or self.spec, point)))
+
+    def run(self, rule: SelectionRule, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials with their results. What was run before is not run again; one that diverges has no result."""
+        entries, diverged = read_results(self.folder), self._diverged()
+
+        def known(cell: Cell) -> dict[str, Any] | None:
+            return {"error": diverged[cell.key]} if cell.key in diverged else known_result(entries, cell.key, cell.spec)
+
+        def failed(cell: Cell, error: EvergraphError) -> dict[str, Any] | None:
+            if not isinstance(error, DivergedError):  # anything else is wrong with the input or the machine
+                return None
+            diverged[cell.key] = str(error)
+            write_atomically(self.folder / DIVERGED, json.dumps(diverged, indent=1))
+            return {"error": str(error)}
+
+        results = run_cells(
+            [Cell(trial.key, trial.spec) for trial in trials],
+            self.folder / CELLS,
+            known=known,
+            failed=failed,
+            data_root=self.data_root,
+            jobs=self.jobs,
+            on_done=self._count,
+        )
+        done = [
+            replace(trial, error=results[trial.key]["error"])
+            if "error" in results[trial.key]
+            else replace(trial, result=results[trial.key])
+            for trial in trials
+        ]
+        scored = {
+            trial.key: {
+                **trial.result,
+                "scores": {**trial.result.get("scores", {}), rule.name: rule.score(trial.result)},
+            }
+            for trial in done
+            if trial.result is not None
+        }
+        write_results(self.folder, {trial.key: trial.spec for trial in done}, scored)
+        return done
+
+    def _count(self, key: str, done: int, total: int) -> None:
+        if done and key not in self._done:
+            self._done[key] = None
+            if self.on_done is not None:
+                self.on_done(key, len(self._done))
+
+    def _diverged(self) -> dict[str, str]:
+        path = self.folder / DIVERGED
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

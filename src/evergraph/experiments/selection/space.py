@@ -1,0 +1,224 @@
+"""What is searched: ranges and choices of settings of a method, of its training and of its model."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evergraph.core.settings import parse_setting, settings_of
+from evergraph.errors import EvergraphError, unknown
+from evergraph.experiments.specification import RunSpec
+from evergraph.methods import METHODS, make_method, parts_of, preferred_model
+from evergraph.models import MODELS
+from evergraph.training import Training
+
+Point = dict[str, Any]
+"""One value for each setting that is searched."""
+DIGITS = 4  # significant digits of a value: what is printed is what was run
+MODEL = "model."  # before the name of a setting of the model
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, spread evenly or, with `log`, evenly in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+    def at(self, position: float) -> float:
+        """The value at a position between 0 (`low`) and 1 (`high`)."""
+        if self.log:
+            return self.rounded(math.exp(math.log(self.low) + position * math.log(self.high / self.low)))
+        return self.rounded(self.low + position * (self.high - self.low))
+
+    def rounded(self, value: float) -> float:
+        """The value as it is run: short, and in the range."""
+        value = min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
+        return round(value) if self.integer else value
+
+    def position(self, value: float) -> float:
+        """Where a value lies, between 0 and 1."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def extremes(self) -> tuple[Any, ...]:
+        """Both ends."""
+        return self.at(0.0), self.at(1.0)
+
+    def as_json(self) -> Any:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A few values."""
+
+    values: tuple[Any, ...]
+
+    def at(self, position: float) -> Any:
+        """The value at a position between 0 and 1, each with an equal share."""
+        return self.values[min(int(position * len(self.values)), len(self.values) - 1)]
+
+    def rounded(self, value: Any) -> Any:
+        """The value itself."""
+        return value
+
+    def position(self, value: Any) -> float:
+        """Where a value stands in the list, between 0 and 1."""
+        return self.values.index(value) / max(len(self.values) - 1, 1)
+
+    def extremes(self) -> tuple[Any, ...]:
+        """All of them: any may be wrong."""
+        return self.values
+
+    def as_json(self) -> Any:
+        """Plain values."""
+        return list(self.values)
+
+
+Dimension = Range | Choices
+
+
+@dataclass(frozen=True)
+class Space:
+    """The settings that are searched.
+
+    Args:
+        dimensions: the range or the choices of each setting.
+        places: where each setting belongs: `settings` (the method's), `training` or `model_settings`.
+        hold: those that hold on to the past: the larger, the stronger.
+    """
+
+    dimensions: Mapping[str, Dimension]
+    places: Mapping[str, str]
+    hold: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, spec: RunSpec, changes: Mapping[str, str] | None = None, fixed: Iterable[str] = ()) -> Space:
+        """The space that a run's method declares, less what is fixed, with `changes` in its place or added.
+
+        Args:
+            spec: the run; settings that it gives the method or the model are fixed.
+            changes: texts such as `0.1:100:log` or `2,4,8` by setting.
+            fixed: training settings that are not searched.
+        """
+        method, changes = make_method(spec.method, spec.settings), changes or {}
+        given = {*spec.settings, *fixed, *(MODEL + key for key in spec.model_settings)}
+        for key in changes:
+            if _is_given(key, spec.method, given):
+                raise EvergraphError(f"{key} is both set and searched; give it a value or a range, not both")
+        declared = {
+            key: values for key, values in method.search_space.items() if not _is_given(key, spec.method, given)
+        }
+        dimensions: dict[str, Dimension] = {key: _declared(values) for key, values in declared.items()}
+        homes = {key: _home(spec, key) for key in [*declared, *changes]}
+        dimensions |= {key: parse_dimension(key, text, homes[key][1]) for key, text in changes.items()}
+        if not dimensions:
+            raise EvergraphError(f"{spec.method}: nothing is left to search; name a setting with --space")
+        hold = tuple(key for key in method.hold if key in dimensions)
+        return cls(dimensions, {key: homes[key][0] for key in dimensions}, hold)
+
+    @property
+    def size(self) -> float:
+        """How many points there are; infinite where there is a range."""
+        return math.prod(len(d.values) if isinstance(d, Choices) else math.inf for d in self.dimensions.values())
+
+    def at(self, positions: Iterable[float]) -> Point:
+        """The point at some positions between 0 and 1, one for each setting."""
+        return {key: dimension.at(u) for (key, dimension), u in zip(self.dimensions.items(), positions)}
+
+    def strength_of(self, point: Point) -> float:
+        """How strongly a point holds on to the past, between 0 and 1; 0 where nothing searched does."""
+        return sum(self.dimensions[key].position(point[key]) for key in self.hold) / max(len(self.hold), 1)
+
+    def split(self, point: Point) -> dict[str, dict[str, Any]]:
+        """A point's values by where they belong."""
+        places: dict[str, dict[str, Any]] = {"settings": {}, "training": {}, "model_settings": {}}
+        for key, value in point.items():
+            places[self.places[key]][key.removeprefix(MODEL)] = value
+        return places
+
+    def apply(self, spec: RunSpec, point: Point) -> RunSpec:
+        """The run with a point's settings."""
+        chosen = self.split(point)
+        return dataclasses.replace(
+            spec,
+            settings={**spec.settings, **chosen["settings"]},
+            training=dataclasses.replace(spec.training, **chosen["training"]),
+            model_settings={**spec.model_settings, **chosen["model_settings"]},
+        )
+
+    def run_options(self, point: Point) -> list[str]:
+        """The options of `evergraph run` that stand for a point."""
+        words = []
+        for place, values in self.split(point).items():
+            for key, value in values.items():
+                if place == "training":
+                    flag = f"--{key.replace('_', '-')}"
+                    words += ([flag] if value else []) if isinstance(value, bool) else [flag, _text(value)]
+                else:
+                    words += ["--set" if place == "settings" else "--model-set", f"{key}={_text(value)}"]
+        return words
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {key: dimension.as_json() for key, dimension in self.dimensions.items()}
+
+
+def parse_dimension(key: str, text: str, default: Any = 0.0) -> Dimension:
+    """`LOW:HIGH`, `LOW:HIGH:log` or choices with commas; values are of the type of the setting's default."""
+    if ":" not in text:
+        return Choices(tuple(parse_setting("--space", key, item, default) for item in text.split(",")))
+    low, high, *scale = text.split(":")
+    try:
+        bounds = float(low), float(high)
+    except ValueError:
+        raise EvergraphError(f"--space {key}={text!r}: {low!r} to {high!r} is not a range of numbers") from None
+    if scale not in ([], ["log"]):
+        raise EvergraphError(f"--space {key}={text!r} is not LOW:HIGH, LOW:HIGH:log or a,b,c")
+    log, integer = bool(scale), isinstance(default, int) and not isinstance(default, bool)
+    if not bounds[0] < bounds[1] or not all(map(math.isfinite, bounds)) or (log and bounds[0] <= 0):
+        raise EvergraphError(
+            f"--space {key}={text!r}: the low end must be below the high end{' and above 0' if log else ''}"
+        )
+    return Range(*bounds, log=log, integer=integer)
+
+
+def _declared(values: tuple[float, float] | list[Any]) -> Dimension:
+    """What a method declares: a pair is a range (log-uniform; uniform from 0), a list holds choices."""
+    if isinstance(values, tuple):
+        return Range(*values, log=values[0] > 0)
+    return Choices(tuple(values))
+
+
+def _is_given(key: str, method: str, given: set[str]) -> bool:
+    """Whether a setting has a value already: under its own name, its part's, or the plain one for all parts."""
+    return bool({key, f"{method}.{key}", key if key.startswith(MODEL) else key.rpartition(".")[2]} & given)
+
+
+def _home(spec: RunSpec, key: str) -> tuple[str, Any]:
+    """Where a setting belongs, and its default there."""
+    method: dict[str, Any] = {}
+    for part in parts_of(spec.method):
+        known = settings_of(METHODS[part])
+        method |= known | {f"{part}.{name}": default for name, default in known.items()}
+    model = settings_of(MODELS[spec.model or preferred_model(spec.method)])
+    training = {field.name: field.default for field in dataclasses.fields(Training)}
+    homes = [("settings", method), ("training", training)]
+    homes += [("model_settings", {MODEL + name: default for name, default in model.items()})]
+    for place, defaults in homes:
+        if key in defaults:
+            return place, defaults[key]
+    plain = [name for name in method if "." not in name]
+    raise unknown(f"setting of {spec.method}", key, [*plain, *training, *(MODEL + name for name in model)])
+
+
+def _text(value: Any) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,96 @@
+"""Tuning: trials of a method's settings, and a rule that chooses among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evergraph.core.settings import configure, settings_of
+from evergraph.errors import unknown
+from evergraph.experiments.selection.record import check_input, describe, opened
+from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, Trial
+from evergraph.experiments.selection.search import OnDone, Search
+from evergraph.experiments.selection.space import Space
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.files import write_atomically
+
+BEST = "best.json"
+
+
+def make_rule(name: str, settings: Mapping[str, Any] | None = None) -> SelectionRule:
+    """A rule by its name."""
+    rule: SelectionRule = configure(SELECTION_RULES[name], name, settings or {})
+    return rule
+
+
+def make_rules(settings: Mapping[str, Any] | None = None) -> list[SelectionRule]:
+    """All rules; a setting goes to every rule that has it."""
+    settings, known = settings or {}, {name: settings_of(kind) for name, kind in SELECTION_RULES.items()}
+    for key in settings:
+        if not any(key in own for own in known.values()):
+            raise unknown(
+                "setting of a selection rule", key, dict.fromkeys(key for own in known.values() for key in own)
+            )
+    return [
+        make_rule(name, {key: value for key, value in settings.items() if key in own}) for name, own in known.items()
+    ]
+
+
+def tune(
+    spec: RunSpec,
+    rule: SelectionRule,
+    out: str | Path,
+    *,
+    space: Space | None = None,
+    trials: int = 20,
+    jobs: int = 1,
+    data_root: str | Path | None = None,
+    resume: bool = False,
+    on_done: OnDone | None = None,
+) -> dict[str, Any]:
+    """Search a method's settings and choose by a rule; the choice is also `best.json` in the folder.
+
+    The folder has `tune.json` from the start, the trials' runs in `cells`, a line for each finished trial with its
+    scores in `results.jsonl`, and Optuna's study in `study.log` where Optuna proposes.
+
+    Args:
+        spec: the run whose settings are searched; its seeds are those of every trial.
+        rule: what chooses.
+        out: the folder; a new one, or that of the same search with `resume`.
+        space: what is searched; what the method declares by default.
+        trials: how many settings are tried.
+        jobs: processes side by side, one seed of a trial each.
+        data_root: folder of the datasets.
+        resume: go on with a search that was stopped, also with more trials.
+        on_done: called after every trial.
+    """
+    space = space or Space.of(spec)
+    rule.check(spec, check_input(spec, space, data_root), space, trials)
+    record = describe(spec, space, rule.name, dataclasses.asdict(rule), optuna=rule.climbs)
+    with opened(Path(out), record, resume) as with_optuna:
+        search = Search(spec, space, trials, Path(out), jobs, data_root, with_optuna, on_done)
+        selection = rule.search(search)
+        found = {
+            "stream": spec.source,
+            "method": spec.method,
+            "rule": rule.name,
+            "about": rule.about,
+            "note": selection.note,
+            "proposer": "optuna" if with_optuna else "rule" if rule.proposes else "sobol",
+            "best": describe_trial(space, selection.chosen, rule),
+            "run_options": space.run_options(selection.chosen.point),
+        }
+        write_atomically(Path(out) / BEST, json.dumps(found, indent=1))
+    trial_list = [describe_trial(space, trial, rule) for trial in selection.trials]
+    return {**found, "trials": trial_list, "out": str(out)}
+
+
+def describe_trial(space: Space, trial: Trial, rule: SelectionRule | None = None) -> dict[str, Any]:
+    """A trial as plain values."""
+    described: dict[str, Any] = {"trial": trial.key, "method": trial.spec.method, **space.split(trial.point)}
+    if rule is not None:
+        described["score"] = None if trial.result is None else rule.score(trial.result)
+    return {**described, **({"error": trial.error} if trial.error else {})}

@@ -1,0 +1,92 @@
+"""Prototypes: several stand-ins per class, at the centres of what a model sees of the class's nodes.
+
+A model reads a node through its neighbours, and a prototype has none but its twin; so nodes are clustered, and
+averaged, by features that are propagated as deep as the model looks.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergraph.core.params import Params
+from evergraph.core.sparse import Features, SparseMatrix, sparse_product, take_rows
+from evergraph.data.graph import Graph
+from evergraph.methods.base import Context
+from evergraph.methods.online_curvature.class_means import class_sums
+from evergraph.models.gcn import gcn_operator
+
+FEW_ENTRIES = 0.05  # share of non-zero features up to which k-means is faster on a sparse matrix than on a dense one
+
+
+def prototype_sums(context: Context, number: int) -> Params:
+    """At most `number` prototypes of each class of the task: see `cluster_sums`."""
+    dtype = next(context.model.parameters()).dtype
+    x = propagated(context.task.graph, context.task.train, depth(context), dtype)
+    return cluster_sums(x, context.batcher.y.cpu()[context.task.train], number, context.generator)
+
+
+def add_prototypes(before: Params, new: Params) -> Params:
+    """The prototypes of two sets of nodes, one below the other; a class may have some in both."""
+    return {key: torch.cat([before[key].to(rows.device), rows]) if before else rows for key, rows in new.items()}
+
+
+def depth(context: Context) -> int:
+    """How many steps of propagation the model's outputs look through."""
+    layers: int | None = getattr(context.model, "num_layers", None)
+    if layers is not None:
+        return layers
+    return context.problem.batcher(context.model, context.task.graph, show_edges=True).num_hops
+
+
+def propagated(graph: Graph, nodes: Tensor, steps: int, dtype: torch.dtype) -> Features:
+    """The rows Ã^steps X of the nodes, with GCN's Ã = D^(-1/2) (A + I) D^(-1/2); sparse where X is sparse."""
+    x = graph.x.to(dtype)
+    if not steps:
+        return take_rows(x, nodes)
+    operator = gcn_operator(graph).to(dtype)
+    for _ in range(steps - 1):
+        x = sparse_product(operator, x)
+    return sparse_product(operator.rows(nodes), x)
+
+
+def cluster_sums(x: Features, units: Tensor, number: int, generator: torch.Generator) -> Params:
+    """The rows of each unit in at most `number` clusters.
+
+    Returns:
+        `x`: [Σ x_v, number of nodes] over the nodes v of each cluster, one row per cluster; its prototype is their
+        mean. `units`: the output unit of each cluster.
+    """
+    seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+    cluster = torch.empty_like(units)
+    units_of: list[int] = []
+    for unit in units.unique().tolist():
+        own = torch.nonzero(units == unit).reshape(-1)
+        found = k_means(take_rows(x, own), number, seed)
+        cluster[own] = found + len(units_of)
+        units_of += [unit] * (int(found.max()) + 1)
+    return {"x": class_sums(x, cluster, torch.arange(units.numel())), "units": torch.tensor(units_of)}
+
+
+def k_means(x: Features, number: int, seed: int) -> Tensor:
+    """The cluster of each row, numbered from 0 without gaps: as many as asked for, or as there are different rows."""
+    if x.size(0) <= number:
+        return torch.arange(x.size(0))
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    if isinstance(x, SparseMatrix) and x.nnz > FEW_ENTRIES * x.num_rows * x.num_columns:
+        x = x.dense()
+    if isinstance(x, SparseMatrix):
+        points = x.to(torch.float32).to_scipy()
+        points.indices, points.indptr = points.indices.astype(np.int32), points.indptr.astype(np.int32)
+    else:
+        points = x.float().numpy()
+    with threadpool_limits(1), warnings.catch_warnings():  # with several threads, sums would depend on their timing
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different rows than clusters
+        found = KMeans(number, n_init=1, random_state=seed).fit_predict(points)
+    return torch.from_numpy(found).unique(return_inverse=True)[1]
