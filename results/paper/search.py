@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from evergraph.experiments.cells import Cell, run_cells
-from evergraph.experiments.paper.protocol import Protocol, new_task_accuracy
+from evergraph.experiments.paper.protocol import Protocol
+from evergraph.experiments.selection.rule import new_task_accuracy
 from evergraph.experiments import RunSpec
 
 HERE = Path(__file__).parent

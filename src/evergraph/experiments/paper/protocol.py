@@ -15,6 +15,7 @@ import numpy as np
 from evergraph.errors import unknown
 from evergraph.evaluation import average_performance
 from evergraph.experiments.cells import Cell, Choice
+from evergraph.experiments.selection.rule import new_task_accuracy
 from evergraph.experiments.specification import RunSpec
 from evergraph.training import Training
 
@@ -131,11 +132,6 @@ def all_tasks(results: Sequence[dict[str, Any]]) -> int:
     """The candidate with the highest AP on validation nodes after the last task (old tasks' nodes included)."""
     means = [np.mean([average_performance(matrix) for matrix in result["validation"]]) for result in results]
     return int(np.argmax(means))
-
-
-def new_task_accuracy(result: dict[str, Any]) -> float:
-    """Accuracy on each task's validation nodes right after it was learned, mean over tasks and seeds."""
-    return float(np.mean([matrix[task][task] for matrix in result["validation"] for task in range(len(matrix))]))
 
 
 def current_task(results: Sequence[dict[str, Any]]) -> int:
