@@ -4,7 +4,18 @@ from evergraph import curvature, evaluation, experiments, registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.recording import linear
-from evergraph.data import Batch, Dataset, Graph, OfficialGraph, Task, TaskStream, from_pyg, make_graph, stream
+from evergraph.data import (
+    Batch,
+    Dataset,
+    Graph,
+    OfficialGraph,
+    Task,
+    TaskStream,
+    from_pyg,
+    leak_score,
+    make_graph,
+    stream,
+)
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import Evaluation, Metric, average_forgetting, average_performance
 from evergraph.experiments import Logger, RunSpec, run, write_report
@@ -105,6 +116,7 @@ __all__ = [
     "evaluation",
     "experiments",
     "from_pyg",
+    "leak_score",
     "linear",
     "make_graph",
     "make_method",

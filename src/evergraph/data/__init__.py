@@ -4,6 +4,7 @@ from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
 from evergraph.data.graph import ClassName, Graph, as_graph, from_pyg, make_graph
+from evergraph.data.leak import leak_score, neighbourhood_means
 from evergraph.data.streams import DEFAULT_STREAM, TaskStream, find_graph, stream
 from evergraph.data.tasks import Part, Task, union
 from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
@@ -25,7 +26,9 @@ __all__ = [
     "as_graph",
     "find_graph",
     "from_pyg",
+    "leak_score",
     "make_graph",
+    "neighbourhood_means",
     "stream",
     "union",
 ]

@@ -33,6 +33,8 @@ class Graph:
         cache: what models that read it alike have computed of it.
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
         private_cache: what single models have computed of it; gone with them.
+        joining: nodes that join the others one by one, as a mask; None where there are none. No edge leaves them, and
+            what is predicted at one of them may not depend on another.
     """
 
     x: Features
@@ -43,6 +45,7 @@ class Graph:
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
     on_disk: bool = False
     private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
+    joining: Tensor | None = field(default=None, repr=False)
 
     @property
     def num_nodes(self) -> int:
@@ -77,12 +80,15 @@ class Graph:
         """On another device."""
         if self.y.device == torch.device(device):
             return self
-        return Graph(self.x.to(device), self.adjacency.to(device), self.y.to(device), self.class_names, self.name)
+        joining = None if self.joining is None else self.joining.to(device)
+        parts = self.x.to(device), self.adjacency.to(device), self.y.to(device)
+        return Graph(*parts, self.class_names, self.name, joining=joining)
 
-    def subgraph(self, nodes: Tensor, groups: Tensor | None = None) -> Graph:
+    def subgraph(self, nodes: Tensor, groups: Tensor | None = None, joining: Tensor | None = None) -> Graph:
         """The graph induced on `nodes`, renumbered in their order.
 
-        With `groups` (one integer per node of this graph) only edges inside a group are kept.
+        With `groups` (one integer per node of this graph) only edges inside a group are kept; with `joining` (a mask
+        over the nodes of this graph) only edges that leave nodes outside it.
         """
         position = torch.full((self.num_nodes,), -1, dtype=torch.long)
         position[nodes] = torch.arange(nodes.numel())
@@ -91,10 +97,13 @@ class Graph:
         keep = position[source] >= 0
         if groups is not None:
             keep &= groups[source] == groups[nodes[target]]
+        if joining is not None:
+            keep &= ~joining[source]
         indptr = torch.zeros(nodes.numel() + 1, dtype=torch.long)
         torch.cumsum(torch.bincount(target[keep], minlength=nodes.numel()), 0, out=indptr[1:])
         adjacency = SparseMatrix(indptr, position[source[keep]], rows.values[keep], nodes.numel())
-        return Graph(take_rows(self.x, nodes), adjacency, self.y[nodes], self.class_names, self.name)
+        alone = None if joining is None else joining[nodes]
+        return Graph(take_rows(self.x, nodes), adjacency, self.y[nodes], self.class_names, self.name, joining=alone)
 
 
 def make_graph(

@@ -37,7 +37,8 @@ class TaskStream:
         edges_between_tasks: keep the edges to nodes of earlier tasks in a task's graph. Off: each task's
             graph is its own nodes alone, as in the paper.
         test_graph: `task` tests each task's nodes on that task's own graph (as the paper does; it gives
-            away which task a node is from); `seen` on one graph of all classes seen so far.
+            away which task a node is from); `seen` on one graph of all classes seen so far; `node` tests each node
+            on the graph of the training nodes seen so far, which it joins alone.
         task_incremental: the task of a node is known at test time, and prediction is among its classes.
         problem: what is to be learned, by its registered name.
     """
@@ -87,7 +88,7 @@ class TaskStream:
         task_of_class = torch.repeat_interleave(torch.arange(len(groups)), sizes)
         self._task_of_node = torch.where(self.graph.y >= 0, task_of_class[self.graph.y], -1)
         self._tasks: dict[int, Task] = {}
-        self._seen: tuple[int, Task] | None = None
+        self._seen: dict[bool, tuple[int, Task]] = {}
 
     def first(self, tasks: int) -> TaskStream:
         """The first tasks alone, with the classes and the split that they have here; nothing of later tasks."""
@@ -162,11 +163,19 @@ class TaskStream:
         joined = TEST_GRAPHS[self.test_graph].joins_tasks or self.edges_between_tasks
         return self._gather(index, 0, joined=joined, members=range(index + 1))
 
-    def seen(self, index: int) -> Task:
-        """All tasks up to `index` as one, on one graph with the edges between tasks."""
-        if self._seen is None or self._seen[0] != index:
-            self._seen = (index, self._gather(index, 0, joined=True, members=range(index + 1)))
-        return self._seen[1]
+    def seen(self, index: int, *, alone: bool = False) -> Task:
+        """All tasks up to `index` as one, on one graph with the edges between tasks.
+
+        With `alone` the edges that leave training nodes are its only ones. So every other node reads the training
+        nodes it is joined to, as if it had joined their graph by itself: no node reads it, and training nodes have
+        the degrees, and hidden states, of their own graph.
+        """
+        if self._seen.get(alone, (None,))[0] != index:
+            if self.graph.on_disk:
+                self._seen.clear()  # one such graph in memory at a time
+            members = range(index + 1)
+            self._seen[alone] = (index, self._gather(index, 0, joined=True, members=members, alone=alone))
+        return self._seen[alone][1]
 
     def tests(self, after: int, index: int, test_graph: str | None = None, part: Part = "test") -> tuple[Graph, Tensor]:
         """The graph and the nodes on which task `index` is tested after learning task `after`.
@@ -198,10 +207,13 @@ class TaskStream:
             **({"extent": self._extent} if self._extent else {}),
         }
 
-    def _gather(self, index: int, first: int, *, joined: bool, members: Sequence[int]) -> Task:
+    def _gather(
+        self, index: int, first: int, *, joined: bool, members: Sequence[int], alone: bool = False
+    ) -> Task:
         """The task made of the nodes of tasks `first … index`; trained and tested on those of tasks `members`."""
         nodes = torch.nonzero((self._task_of_node >= first) & (self._task_of_node <= index)).reshape(-1)
-        graph = self.graph.subgraph(nodes, None if joined else self._task_of_node)
+        joining = self._part != 0 if alone else None
+        graph = self.graph.subgraph(nodes, None if joined else self._task_of_node, joining)
         mine = torch.isin(self._task_of_node[nodes], torch.tensor(list(members)))
         part = self._part[nodes]
         parts = (0, 1, self._test_part)

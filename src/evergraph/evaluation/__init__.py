@@ -1,5 +1,6 @@
 """How good a learner is: metrics on one task's examples, and what is read off the matrix of all tasks."""
 
+from evergraph.evaluation.leak import nearest_profile, share_named
 from evergraph.evaluation.matrix import (
     SUMMARIES,
     Evaluation,
@@ -37,6 +38,8 @@ __all__ = [
     "intransigence",
     "learning_accuracy",
     "mean_std",
+    "nearest_profile",
     "performance",
+    "share_named",
     "summarize",
 ]

@@ -257,7 +257,9 @@ class Analytic(Method):
                 dtype = prediction.head.dtype
                 x = view.graph.x.to(dtype).to(view.device)
                 adjacency = view.graph.adjacency.to(dtype).to(view.device)
-                scores = prediction.scores(x, adjacency, whole.x)
+                joining = view.graph.joining
+                alone = None if joining is None else joining.to(view.device)
+                scores = prediction.scores(x, adjacency, whole.x, alone)
                 return scores[view.nodes.to(view.device)].cpu()
         return view.outputs() / self.temperature
 

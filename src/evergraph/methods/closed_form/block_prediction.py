@@ -51,13 +51,15 @@ class BlockPrediction:
     smooths: bool
     doubt: float
 
-    def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor) -> Tensor:
+    def scores(
+        self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None
+    ) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
-        weighted, share = self.judge(adjacency, features) if self.judges else (adjacency, 0.0)
+        weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         foreign = share > FEW + self.doubt
         if foreign and (self.votes or not self.smooths):
             if self.votes:  # better features judge better: once more
-                weighted, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighted)))
+                weighted, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighted)), joining)
             features = self.graph_features(x, with_self_loops(weighted))
         if foreign and self.votes:
             return features @ self.vote / self.temperature
@@ -69,12 +71,14 @@ class BlockPrediction:
         """Softmax over the units in use."""
         return (scores / self.temperature).masked_fill(self.task_of_unit < 0, -torch.inf).softmax(1)
 
-    def judge(self, adjacency: SparseMatrix, features: Tensor) -> tuple[SparseMatrix, float]:
+    def judge(
+        self, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None
+    ) -> tuple[SparseMatrix, float]:
         """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
         p = self.probabilities(features @ self.vote)
         tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
-        return judge_edges(adjacency, tasks)
+        return judge_edges(adjacency, tasks, joining=joining)
 
     def smooth(self, adjacency: SparseMatrix, scores: Tensor, rounds: int = 5) -> Tensor:
         """Log of Z after Z ← (1 − s) p + s · (mean of Z over a node and its neighbours)."""

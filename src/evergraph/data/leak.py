@@ -1,0 +1,69 @@
+"""The leak score of a stream: how often mean-pooled features name the task that tests are about."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.data.graph import Graph
+from evergraph.data.streams import TaskStream
+from evergraph.data.test_graphs import TEST_GRAPHS
+from evergraph.evaluation.leak import share_named
+
+ROWS_AT_ONCE = 2**16  # of features read from a graph that may be on disk
+
+
+def leak_score(stream: TaskStream, test_graph: str | None = None) -> float:
+    """How often a trivial rule names the right task after the last one, in percent: the mean over tasks.
+
+    A task's profile is the mean of its training nodes' features. What is asked for is pooled in the same way, and the
+    nearest profile (in Euclidean distance) names the task. Where all nodes asked for in one graph are of one task
+    (test graph `task`), the mean over all of them is one query, as in methods that infer the task of a test graph.
+    Elsewhere every node is a query: the mean over the node and the nodes it reads, which for `seen` are all its
+    neighbours, for `node` its training neighbours. Chance is 100 / number of tasks; 100 means that class-incremental
+    figures on this test graph are task-incremental for whoever pools.
+
+    Args:
+        stream: the tasks.
+        test_graph: another test graph than the stream's own.
+    """
+    rule = TEST_GRAPHS[test_graph or stream.test_graph]
+    profiles = torch.stack([_profile(task.graph.x, task.train) for task in stream])
+    last = len(stream) - 1
+    tests = (stream.tests(last, index, rule.name) for index in range(len(stream)))
+    asked: list[Tensor] = []
+    for _, group in groupby(tests, key=lambda pair: id(pair[0])):
+        pairs = list(group)
+        graph = pairs[0][0]
+        if rule.one_task:
+            asked += [_products(graph.x, nodes, profiles).mean(0, keepdim=True) for _, nodes in pairs]
+            continue
+        at_nodes = _products(graph.x, torch.arange(graph.num_nodes), profiles)
+        asked += [neighbourhood_means(graph, nodes, at_nodes) for _, nodes in pairs]
+    return share_named(asked, profiles.square().sum(1))
+
+
+def neighbourhood_means(graph: Graph, nodes: Tensor, values: Tensor) -> Tensor:
+    """The mean of `values` (one row per node of the graph) over each of `nodes` and the nodes it reads."""
+    read = graph.adjacency.rows(nodes).to(values.dtype)
+    return (values[nodes] + read @ values) / (1 + read.counts().unsqueeze(1))
+
+
+def _profile(x: Features, nodes: Tensor) -> Tensor:
+    """The mean of the nodes' features, in float64."""
+    total = torch.zeros(x.size(1), dtype=torch.float64)
+    for rows in nodes.split(ROWS_AT_ONCE):
+        block = take_rows(x, rows)
+        if isinstance(block, SparseMatrix):
+            total.index_add_(0, block.indices, block.values.double())
+        else:
+            total += block.double().sum(0)
+    return total / nodes.numel()
+
+
+def _products(x: Features, nodes: Tensor, profiles: Tensor) -> Tensor:
+    """x_v · p_t for each of the nodes, in float64; the features are read a block at a time."""
+    return torch.cat([take_rows(x, rows).to(torch.float64) @ profiles.T for rows in nodes.split(ROWS_AT_ONCE)])
