@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evergraph.errors import unknown
+
 KINDS = ("parameters", "statistics", "prototypes", "synthetic nodes", "real nodes", "graphs")
 
 
@@ -14,16 +16,26 @@ class Access:
     """A comparison is fair only between methods that keep and know alike.
 
     Args:
-        keeps: what is kept of earlier tasks besides the model itself: some of `KINDS`.
+        keeps: what is kept of earlier tasks besides the model itself: some of `KINDS`. Parameters by which the model
+            grows from task to task count too.
         old_labels: labels of earlier tasks are used again.
         task_identity: the task of a test example has to be known.
-        transductive: a prediction may depend on other test examples.
+        transductive: a prediction may depend on test examples that the model does not read as neighbours: on the
+            other examples asked for, or on the graph as a whole.
+        all_data: earlier tasks are read again whole (`Task.so_far`), on the graph that tests run on; so training
+            depends on the test graph.
     """
 
     keeps: tuple[str, ...] = ()
     old_labels: bool = False
     task_identity: bool = False
     transductive: bool = False
+    all_data: bool = False
+
+    def __post_init__(self) -> None:
+        for kind in self.keeps:
+            if kind not in KINDS:
+                raise unknown("kind of thing kept", kind, KINDS)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -36,7 +48,8 @@ class Access:
         kept = {kind for part in parts for kind in part.keeps}
         return cls(
             tuple(kind for kind in KINDS if kind in kept),
-            any(part.old_labels for part in parts),
-            any(part.task_identity for part in parts),
-            any(part.transductive for part in parts),
+            old_labels=any(part.old_labels for part in parts),
+            task_identity=any(part.task_identity for part in parts),
+            transductive=any(part.transductive for part in parts),
+            all_data=any(part.all_data for part in parts),
         )

@@ -252,7 +252,11 @@ class Method:
     # prediction and growth
 
     def predict(self, view: View) -> Tensor | None:
-        """Outputs at the examples asked for, on the CPU, one row each; None for the model's own."""
+        """Outputs at the examples asked for, on the CPU, one row each; None for the model's own.
+
+        What is predicted at a node of `view.graph.joining` may not depend on another such node, nor on the other
+        examples asked for. Elsewhere it may, and the method then declares `Access(transductive=True)`.
+        """
         return None
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
@@ -286,8 +290,8 @@ class Method:
         return {"name": self.name, "hyperparameters": self.hyperparameters()}
 
     def kept_bytes(self) -> int:
-        """What it keeps of earlier tasks besides the model, in bytes, as it stands."""
-        return count_bytes(self.state_dict())
+        """What it keeps of earlier tasks besides the model, in bytes, as it stands; single counters are left out."""
+        return sum(count_bytes(value) for value in self.state_dict().values() if not isinstance(value, (int, float)))
 
     # its state
 

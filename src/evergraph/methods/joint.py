@@ -24,7 +24,7 @@ class Joint(Method):
     name = "joint"
     family = "baseline"
     reference = "training from scratch on all data so far"
-    access = Access(keeps=("graphs",), old_labels=True)
+    access = Access(keeps=("graphs",), old_labels=True, all_data=True)
 
     kept_: list[dict[str, Any]] = state(list, replaced=True)
     kept_by_stream_: int = state(int)  # bytes of the data so far that a stream keeps in its stead

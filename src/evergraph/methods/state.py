@@ -58,9 +58,13 @@ def copied(value: Any) -> Any:
 
 
 def count_bytes(value: Any) -> int:
-    """What the tensors of a state take, in bytes."""
+    """What a state takes, in bytes: its tensors, 8 bytes for every other number, and the letters of texts."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):
         return sum(count_bytes(item) for item in value.values())
-    return sum(count_bytes(item) for item in value) if isinstance(value, list) else 0
+    if isinstance(value, (list, tuple)):
+        return sum(count_bytes(item) for item in value)
+    if isinstance(value, str):
+        return len(value.encode())
+    return 8 if isinstance(value, (int, float)) else 0
