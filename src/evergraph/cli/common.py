@@ -8,7 +8,7 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,9 @@ from evergraph.data import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
-from evergraph.experiments.result_file import RESULTS
+from evergraph.experiments import told
+from evergraph.experiments.comparison import check_names, row_label
+from evergraph.experiments.result_file import RESULTS, each_test_graph
 from evergraph.experiments.run import OnProgress
 from evergraph.methods import make_method
 from evergraph.models import MODELS
@@ -56,7 +58,8 @@ Log = Annotated[str | None, typer.Option(help=f"Also log to {_choices(LOGGERS)} 
 Order = Annotated[str, typer.Option(help="labelled, random, random:SEED, size, or class names with commas.")]
 ClassesPerTask = Annotated[int | None, typer.Option(help="Classes that arrive together.")]
 MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with fewer nodes.")]
-TestGraph = Annotated[str, typer.Option(help="; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items()))]
+ABOUT_TEST_GRAPHS = "; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items())
+TestGraph = Annotated[str, typer.Option(help=f"{ABOUT_TEST_GRAPHS}. Several with commas.")]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
 Problem = Annotated[str | None, typer.Option(help=f"{_choices(PROBLEMS)}; the stream's own by default.")]
@@ -163,6 +166,11 @@ def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
         raise EvergraphError(f"--fan-out {text!r} is not a list of numbers; e.g. 10,25") from None
 
 
+def names_of(kind: str, items: Sequence[str]) -> list[str]:
+    """Names that were given one by one or with commas, each once; none at all is an error."""
+    return check_names(kind, (name.strip() for item in items for name in item.split(",")))
+
+
 def parse_order(text: str) -> str | list[str]:
     """An order's name, or class names with commas."""
     return text.split(",") if "," in text else text
@@ -189,15 +197,17 @@ def make_spec(
     """
     chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
     preferred = dict(make_method(method, settings).training) if own_training else {}
+    test_graph, *also_test = names_of("test graph", [options["test_graph"]])
     return RunSpec(
         source=source,
-        stream={**chosen, "order": parse_order(options["order"])},
+        stream={**chosen, "test_graph": test_graph, "order": parse_order(options["order"])},
         method=method,
         settings=settings,
         **model_options(options),
         training=Training(**{**preferred, **training_options(options)}),
         seeds=list(range(seeds)),
         device=options["device"],
+        also_test=also_test,
         problem=options["problem"] or "",
         metric=options["metric"] or "",
     )
@@ -272,36 +282,70 @@ def spread(value: dict[str, float]) -> str:
 
 
 def result_table(results: list[dict[str, Any]]) -> Table:
-    """One row per run."""
+    """One row per run and test graph."""
     protocol = results[0]["protocol"]
+    rows = [one for result in results for one in each_test_graph(result)]
+    graphs = list(dict.fromkeys(row["protocol"]["test_graph"] for row in rows))
+    caption = (
+        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs, "
+        f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
+    )
     table = Table(
         title=(
             f"{results[0]['stream']}: {protocol['tasks']} tasks, {protocol['scenario']}, "
-            f"test graph {protocol['test_graph']}"
+            f"test graph {', '.join(graphs)}"
         ),
-        caption=(
-            f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs, "
-            f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
-        ),
+        caption="\n".join([caption, *leak_lines(rows)]),
         title_justify="left",
         caption_justify="left",
     )
-    table.add_column("method")
+    several = len(graphs) > 1
+    for name in ("method", *(["test graph"] if several else [])):
+        table.add_column(name)
     for name in ("AP (%)", "AF (%)", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    for result in results:
-        table.add_row(result["method"], spread(result["ap"]), spread(result["af"]), f"{result['seconds']:.1f}")
+    _add_access_columns(table)
+    for row in sorted(rows, key=lambda row: graphs.index(row["protocol"]["test_graph"])):
+        name = [row["method"], *([row["protocol"]["test_graph"]] if several else [])]
+        numbers = [spread(row["ap"]), spread(row["af"]), f"{row['seconds']:.1f}"]
+        table.add_row(*name, *numbers, *_access_cells(row, told.bytes_kept(row)))
     return table
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> Table:
-    """One row per stream, test graph and method."""
-    table = Table(caption="mean ± std over class orders and seeds", caption_justify="left")
+    """One row per stream, test graph, method and its settings."""
+    caption = ["mean ± std over class orders and seeds", *leak_lines(rows)]
+    table = Table(caption="\n".join(caption), caption_justify="left")
     for name in ("stream", "test graph", "method"):
         table.add_column(name)
-    for name in ("AP (%)", "AF (%)", "runs", "bytes kept"):
+    for name in ("AP (%)", "AF (%)", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
+    _add_access_columns(table)
     for row in rows:
-        cells = [row["stream"], row["test_graph"], row["method"], spread(row["ap"]), spread(row["af"])]
-        table.add_row(*cells, str(row["runs"]), f"{row['kept_bytes']:,}")
+        cells = [row["stream"], row["test_graph"], row_label(row), spread(row["ap"]), spread(row["af"])]
+        table.add_row(*cells, str(row["runs"]), *_access_cells(row, row["kept_bytes"]))
     return table
+
+
+def _add_access_columns(table: Table) -> None:
+    table.add_column("keeps")
+    table.add_column("bytes kept", justify="right", no_wrap=True)
+    table.add_column("uses")
+
+
+def _access_cells(row: dict[str, Any], kept: int | None) -> list[str]:
+    return [told.keeps(row), told.show_bytes(kept), told.uses(row)]
+
+
+def leak_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The leak score of each stream and test graph, in words."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row.get("leak"):
+            name = row.get("test_graph") or row["protocol"]["test_graph"]
+            found.setdefault(f"{row['stream']} (chance {row['leak']['chance']:.1f})", {})[name] = told.leak_text(row)
+    return [
+        f"leak score, % of tasks named by pooled features: {stream}: "
+        + ", ".join(f"{name} {score}" for name, score in scores.items())
+        for stream, scores in found.items()
+    ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +14,22 @@ from rich.table import Table
 
 from evergraph.cli import common
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, DEFAULT_STREAM
+from evergraph.data import DATASETS, DEFAULT_STREAM, TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, run_cells
-from evergraph.experiments.comparison import cell_key, check_names, settings_by_method, table_rows, write_tables
+from evergraph.experiments.comparison import (
+    cell_key,
+    check_names,
+    settings_by_method,
+    table_rows,
+    training_groups,
+    variations,
+    write_tables,
+)
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.report import write_report
-from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
+from evergraph.experiments.result_file import CELLS, each_test_graph, known_result, read_results, write_results
 from evergraph.experiments.run import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
@@ -48,6 +56,12 @@ def run_command(
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
     settings = common.parse_settings(options["set_"])
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
+    spec.check()
+    if len(groups := training_groups(method, settings, [spec.stream["test_graph"], *spec.also_test])) > 1:
+        raise EvergraphError(
+            f"{method} trains on the graph that tests run on, and one run cannot serve test graphs "
+            f"{' and '.join(group[0] for group in groups)}; run them one by one, or use `evergraph compare`"
+        )
     folder = options["out"] or default_folder(stream, method)
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
         result = _run(spec, folder, options)
@@ -68,7 +82,13 @@ def compare_command(
     ] = None,
     methods: Annotated[str, typer.Option(help="Names with commas.")] = "finetune,curvature,joint",
     order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
-    test_graph: Annotated[list[str] | None, typer.Option(help="A test graph; may be given several times.")] = None,
+    test_graph: Annotated[
+        list[str] | None, typer.Option(help="A test graph, or several (with commas): one training run serves all.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="A setting at several values, for every method that has it."),
+    ] = None,
     seeds: common.Seeds = 3,
     json: common.Json = False,
 ) -> None:
@@ -79,17 +99,13 @@ def compare_command(
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
         "order": check_names("order", order or ["labelled"]),
-        "test_graph": check_names("test graph", test_graph or ["task"]),
         "method": check_names("method", methods.split(",")),
     }
-    settings = settings_by_method(axes["method"], common.parse_settings(options["set_"]))
-    specs: dict[str, RunSpec] = {}
-    for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values))
-        name, cell_options = chosen["method"], {**options, "order": chosen["order"], "test_graph": chosen["test_graph"]}
-        spec = common.make_spec(chosen["stream"], name, settings[name], seeds, cell_options, own_training=False)
-        spec.check()  # a wrong name is found before the first run starts
-        specs[cell_key(axes, chosen)] = spec
+    test_graphs = common.names_of("test graph", test_graph or ["task"])
+    for name in test_graphs:
+        TEST_GRAPHS[name]
+    varied = {key: value.split(",") for key, value in common.parse_settings(vary, "--vary").items()}
+    specs = _comparison(axes, test_graphs, varied, seeds, options)
     if len(specs) > len(axes["method"]):  # of a single stream the first run finds out before it begins
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
             spec.make_stream(0, options["data_root"])
@@ -104,15 +120,40 @@ def compare_command(
         picture = heatmaps(list(results.values()), folder / "heatmaps.png")
         page = write_report([folder], folder / "report.html").page
     if json:
-        results_list = list(results.values())
+        results_list = [one for result in results.values() for one in each_test_graph(result)]
         common.print_json({"results": results_list, "table": rows, "heatmaps": str(picture), "report": str(page)})
         return
     console = Console()
-    if len(specs) == len(axes["method"]):
+    if len(specs) == len(axes["method"]) and len(test_graphs) == 1:
         console.print(common.result_table(list(results.values())))
     else:
         console.print(common.comparison_table(rows))
     console.print(f"heatmaps: {picture}\nreport: {page}", soft_wrap=True)
+
+
+def _comparison(
+    axes: dict[str, list[str]],
+    test_graphs: list[str],
+    varied: dict[str, list[str]],
+    seeds: int,
+    options: dict[str, Any],
+) -> dict[str, RunSpec]:
+    """The runs of a comparison by their keys; each serves as many test graphs as one training run can."""
+    fixed = common.parse_settings(options["set_"])
+    specs: dict[str, RunSpec] = {}
+    for values, variation in product(product(*axes.values()), variations(varied)):
+        chosen = dict(zip(axes, values))
+        name = chosen["method"]
+        settings = settings_by_method(axes["method"], {**fixed, **variation})[name]
+        own = settings_by_method(axes["method"], variation)[name]  # what is varied and the method has
+        groups = training_groups(name, settings, test_graphs)
+        for group in groups:
+            cell_options = {**options, "order": chosen["order"], "test_graph": ",".join(group)}
+            spec = common.make_spec(chosen["stream"], name, settings, seeds, cell_options, own_training=False)
+            spec.check()  # a wrong name is found before the first run starts
+            parts = {**axes, "test_graph": [names[0] for names in groups]}
+            specs[cell_key(parts, {**chosen, "test_graph": group[0]}, own)] = spec
+    return specs
 
 
 def _finish_cells(

@@ -7,7 +7,7 @@ the runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,14 @@ def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Map
     path = Path(folder) / RESULTS
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     return path
+
+
+def each_test_graph(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A result once for each test graph it was measured on, as if that were its only one."""
+    yield {**result, "also_tested": {}}
+    shared = {key: value for key, value in result.items() if key not in {"leak", "test_nodes_read"}}
+    for name, tested in result.get("also_tested", {}).items():
+        yield {**shared, **tested, "also_tested": {}, "protocol": {**result["protocol"], "test_graph": name}}
 
 
 def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec) -> dict[str, Any] | None:

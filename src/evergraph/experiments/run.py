@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
-from evergraph.data import Part, TaskStream
+from evergraph.data import Part, TaskStream, leak_score
 from evergraph.errors import EvergraphError, first_line
-from evergraph.evaluation import summarize
+from evergraph.evaluation import mean_std, summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.specification import RunSpec
+from evergraph.experiments.told import other_test_nodes
+from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, remove_tree
 from evergraph.persistence.files import (
     holds_something,
@@ -122,6 +124,14 @@ def _result(
 ) -> dict[str, Any]:
     """What `result.json` holds."""
     metric = spec.metric or learner.problem.metric
+    access = learner.method.access
+
+    def tested(test_graph: str, matrices: list[list[ROW]]) -> dict[str, Any]:
+        scores = [result["leak"][test_graph] for result in results if test_graph in result.get("leak", {})]
+        leak = {**mean_std(scores), "values": scores, "chance": 100 / len(first)} if scores else None
+        reads = other_test_nodes(access, test_graph)
+        return {**_measures(matrices), "leak": leak, "test_nodes_read": reads}
+
     return {
         "stream": spec.source,
         "method": spec.method,
@@ -129,14 +139,15 @@ def _result(
         "model": {"name": model_name(learner.model), **learner.model.hyperparameters()},
         "protocol": {**first.protocol(), **spec.training.protocol(), "problem": learner.problem.name, "metric": metric},
         "seeds": spec.seeds,
-        **_measures([result["matrix"] for result in results]),
+        **tested(first.test_graph, [result["matrix"] for result in results]),
         "also_tested": {
-            name: _measures([result["also_tested"][name] for result in results]) for name in spec.also_test
+            name: tested(name, [result["also_tested"][name] for result in results]) for name in spec.also_test
         },
         "validation": [result["validation"] for result in results],
         "task_classes": [list(map(str, task.class_names)) for task in first],
-        "access": learner.method.access.as_dict(),
+        "access": access.as_dict(),
         "kept_bytes": [result["kept_bytes"] for result in results],
+        "model_bytes": [result.get("model_bytes", []) for result in results],
         "seconds": sum(result["seconds"] for result in results),
         "device": describe_device(device),
         "versions": versions(),
@@ -183,12 +194,13 @@ class _SeedRun:
             return done
         learner = self.spec.learner(self.seed, self.tasks.problem)
         state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
-        state |= {"validation": [], "log": [], "kept_bytes": [], "seconds": 0.0, "finished": False}
+        state |= {"validation": [], "log": [], "kept_bytes": [], "model_bytes": [], "seconds": 0.0, "finished": False}
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
         for index in range(learner.num_tasks, len(self.tasks)):
             self._learn(learner, index, state)
+        state["leak"] = self._leak()
         state["finished"] = True
         write_atomically(self.folder / "log.csv", _as_csv(state["log"]))
         write_atomically(self.folder / "matrix.json", json.dumps(state))  # from here on the seed is done
@@ -216,7 +228,9 @@ class _SeedRun:
         if self.spec.validate:
             state["validation"].append(self._row(learner, self.tasks.test_graph, "val"))
         state["log"] += [{"task": index, **row} for row in log]
-        state["kept_bytes"].append(learner.method.kept_bytes())
+        # what the model has grown by since the first task is kept too
+        state["model_bytes"].append(count_bytes(dict(learner.model.state_dict())))
+        state["kept_bytes"].append(learner.method.kept_bytes() + state["model_bytes"][-1] - state["model_bytes"][0])
         self.logging.task(self.seed, state["matrix"])
         self.driver.commit(learner, notes)
         write_atomically(self.folder / "matrix.json", json.dumps(state))
@@ -226,6 +240,15 @@ class _SeedRun:
         metric = self.spec.metric or None
         values: ROW = [*learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part).accuracies]
         return values + [None] * (len(self.tasks) - len(values))
+
+    def _leak(self) -> dict[str, float]:
+        """How much each test graph gives away, where prediction is among the classes of all tasks.
+
+        Runs that settings are chosen by do not look at test nodes.
+        """
+        if self.tasks.task_incremental or self.spec.validate:
+            return {}
+        return {name: leak_score(self.tasks, name) for name in (self.tasks.test_graph, *self.spec.also_test)}
 
     def _load(self) -> Learner:
         try:

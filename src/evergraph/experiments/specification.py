@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evergraph.data import TaskStream, stream
+from evergraph.data import TEST_GRAPHS, TaskStream, stream
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import make_model
@@ -72,6 +72,8 @@ class RunSpec:
             PROBLEMS[self.problem]
         if self.metric:
             METRICS[self.metric]
+        for name in self.also_test:
+            TEST_GRAPHS[name]
         self.learner(self.seeds[0])
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:

@@ -18,8 +18,9 @@ from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
-from evergraph.experiments.result_file import CELLS, RESULTS, read_results
+from evergraph.experiments.result_file import CELLS, RESULTS, each_test_graph, read_results
 from evergraph.experiments.run import read_result
+from evergraph.experiments.told import bytes_kept, uses
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
 MOST_NAMED = 6  # settings in a label
@@ -69,10 +70,7 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
     entries = []
     for folder, place, result in _results(folders):
         curves = [curve for seed in result["seeds"] if (curve := _curve(folder, seed)) is not None]
-        entries.append(_entry(place, result, result, curves))
-        for name, other in result.get("also_tested", {}).items():
-            tested = {**result, "protocol": {**result["protocol"], "test_graph": name}}
-            entries.append(_entry(place, tested, other, curves))
+        entries += [_entry(place, one, curves) for one in each_test_graph(result)]
     for entry, label in zip(entries, _labels(entries)):
         entry["label"] = label
     return entries
@@ -100,11 +98,11 @@ def _results_in(source: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
         yield folder, str(folder) if folder.is_dir() else f"{source / RESULTS}: {key}", entry["result"]
 
 
-def _entry(place: str, result: dict[str, Any], tested: dict[str, Any], curves: list[dict[str, Any]]) -> dict[str, Any]:
+def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> dict[str, Any]:
     """What the page shows of one run on one test graph."""
-    matrices, protocol = tested["matrices"], result["protocol"]
+    matrices, protocol = result["matrices"], result["protocol"]
     test_graph = TEST_GRAPHS.get(str(protocol.get("test_graph")))
-    recorded = {name: values for name, values in tested.get("metrics", {}).items() if name not in SUMMARIES}
+    recorded = {name: values for name, values in result.get("metrics", {}).items() if name not in SUMMARIES}
     return {
         "folder": place,
         "stream": str(result["stream"]),
@@ -117,7 +115,11 @@ def _entry(place: str, result: dict[str, Any], tested: dict[str, Any], curves: l
         "seeds": result["seeds"],
         "seconds": result.get("seconds"),
         "access": {key: _text(value) or "nothing" for key, value in result.get("access", {}).items()},
-        "kept_bytes": max((values[-1] for values in result.get("kept_bytes", []) if values), default=None),
+        "uses": uses(result),
+        "test_nodes_read": result.get("test_nodes_read"),
+        "leak": _finite(result["leak"]) if result.get("leak") else None,
+        "kept_bytes": bytes_kept(result),
+        "kept_after": _largest([values for values in result.get("kept_bytes", []) if values]),
         "device": result.get("device"),
         "versions": result.get("versions", {}),
         "tasks": [", ".join(map(str, names)) for names in _task_classes(result, len(matrices[0]))],
@@ -126,6 +128,11 @@ def _entry(place: str, result: dict[str, Any], tested: dict[str, Any], curves: l
         **_panels(matrices),
         "curves": curves,
     }
+
+
+def _largest(kept: list[list[int]]) -> list[int]:
+    """Bytes kept after each task, in the largest seed."""
+    return [max(values) for values in zip(*kept)]
 
 
 def _panels(matrices: Sequence[Any]) -> dict[str, Any]:

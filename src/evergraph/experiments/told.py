@@ -1,0 +1,52 @@
+"""What a method keeps, is told and looks at, in the words that tables print beside its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evergraph.data import TEST_GRAPHS
+from evergraph.methods import Access
+
+USES = {"old_labels": "old labels", "task_identity": "task identity", "all_data": "all data"}
+
+
+def other_test_nodes(access: Access, test_graph: str) -> str:
+    """Which other test nodes a prediction may depend on: `none`, the `neighbours` that the model reads, or `all`."""
+    if TEST_GRAPHS[test_graph].alone:
+        return "none"
+    return "all" if access.transductive else "neighbours"
+
+
+def keeps(result: Mapping[str, Any]) -> str:
+    """What kinds of things are kept."""
+    return ", ".join(result.get("access", {}).get("keeps", [])) or "nothing"
+
+
+def uses(result: Mapping[str, Any]) -> str:
+    """What is used besides the current task and the model."""
+    words = [word for key, word in USES.items() if result.get("access", {}).get(key)]
+    if result.get("test_nodes_read") == "all":
+        words.append("all test nodes")
+    return ", ".join(words) or "–"
+
+
+def bytes_kept(result: Mapping[str, Any]) -> int | None:
+    """Bytes kept after the last task, in the largest seed; None where they were not counted."""
+    return max((values[-1] for values in result.get("kept_bytes", []) if values), default=None)
+
+
+def show_bytes(number: int | None) -> str:
+    """Bytes in decimal units, as the report prints them."""
+    if number is None:
+        return "–"
+    size, unit = float(number), 0
+    while size >= 1000 and unit < 4:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.1f} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}" if unit else f"{number} B"
+
+
+def leak_text(result: Mapping[str, Any]) -> str:
+    """The leak score of a result's test graph, in percent."""
+    leak = result.get("leak")
+    return f"{leak['mean']:.1f}" if leak else "–"
