@@ -14,7 +14,7 @@ UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options
 
 def make_app() -> typer.Typer:
     """All commands. Their help texts list what is registered, so plug-ins are loaded here, not at import."""
-    from evergraph.cli import bench, convert, learner, paper, report, run, tune
+    from evergraph.cli import bench, convert, leak, learner, paper, report, run, tune
 
     app = typer.Typer(
         help="Graph neural networks that keep learning when new classes arrive and old data is gone.",
@@ -22,7 +22,7 @@ def make_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for module in (run, tune, learner, report, bench, convert, paper):
+    for module in (run, tune, leak, learner, report, bench, convert, paper):
         module.add_commands(app)
     return app
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -281,71 +282,41 @@ def spread(value: dict[str, float]) -> str:
     return f"{value['mean']:.2f} ± {value['std']:.2f}"
 
 
-def result_table(results: list[dict[str, Any]]) -> Table:
-    """One row per run and test graph."""
+def result_table(results: list[dict[str, Any]]) -> Group:
+    """A table per test graph, with one row per run."""
     protocol = results[0]["protocol"]
-    rows = [one for result in results for one in each_test_graph(result)]
-    graphs = list(dict.fromkeys(row["protocol"]["test_graph"] for row in rows))
+    rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
+    about = f"{protocol['tasks']} tasks, {protocol['scenario']}, "
     caption = (
         f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs, "
         f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
     )
-    table = Table(
-        title=(
-            f"{results[0]['stream']}: {protocol['tasks']} tasks, {protocol['scenario']}, "
-            f"test graph {', '.join(graphs)}"
-        ),
-        caption="\n".join([caption, *leak_lines(rows)]),
-        title_justify="left",
-        caption_justify="left",
-    )
-    several = len(graphs) > 1
-    for name in ("method", *(["test graph"] if several else [])):
-        table.add_column(name)
-    for name in ("AP (%)", "AF (%)", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    _add_access_columns(table)
-    for row in sorted(rows, key=lambda row: graphs.index(row["protocol"]["test_graph"])):
-        name = [row["method"], *([row["protocol"]["test_graph"]] if several else [])]
-        numbers = [spread(row["ap"]), spread(row["af"]), f"{row['seconds']:.1f}"]
-        table.add_row(*name, *numbers, *_access_cells(row, told.bytes_kept(row)))
-    return table
+    return _tables(rows, about, caption)
 
 
-def comparison_table(rows: list[dict[str, Any]]) -> Table:
-    """One row per stream, test graph, method and its settings."""
-    caption = ["mean ± std over class orders and seeds", *leak_lines(rows)]
-    table = Table(caption="\n".join(caption), caption_justify="left")
-    for name in ("stream", "test graph", "method"):
-        table.add_column(name)
-    for name in ("AP (%)", "AF (%)", "runs"):
-        table.add_column(name, justify="right", no_wrap=True)
-    _add_access_columns(table)
+def comparison_table(rows: list[dict[str, Any]]) -> Group:
+    """A table per stream and test graph, with one row per method and its settings."""
+    return _tables(rows, "", "mean ± std over class orders and seeds; seconds per run")
+
+
+def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        cells = [row["stream"], row["test_graph"], row_label(row), spread(row["ap"]), spread(row["af"])]
-        table.add_row(*cells, str(row["runs"]), *_access_cells(row, row["kept_bytes"]))
-    return table
-
-
-def _add_access_columns(table: Table) -> None:
-    table.add_column("keeps")
-    table.add_column("bytes kept", justify="right", no_wrap=True)
-    table.add_column("uses")
-
-
-def _access_cells(row: dict[str, Any], kept: int | None) -> list[str]:
-    return [told.keeps(row), told.show_bytes(kept), told.uses(row)]
-
-
-def leak_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The leak score of each stream and test graph, in words."""
-    found: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if row.get("leak"):
-            name = row.get("test_graph") or row["protocol"]["test_graph"]
-            found.setdefault(f"{row['stream']} (chance {row['leak']['chance']:.1f})", {})[name] = told.leak_text(row)
-    return [
-        f"leak score, % of tasks named by pooled features: {stream}: "
-        + ", ".join(f"{name} {score}" for name, score in scores.items())
-        for stream, scores in found.items()
-    ]
+        graph = row.get("test_graph") or row["protocol"]["test_graph"]
+        groups.setdefault((row["stream"], graph), []).append(row)
+    tables: list[Table | str] = []
+    for (stream, graph), members in groups.items():
+        title = f"{stream}: {about}test graph {graph}"
+        if leak := members[0].get("leak"):
+            title += f"; leak score {leak['mean']:.1f} (chance {leak['chance']:.1f})"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("method", min_width=8, overflow="fold")
+        for name in ("AP (%)", "AF (%)", "seconds", "bytes kept"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("keeps; uses", min_width=11)
+        for row in members:
+            numbers = [spread(row["ap"]), spread(row["af"]), f"{row['seconds']:.1f}", told.show_bytes(row["kept_bytes"])]
+            access = "; ".join(word for word in (told.keeps(row), told.uses(row)) if word != "–")
+            table.add_row(row_label(row), *numbers, access)
+        tables.append(table)
+    return Group(*tables, caption)

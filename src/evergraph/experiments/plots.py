@@ -22,6 +22,8 @@ COLOURS = "cividis"  # its brightness alone tells the value
 PALETTE = ("#0072b2", "#d55e00", "#007a5a", "#a9468a", "#8a6d00", "#2b8cc4", "#000000", "#7a7a7a")
 MARKERS = "osD^vPX*"
 PERCENT = (0.0, 100.0)
+MOST_PANELS = 60  # with a panel per run, a figure of more would be no picture any more
+MOST_NAMED = 16  # runs in a legend
 
 
 def describe_metric(result: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def save(figure: Figure, path: str | Path) -> Path:
 
 def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
     """Accuracy on each task (columns) after each task (rows)."""
+    runs, more = _fitting(runs)
     figure, axes = _panels(len(runs), 3.4, 3.4)
     metric, (low, high) = common_metric(runs), value_limits(runs)
     form = ".0f" if high - low >= 20 else ".2g"
@@ -121,13 +124,14 @@ def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
         axis.set_title(f"{run['label']}\n{'   '.join(means)}", fontsize=9)
         axis.set_xlabel(f"{metric['quantity']} on task", fontsize=8)
         axis.set_ylabel("after task", fontsize=8)
-    figure.suptitle(_streams(runs), fontsize=10)
+    figure.suptitle(_streams(runs) + more, fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.8, label=metric["title"])
     return figure
 
 
 def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
     """Accuracy on each task over time: a line begins where its task was learned."""
+    runs, more = _fitting(runs)
     figure, axes = _panels(len(runs), 3.4, 2.8)
     title = common_metric(runs)["title"]
     for axis, run in zip(axes, runs):
@@ -139,7 +143,7 @@ def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
             axis.annotate(str(i + 1), (len(matrix), matrix[-1, i]), (4, 0), textcoords="offset points", fontsize=7)
         _frame(axis, run["label"], "after task", title, _with_headroom(runs))
         axis.set_xticks(range(1, len(matrix) + 1, 1 + len(matrix) // 16))
-    figure.suptitle(f"{_streams(runs)}: each line is a task", fontsize=10)
+    figure.suptitle(f"{_streams(runs)}: each line is a task{more}", fontsize=10)
     return figure
 
 
@@ -156,7 +160,7 @@ def draw_anytime(runs: Sequence[dict[str, Any]]) -> Figure:
     axis.set_xticks(range(1, longest + 1, 1 + longest // 16))
     label = f"{SUMMARIES['ap'].title} on the tasks so far: {common_metric(runs)['title']}"
     _frame(axis, _streams(runs), "after task", label, _with_headroom(runs))
-    axis.legend(fontsize=8)
+    _legend(axis, runs)
     return figure
 
 
@@ -173,13 +177,13 @@ def draw_plane(runs: Sequence[dict[str, Any]]) -> Figure:
     ap, af = (SUMMARIES[key].title for key in ("ap", "af"))
     about = f"{af}: average forgetting (0 is none, negative is forgetting)"
     _frame(axis, _streams(runs), about, f"{ap}: {common_metric(runs)['title']}", None)
-    axis.legend(fontsize=8)
+    _legend(axis, runs)
     return figure
 
 
 def draw_learning(runs: Sequence[dict[str, Any]]) -> Figure | None:
     """Training loss (dashed: validation loss) over all epochs: one line per seed; dotted lines separate the tasks."""
-    shown = [run for run in runs if run["curves"]]
+    shown, more = _fitting([run for run in runs if run["curves"]])
     if not shown:
         return None
     figure, axes = _panels(len(shown), 3.4, 2.6)
@@ -194,7 +198,39 @@ def draw_learning(runs: Sequence[dict[str, Any]]) -> Figure | None:
         for start in np.array(run["curves"][0]["step"])[1:][np.diff(tasks) != 0]:
             axis.axvline(start - 0.5, color="0.7", linewidth=0.7, linestyle=":")
         _frame(axis, run["label"], "epoch, over all tasks", "loss per node", None)
-    figure.suptitle(f"{_streams(runs)}: training loss", fontsize=10)
+    figure.suptitle(f"{_streams(runs)}: training loss{more}", fontsize=10)
+    return figure
+
+
+def draw_cost(runs: Sequence[dict[str, Any]]) -> Figure | None:
+    """AP against the bytes kept after the last task, on a log scale: a panel per stream and test graph."""
+    counted = [run for run in runs if run.get("kept_bytes") is not None]
+    if not counted:
+        return None
+    panels: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in counted:
+        panels.setdefault((str(run["stream"]), str(run["protocol"].get("test_graph", ""))), []).append(run)
+    methods = list(dict.fromkeys(run["method"] for run in counted))
+    positive = [run["kept_bytes"] for run in counted if run["kept_bytes"]] or [1]
+    nothing = 10.0 ** (np.floor(np.log10(min(positive))) - 1)  # where runs that keep nothing stand
+    figure, axes = _panels(len(panels), 3.8, 3.2)
+    for axis, ((stream, test_graph), members) in zip(axes, panels.items()):
+        for number, method in enumerate(methods):
+            own = sorted((run for run in members if run["method"] == method), key=lambda run: run["kept_bytes"])
+            ap = [run["metrics"]["ap"] for run in own]
+            axis.errorbar(
+                [run["kept_bytes"] or nothing for run in own], [value["mean"] for value in ap],
+                yerr=[value["std"] for value in ap], color=_colour(number), marker=_marker(number), markersize=6,
+                capsize=2, linewidth=0.9, linestyle="-" if len(own) > 1 else "none", label=method,
+            )  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_xlim(nothing / 2, max(positive) * 3)
+        leak = members[0].get("leak")
+        title = f"{stream}, test graph {test_graph}" + (f"\nleak score {leak['mean']:.1f}" if leak else "")
+        label = f"{SUMMARIES['ap'].title}: {common_metric(runs)['title']}"
+        _frame(axis, title, f"bytes kept ({nothing:.0e} stands for none)", label, None)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=7)
     return figure
 
 
@@ -203,9 +239,15 @@ FIGURES: dict[str, Callable[[Sequence[dict[str, Any]]], Figure | None]] = {
     "tasks": draw_tasks,
     "anytime": draw_anytime,
     "plane": draw_plane,
+    "cost": draw_cost,
     "learning": draw_learning,
 }
 """The report's figures by name."""
+
+
+def _fitting(runs: Sequence[dict[str, Any]]) -> tuple[Sequence[dict[str, Any]], str]:
+    """As many runs as a figure with a panel for each can show, and what its title says of the others."""
+    return runs[:MOST_PANELS], f" (the first {MOST_PANELS} of {len(runs)} runs)" if len(runs) > MOST_PANELS else ""
 
 
 def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
@@ -219,6 +261,12 @@ def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes
     for axis in axes[number:]:
         axis.set_axis_off()
     return figure, axes[:number]
+
+
+def _legend(axis: Axes, runs: Sequence[dict[str, Any]]) -> None:
+    """A legend inside the figure, as long as it leaves room for anything else."""
+    if len(runs) <= MOST_NAMED:
+        axis.legend(fontsize=8)
 
 
 def _frame(axis: Axes, title: str, x: str, y: str, limits: tuple[float, float] | None) -> None:

@@ -21,7 +21,7 @@ from evergraph.experiments.report.collect import find_runs, flat, read_runs, sum
 from evergraph.persistence.files import make_folder, write_atomically
 from evergraph.version import __version__
 
-SCRIPTS = ("base.js", "chart.js", "table.js", "heatmap.js", "figures.js", "page.js")
+SCRIPTS = ("base.js", "chart.js", "table.js", "heatmap.js", "figures.js", "cost.js", "page.js")
 
 
 @dataclass

@@ -18,7 +18,8 @@ const plain = (tick) => (Math.abs(tick) >= 10000 ? (tick / 1000) + "k" : String(
 function chart({ width, height, label, x, y, right = 14 }) {
   const left = 46, top = 8, bottom = 42;
   const inner = { width: width - left - right, height: height - top - bottom };
-  const along = (value) => left + ((value - x.low) / (x.high - x.low || 1)) * inner.width;
+  const turnX = x.log ? Math.log10 : (value) => value, spanX = turnX(x.high) - turnX(x.low) || 1;
+  const along = (value) => left + ((turnX(value) - turnX(x.low)) / spanX) * inner.width;
   const turn = y.log ? Math.log10 : (value) => value;
   const span = turn(y.high) - turn(y.low) || 1;
   const up = (value) => top + inner.height - ((turn(value) - turn(y.low)) / span) * inner.height;
@@ -29,7 +30,8 @@ function chart({ width, height, label, x, y, right = 14 }) {
       svg("text", { x: left - 7, y: up(tick), "text-anchor": "end", "dominant-baseline": "central" }, plain(tick)));
   }
   for (const tick of x.ticks || niceTicks(x.low, x.high, inner.width / 70)) {
-    picture.append(svg("text", { x: along(tick), y: height - bottom + 17, "text-anchor": "middle" }, plain(tick)));
+    const text = (x.text || plain)(tick);
+    picture.append(svg("text", { x: along(tick), y: height - bottom + 17, "text-anchor": "middle" }, text));
   }
   const floor = top + inner.height, middle = top + inner.height / 2;
   picture.append(svg("line", { class: "axis", x1: left, x2: left + inner.width, y1: floor, y2: floor }),

@@ -20,9 +20,10 @@ function drawNotices() {
 }
 
 const SCOPES = { current: "the task's own classes", seen: "the classes seen so far", all: "all classes" };
-function protocolText({ protocol, stream, tested_on, access, kept_bytes }) {
+function protocolText({ protocol, stream, tested_on, access, kept_bytes, leak }) {
   const parts = [[protocol.scenario, stream].filter(Boolean).join(" "), `tests on ${tested_on}`];
   if (protocol.label_scope) parts.push(`softmax over ${SCOPES[protocol.label_scope] ?? protocol.label_scope}`);
+  if (leak) parts.push(`leak score ${show(leak.mean)} (chance ${show(leak.chance)})`);
   if (protocol.reduction) parts.push(protocol.reduction + " loss");
   if (access.keeps) parts.push(`keeps ${access.keeps}` + (kept_bytes ? ` (${showBytes(kept_bytes)})` : ""));
   return parts.join("; ");
@@ -47,7 +48,9 @@ function drawProtocols() {
     if (Object.keys(run.access).length || known(run.kept_bytes)) {
       group("What it keeps and is told");
       Object.entries(run.access).forEach(([key, value]) => row(words(key), value));
+      if (run.test_nodes_read) row("other test nodes", run.test_nodes_read);
       if (known(run.kept_bytes)) row("bytes kept", `${run.kept_bytes.toLocaleString("en")} after the last task`);
+      if (run.kept_after.length) row("after each task", run.kept_after.map(showBytes).join(", "));
     }
     group("Where and when");
     row("folder", run.folder);
@@ -83,6 +86,7 @@ function setTheme() {
 setTheme();
 drawNotices();
 drawTable();
+drawCost();
 drawHeatmaps();
 drawAnytime();
 drawTasks();

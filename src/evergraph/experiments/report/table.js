@@ -18,6 +18,19 @@ if (RUNS.some((run) => known(run.kept_bytes))) {
     exact: (run) => (known(run.kept_bytes) ? run.kept_bytes.toLocaleString("en") + " bytes" : null),
   });
 }
+if (RUNS.some((run) => run.test_nodes_read)) {
+  KEPT.push({
+    title: "Other test nodes", text: (run) => run.test_nodes_read ?? "–", kind: "text",
+    about: "Which other test nodes a prediction may depend on: none, the neighbours that the model reads, or all.",
+  });
+}
+if (RUNS.some((run) => run.leak)) {
+  KEPT.push({
+    title: "Leak", text: (run) => (run.leak ? withSpread(run, run.leak.mean, run.leak.std) : "–"),
+    sort: (run) => run.leak?.mean, about: "Percent of tests whose task the nearest mean of features names.",
+    exact: (run) => (run.leak ? `chance ${show(run.leak.chance)}` : null),
+  });
+}
 // The protocol beside the numbers: one line above the table for what all runs share, a column for what they do not.
 const PROTOCOL = [
   ["Stream", (run) => run.stream], ["Metric", (run) => run.metric.title], ["Scenario", (run) => run.protocol.scenario],
@@ -37,9 +50,10 @@ const COLUMNS = [
 ];
 const MAIN = COLUMNS.findIndex((column) => column.best);
 
-function bestRun(column) {
-  // the best value of a column; none where runs have different metrics
-  const values = RUNS.map(column.sort).filter(known);
+const TESTED = (run) => `${run.stream} ${run.protocol.test_graph}`;
+function bestRun(column, run = RUNS[0]) {
+  // the best value of a column among the runs with this one's stream and test graph; none for different metrics
+  const values = RUNS.filter((other) => TESTED(other) === TESTED(run)).map(column.sort).filter(known);
   if (RUNS.length < 2 || METRIC.higher_is_better === null || !values.length) return undefined;
   return METRIC.higher_is_better ? Math.max(...values) : Math.min(...values);
 }
@@ -49,7 +63,7 @@ function tableCell(column, run, number) {
     return html("th", { scope: "row" }, html("span", {}, swatch(number), html("span", {}, text)));
   }
   const [value, spread] = column.kind === "text" ? [text] : text.split(" ± ");
-  const best = column.best && known(column.sort(run)) && column.sort(run) === bestRun(column);
+  const best = column.best && known(column.sort(run)) && column.sort(run) === bestRun(column, run);
   const note = best ? "best here" : column.exact?.(run);
   const cell = html("td", { class: column.kind === "text" ? "text" : null },
     html("span", { class: best ? "best" : null, title: note }, value));
@@ -60,6 +74,19 @@ function tableCell(column, run, number) {
     cell.append(html("span", { class: "bar", "aria-hidden": "true" }, bar));
   }
   return cell;
+}
+
+// Where there are several streams or test graphs, the table can show those of one alone.
+function drawFilters(rows) {
+  const filters = [["Stream", (run) => run.stream], ["Test graph", (run) => run.protocol.test_graph ?? "–"]]
+    .map(([title, value]) => ({ title, value, names: [...new Set(RUNS.map(value))] }))
+    .filter(({ names }) => names.length > 1);
+  const choices = filters.map(({ title, names }) => html("select", { "aria-label": title, onchange: () => {
+    RUNS.forEach((run, number) => {
+      rows[number].hidden = filters.some(({ value }, i) => choices[i].value && choices[i].value !== value(run));
+    });
+  } }, html("option", { value: "" }, `${title}: all`), names.map((name) => html("option", { value: name }, name))));
+  find("table-controls").append(...choices);
 }
 
 function drawTable() {
@@ -86,12 +113,14 @@ function drawTable() {
   find("table").append(html("caption", { class: "unseen" }, "Runs, their metrics, and how their protocols differ"),
     html("thead", {}, html("tr", {}, heads)), body);
   sort(MAIN);
+  drawFilters(rows);
   if (bestRun(COLUMNS[MAIN]) !== undefined) find("table-note").append(` ★ marks the best ${COLUMNS[MAIN].title}.`);
   const shared = PROTOCOL.filter(isShared).map((column) => column.title.toLowerCase() + " " + column.text(RUNS[0]));
   find("shared").textContent = (RUNS.length > 1 ? "All runs: " : "Protocol: ") + shared.join(", ") + ".";
   const meanings = DATA.summaries.flatMap(({ title, about }) => [html("dt", {}, title), html("dd", {}, about)]);
   find("summaries").append(...meanings);
   find("kept-help").hidden = !KEPT.length;
+  find("leak-help").hidden = !RUNS.some((run) => run.leak);
   tools("compare", () => {
     const keys = [...new Set(RUNS.flatMap((run) => Object.keys(run.settings)))];
     const names = DATA.summaries.map((summary) => summary.name);

@@ -1,0 +1,53 @@
+"""`evergraph leak`: how much a stream's test graphs give away."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from evergraph.cli import common
+from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS, leak_score, stream
+from evergraph.evaluation import mean_std
+
+STREAM_OPTIONS = ("order", "classes_per_task", "min_class_size", "edges_between_tasks", "data_root")
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this command on the command line."""
+    app.command("leak")(leak_command)
+
+
+@common.takes_options(*STREAM_OPTIONS)
+def leak_command(
+    options: dict[str, Any],
+    streams: Annotated[
+        list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
+    ] = None,
+    seeds: common.Seeds = 3,
+    json: common.Json = False,
+) -> None:
+    """How often the nearest mean of features names the task of what is tested, for each test graph; in percent.
+
+    Nothing is trained. At 100 a test gives the task away.
+    """
+    chosen = {**options, "order": common.parse_order(options["order"])}
+    rows: list[dict[str, Any]] = []
+    for name in streams or [DEFAULT_STREAM]:
+        split = [stream(name, seed=seed, **chosen) for seed in range(seeds)]
+        for graph in TEST_GRAPHS:
+            scores = [leak_score(tasks, graph) for tasks in split]
+            leak = {**mean_std(scores), "values": scores, "chance": 100 / len(split[0])}
+            rows.append({"stream": name, "test_graph": graph, "tasks": len(split[0]), "leak": leak})
+    if json:
+        common.print_json(rows)
+        return
+    table = Table("stream", "test graph", caption="mean ± std over seeds", caption_justify="left")
+    for title in ("tasks", "leak score (%)", "chance (%)"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        numbers = [str(row["tasks"]), common.spread(row["leak"]), f"{row['leak']['chance']:.1f}"]
+        table.add_row(row["stream"], row["test_graph"], *numbers)
+    Console().print(table)
