@@ -16,7 +16,7 @@ import pytest
 from browser import chromium, look
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS, SUMMARIES, Metric, Summary, average_forgetting, average_performance, mean_std
-from evergraph.experiments import RunSpec, report
+from evergraph.experiments import RunSpec, plots, report
 from evergraph.experiments.report import payload, render, write_report
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import CELLS, RESULTS, write_results
@@ -753,3 +753,77 @@ def test_everything_has_a_name(opened):
     )
     assert headings[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(headings))
+
+
+def measured(stream, test_graph, kept, *, leak=None, read="neighbours"):
+    """What sets apart the runs of a table over streams, test graphs and budgets."""
+    score = None if leak is None else {"mean": leak, "std": 1.0, "values": [leak - 1, leak + 1], "chance": 20.0}
+    kept_bytes = [[kept // 2, kept, kept]] * 2
+    changes = {"stream": stream, "kept_bytes": kept_bytes, "access": ACCESS, "leak": score, "test_nodes_read": read}
+    return {**changes, "protocol": {"test_graph": test_graph}, "hyperparameters": {"memory": kept}}
+
+
+@pytest.fixture
+def table_of_budgets(tmp_path):
+    """Two streams, two test graphs, one method at two budgets and one that keeps nothing."""
+    for stream, graph in itertools.product(("digits", "sbm"), ("task", "node")):
+        for method, kept in (("finetune", 0), ("curvature", 2_000), ("curvature", 3_000_000)):
+            changes = measured(stream, graph, kept, leak={"task": 100.0, "node": 70.0}[graph])
+            write_run(tmp_path / f"{stream}-{graph}-{method}-{kept}", method, MATRICES[method], **changes)
+    return tmp_path
+
+
+def test_a_table_over_streams_test_graphs_and_budgets_has_a_panel_for_each(visit, table_of_budgets):
+    browser = visit(table_of_budgets)
+    panels = run_js(browser, "return [...document.querySelectorAll('#cost-panels figure')].map((f) => f.textContent)")
+    assert len(panels) == 4
+    assert sum("digits, test graph node" in text and "leak score 70.0 ± 1.0 (chance 20.0)" in text for text in panels) == 1
+    marks = run_js(browser, "return [...document.querySelectorAll('#cost-panels figure')]"
+                            ".map((f) => f.querySelectorAll('.mark').length)")  # fmt: skip
+    assert marks == [3] * 4
+    # further right is more, by the logarithm: 2,000 stands between nothing and 3,000,000
+    places = run_js(browser, "return [...document.querySelector('#cost-panels figure').querySelectorAll('.hit')]"
+                             ".map((h) => [h.getAttribute('aria-label'), Number(h.getAttribute('cx'))])")  # fmt: skip
+    at = {next(key for key in ("(0 B)", "(2.0 kB)", "(3.0 MB)") if key in text): x for text, x in places}
+    assert at["(0 B)"] < at["(2.0 kB)"] < at["(3.0 MB)"]
+    assert run_js(browser, "return document.querySelectorAll('#cost-panels path.line').length") == 4
+    # the table: bytes, leak and what is read sort and are there; the best of each stream and test graph has a star
+    rows = run_js(browser, "return [...document.querySelectorAll('#table tbody tr')].map((r) => r.textContent)")
+    assert len(rows) == 12
+    assert run_js(browser, "return document.querySelectorAll('#table .best').length") == 8  # two settings are equally good
+    heads = {head.text.split()[0]: head for head in browser.find_elements("css selector", "#table thead button")}
+    assert {"Keeps", "Bytes", "Seconds", "Leak", "Other"} <= heads.keys()
+    heads["Bytes"].click()
+    first = run_js(browser, "return document.querySelector('#table tbody tr').textContent")
+    assert "3.0 MB" in first
+    heads["Leak"].click()
+    assert "100.0 ± 1.0" in run_js(browser, "return document.querySelector('#table tbody tr').textContent")
+    # a filter leaves one stream, and one test graph of it
+    choose = ("const box = document.querySelectorAll('#table-controls select')[arguments[0]];"
+              "box.value = arguments[1]; box.dispatchEvent(new Event('change'));"
+              "return [...document.querySelectorAll('#table tbody tr')].filter((r) => !r.hidden).length")  # fmt: skip
+    assert browser.execute_script(choose, 0, "digits") == 6
+    assert browser.execute_script(choose, 1, "node") == 3
+    assert browser.execute_script(choose, 0, "") == 6
+    look(browser, 390, phone=True)
+    time.sleep(0.2)
+    assert run_js(browser, OVERFLOW) == []
+    assert run_js(browser, CONTRAST) == []
+    look(browser, 1280)
+
+
+def test_the_picture_of_bytes_is_drawn_too(table_of_budgets):
+    runs = read_runs(find_runs([table_of_budgets])[0])
+    drawn = plots.draw("cost", runs, table_of_budgets)
+    assert [path.name for path in drawn] == ["cost.png", "cost.pdf"]
+    figure = plots.draw_cost(runs)
+    assert [axis.get_xscale() for axis in figure.axes] == ["log"] * 4
+    assert sum("leak score 100.0" in axis.get_title() for axis in figure.axes) == 2
+
+
+def test_a_figure_with_a_panel_per_run_has_so_many_and_says_so(monkeypatch, comparison):
+    monkeypatch.setattr(plots, "MOST_PANELS", 2)
+    runs = read_runs(find_runs([comparison])[0])
+    for name in ("heatmaps", "tasks", "learning"):
+        figure = plots.FIGURES[name](runs)
+        assert "(the first 2 of 3 runs)" in figure.get_suptitle()
