@@ -777,7 +777,9 @@ def test_a_table_over_streams_test_graphs_and_budgets_has_a_panel_for_each(visit
     browser = visit(table_of_budgets)
     panels = run_js(browser, "return [...document.querySelectorAll('#cost-panels figure')].map((f) => f.textContent)")
     assert len(panels) == 4
-    assert sum("digits, test graph node" in text and "leak score 70.0 ± 1.0 (chance 20.0)" in text for text in panels) == 1
+    assert (
+        sum("digits, test graph node" in text and "leak score 70.0 ± 1.0 (chance 20.0)" in text for text in panels) == 1
+    )
     marks = run_js(browser, "return [...document.querySelectorAll('#cost-panels figure')]"
                             ".map((f) => f.querySelectorAll('.mark').length)")  # fmt: skip
     assert marks == [3] * 4
@@ -790,7 +792,9 @@ def test_a_table_over_streams_test_graphs_and_budgets_has_a_panel_for_each(visit
     # the table: bytes, leak and what is read sort and are there; the best of each stream and test graph has a star
     rows = run_js(browser, "return [...document.querySelectorAll('#table tbody tr')].map((r) => r.textContent)")
     assert len(rows) == 12
-    assert run_js(browser, "return document.querySelectorAll('#table .best').length") == 8  # two settings are equally good
+    assert (
+        run_js(browser, "return document.querySelectorAll('#table .best').length") == 8
+    )  # two settings are equally good
     heads = {head.text.split()[0]: head for head in browser.find_elements("css selector", "#table thead button")}
     assert {"Keeps", "Bytes", "Seconds", "Leak", "Other"} <= heads.keys()
     heads["Bytes"].click()

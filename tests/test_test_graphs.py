@@ -197,7 +197,7 @@ def test_a_task_graph_gives_the_task_away_where_single_nodes_do_not() -> None:
     scores = {name: eg.leak_score(eg.TaskStream(graph, 2), name) for name in TEST_GRAPHS}
     assert scores["task"] == 100
     assert scores["node"] < 60
-    assert 25 < scores["node"]  # above chance: features do tell
+    assert scores["node"] > 25  # above chance: features do tell
 
 
 def test_neighbourhood_means_read_what_the_graph_lets_them_read() -> None:

@@ -22,8 +22,7 @@ from rich.table import Table
 from evergraph.data import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
-from evergraph.experiments import LOGGERS, RunSpec
-from evergraph.experiments import told
+from evergraph.experiments import LOGGERS, RunSpec, told
 from evergraph.experiments.comparison import check_names, row_label
 from evergraph.experiments.result_file import RESULTS, each_test_graph
 from evergraph.experiments.run import OnProgress
@@ -315,7 +314,12 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("keeps; uses", min_width=11)
         for row in members:
-            numbers = [spread(row["ap"]), spread(row["af"]), f"{row['seconds']:.1f}", told.show_bytes(row["kept_bytes"])]
+            numbers = [
+                spread(row["ap"]),
+                spread(row["af"]),
+                f"{row['seconds']:.1f}",
+                told.show_bytes(row["kept_bytes"]),
+            ]
             access = "; ".join(word for word in (told.keeps(row), told.uses(row)) if word != "–")
             table.add_row(row_label(row), *numbers, access)
         tables.append(table)

@@ -207,9 +207,7 @@ class TaskStream:
             **({"extent": self._extent} if self._extent else {}),
         }
 
-    def _gather(
-        self, index: int, first: int, *, joined: bool, members: Sequence[int], alone: bool = False
-    ) -> Task:
+    def _gather(self, index: int, first: int, *, joined: bool, members: Sequence[int], alone: bool = False) -> Task:
         """The task made of the nodes of tasks `first … index`; trained and tested on those of tasks `members`."""
         nodes = torch.nonzero((self._task_of_node >= first) & (self._task_of_node <= index)).reshape(-1)
         joining = self._part != 0 if alone else None

@@ -120,7 +120,9 @@ def _differing_settings(groups: Iterable[tuple[str, str, str, str]]) -> dict[str
     for _, _, method, settings in groups:
         found.setdefault(method, []).append(json.loads(settings))
     return {
-        method: [key for key in found_settings[0] if any(one.get(key) != found_settings[0][key] for one in found_settings)]
+        method: [
+            key for key in found_settings[0] if any(one.get(key) != found_settings[0][key] for one in found_settings)
+        ]
         for method, found_settings in found.items()
     }
 

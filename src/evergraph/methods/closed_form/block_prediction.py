@@ -51,9 +51,7 @@ class BlockPrediction:
     smooths: bool
     doubt: float
 
-    def scores(
-        self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None
-    ) -> Tensor:
+    def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         foreign = share > FEW + self.doubt
