@@ -86,7 +86,7 @@ class InTheModel(Method):
 
 @pytest.mark.parametrize("kind", [Hoarder, InNumbers, UnderAnotherName, InTheModel])
 def test_who_keeps_something_and_does_not_say_so_is_found(kind: type[Method]) -> None:
-    with pytest.raises(AssertionError, match="declares nothing|hides"):
+    with pytest.raises(AssertionError, match=r"declares nothing|hides"):
         check_kept(learner(kind(), epochs=1))
 
 

@@ -117,8 +117,8 @@ def table_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _differing_settings(groups: Iterable[tuple[str, str, str, str]]) -> dict[str, list[str]]:
     """The settings of each method in which its rows differ."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for _, _, method, settings in groups:
-        found.setdefault(method, []).append(json.loads(settings))
+    for _, _, method, text in groups:
+        found.setdefault(method, []).append(json.loads(text))
     return {
         method: [
             key for key in found_settings[0] if any(one.get(key) != found_settings[0][key] for one in found_settings)
