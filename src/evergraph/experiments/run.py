@@ -229,8 +229,9 @@ class _SeedRun:
             state["validation"].append(self._row(learner, self.tasks.test_graph, "val"))
         state["log"] += [{"task": index, **row} for row in log]
         # what the model has grown by since the first task is kept too
-        state["model_bytes"].append(count_bytes(dict(learner.model.state_dict())))
-        state["kept_bytes"].append(learner.method.kept_bytes() + state["model_bytes"][-1] - state["model_bytes"][0])
+        sizes = state.setdefault("model_bytes", [])
+        sizes.append(count_bytes(dict(learner.model.state_dict())))
+        state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
         self.logging.task(self.seed, state["matrix"])
         self.driver.commit(learner, notes)
         write_atomically(self.folder / "matrix.json", json.dumps(state))

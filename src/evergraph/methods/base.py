@@ -142,7 +142,7 @@ class View:
     Args:
         model: the model, in evaluation mode.
         problem: what was learned.
-        graph: the graph.
+        graph: the graph. Where `graph.joining` is set, those nodes are asked for as if each were there alone.
         nodes: the examples asked for.
         device: where to compute.
     """

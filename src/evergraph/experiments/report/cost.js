@@ -16,7 +16,7 @@ function drawCost() {
   const least = Math.min(...(positive.length ? positive : [1])), most = Math.max(...positive, least);
   const nothing = 10 ** (Math.floor(Math.log10(least)) - 1); // where runs that keep nothing stand
   const some = counted.some((run) => run.kept_bytes === 0), low = some ? nothing : least / 2, high = most * 2;
-  const values = counted.flatMap(({ metrics }) => [metrics[AP].mean - metrics[AP].std, metrics[AP].mean + metrics[AP].std]);
+  const values = counted.flatMap(({ metrics: { [AP]: { mean, std } } }) => [mean - std, mean + std]);
   const pad = Math.max((Math.max(...values) - Math.min(...values)) * 0.08, (HIGH - LOW) / 50);
   const [bottom, top] = [Math.min(...values) - pad, Math.max(...values) + pad];
   const figures = [...new Set(counted.map(groupOf))].map((group) => {
@@ -45,7 +45,8 @@ function drawCost() {
         own.forEach((run) => {
           const [x, y] = at(run), { mean, std } = run.metrics[AP], sign = mark(number, x, y, 5.5);
           const [y1, y2] = [mean - std, mean + std].map(frame.up);
-          if (run.seeds.length > 1) frame.picture.append(svg("line", { class: "whisker", x1: x, x2: x, y1, y2, ...common }));
+          const whisker = { class: "whisker", x1: x, x2: x, y1, y2, ...common };
+          if (run.seeds.length > 1) frame.picture.append(svg("line", whisker));
           sign.dataset.method = name;
           frame.picture.append(sign);
           const kept = `keeps ${run.access.keeps ?? "–"} (${showBytes(run.kept_bytes)})`;
@@ -83,6 +84,7 @@ function methodLegend(figures) {
     },
     onpointerenter: () => highlight(name), onpointerleave: () => highlight(chosen),
     onfocus: () => highlight(name), onblur: () => highlight(chosen),
-  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(number, 0, 0, 5)), name));
+  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(number, 0, 0, 5)),
+  name));
   return html("ul", { class: "legend", "aria-label": "Methods" }, buttons.map((button) => html("li", {}, button)));
 }
