@@ -19,10 +19,12 @@ from evergraph.evaluation.matrix import (
     summarize,
 )
 from evergraph.evaluation.metrics import METRICS, Metric, accuracy, balanced_accuracy
+from evergraph.evaluation.significance import Difference, paired_difference
 
 __all__ = [
     "METRICS",
     "SUMMARIES",
+    "Difference",
     "Evaluation",
     "Matrix",
     "Metric",
@@ -39,6 +41,7 @@ __all__ = [
     "learning_accuracy",
     "mean_std",
     "nearest_profile",
+    "paired_difference",
     "performance",
     "share_named",
     "summarize",
