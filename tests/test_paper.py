@@ -169,7 +169,7 @@ def test_best_chooses_by_its_rule_and_runs_all_orders() -> None:
     protocol = Protocol.load("best", "coauthor-cs", seeds=3)
     (choice,) = protocol.choices(["ours"])
     assert len(choice.trials) == protocol.content["search"]["trials"]
-    assert all(trial.spec.stream["pseudo_stream"] for trial in choice.trials)
+    assert all(trial.spec.stream["first_tasks"] == 2 for trial in choice.trials)
     results = trial_results(choice, [[[50.0, None], [float(n), 10.0]] for n in range(len(choice.trials))])
     results[choice.trials[-1].key] = {"error": "diverged"}
     cells = choice.choose(results)
@@ -179,7 +179,7 @@ def test_best_chooses_by_its_rule_and_runs_all_orders() -> None:
     for cell in cells:
         assert (cell.spec.settings, cell.spec.training.lr) == (tried.settings, tried.training.lr)
         assert cell.spec.seeds == [0, 1, 2]
-        assert "pseudo_stream" not in cell.spec.stream
+        assert "first_tasks" not in cell.spec.stream
 
 
 def test_rows_with_all_labels_take_the_settings_of_those_without() -> None:
