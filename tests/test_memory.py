@@ -121,7 +121,7 @@ def test_the_memory_joins_pieces_side_by_side() -> None:
     """Outputs of the whole are the outputs of the pieces."""
     setting = make("gcn")
     pieces = [isolated([0, 1, 2]), with_neighbours()]
-    replayed = Replayed.of(setting.context(), pieces)
+    replayed = Replayed.of(setting.context(), pieces, [4, 4, 3])
     whole = setting.model(replayed.batch)
     alone = []
     for piece in pieces:
@@ -135,10 +135,11 @@ def test_the_memory_joins_pieces_side_by_side() -> None:
 def test_weights_of_replayed_examples() -> None:
     setting = make("gcn", classes=(0, 1, 2))
     context = setting.context()  # 9 training nodes of 3 classes
-    replayed = Replayed.of(context, [isolated([0, 1, 1, 1])])
+    replayed = Replayed.of(context, [isolated([0, 1, 1, 1])], [5, 12])
     assert replayed.weights(context, "examples").tolist() == [1, 1, 1, 1]
     assert replayed.weights(context, "sets").tolist() == [9 / 4] * 4
     assert replayed.weights(context, "classes").tolist() == [3, 1, 1, 1]  # each class counts 3 in all
+    assert replayed.weights(context, "nodes").tolist() == [5, 4, 4, 4]  # what each stands for
 
 
 STREAM = eg.TaskStream(eg.stream("sbm:nodes=200,classes=6,features=8").graph, 2)

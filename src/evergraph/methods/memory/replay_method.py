@@ -12,12 +12,14 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.sparse import SparseMatrix, take_rows
+from evergraph.data.graph import ClassName
+from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.access import Access
 from evergraph.methods.base import STEP_HOOKS, Context, Method, Replay, Step, search_over
 from evergraph.methods.memory.budget import Budget
 from evergraph.methods.memory.piece import Piece, smaller_form
-from evergraph.methods.memory.replayed import WEIGHTINGS, Replayed
+from evergraph.methods.memory.replayed import WEIGHTINGS, Replayed, memory_task
 from evergraph.methods.state import state
 
 
@@ -34,7 +36,8 @@ class ReplayMethod(Method):
         per_class: examples of each class that are kept where `memory` is empty.
         strength: factor on the loss of the replayed examples; 0 is fine-tuning.
         weighting: of replayed examples against the task's: `classes`, every old class counts as one of the task's
-            classes does on average; `sets`, the memory as a whole counts as the task does; `examples`, each counts 1.
+            classes does on average; `nodes`, an example counts as many as the training nodes it stands for; `sets`,
+            the memory as a whole counts as the task does; `examples`, each counts 1.
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
     """
 
@@ -43,7 +46,7 @@ class ReplayMethod(Method):
     training = MappingProxyType(
         {"label_scope": "seen", "batch_size": 0, "epochs": 100, "lr": 5e-3, "weight_decay": 0.0}
     )
-    search_space = search_over(strength=(0.1, 10.0), weighting=["classes", "sets"])
+    search_space = search_over(strength=(0.1, 10.0), weighting=["classes", "nodes", "sets"])
 
     memory: str = ""
     per_class: int = 20
@@ -52,6 +55,8 @@ class ReplayMethod(Method):
     replay_size: int = 0
     memory_: list[dict[str, Any]] = state(list, replaced=True)  # packed pieces, one of each task that has any left
     nodes_met_: int = state(int)
+    class_names_: list[ClassName] = state(list)  # by output unit
+    class_sizes_: list[int] = state(list)  # training nodes met, by output unit
 
     def __post_init__(self) -> None:
         self.budget()
@@ -72,8 +77,26 @@ class ReplayMethod(Method):
 
     def end_task(self, context: Context) -> None:
         """Add the task's examples, and let go of what the budget does not hold."""
-        self.nodes_met_ += context.task.graph.num_nodes
+        self.meet(context)
         self.keep([*self.pieces(), self.collect(context)])
+
+    def meet(self, context: Context) -> None:
+        """Take note of what arrived: its nodes and its classes."""
+        task, units = context.task, context.batcher.y.cpu()[context.task.train]
+        self.nodes_met_ += task.graph.num_nodes
+        missing = int(units.max()) + 1 - len(self.class_names_)
+        self.class_names_, self.class_sizes_ = (
+            [*self.class_names_, *[""] * missing],
+            [*self.class_sizes_, *[0] * missing],
+        )
+        positions = task.graph.y.cpu()[task.train]
+        for unit, position in torch.stack([units, positions]).unique(dim=1).T.tolist():
+            self.class_names_[unit] = task.graph.class_names[position]
+            self.class_sizes_[unit] += int((units == unit).sum())
+
+    def memory_task(self, context: Context) -> Task:
+        """The memory as a task, for methods that train on it alone."""
+        return memory_task(self.pieces(), self.class_names_, context.task)
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         """Keep as much of the pieces as the budget holds."""
@@ -112,7 +135,7 @@ class ReplayMethod(Method):
             return None
         key = self.memory_[-1]["units"]  # another tensor after every end of a task
         if key not in context.cache:
-            context.cache[key] = Replayed.of(context, self.pieces())
+            context.cache[key] = Replayed.of(context, self.pieces(), self.class_sizes_)
         made: Replayed = context.cache[key]
         return made
 

@@ -25,7 +25,7 @@ class Reservoir(ReplayMethod):
         strength: factor on the loss of the replayed examples; 0 is fine-tuning.
         weighting: of replayed examples against the task's: `sets`, the memory as a whole counts as the task does, as
             with equal batches of both; `classes`, every old class counts as one of the task's does on average;
-            `examples`, each counts 1.
+            `nodes`, an example counts as many as the training nodes it stands for; `examples`, each counts 1.
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
     """
 
