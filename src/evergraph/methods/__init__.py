@@ -31,6 +31,7 @@ from evergraph.methods.mas import MAS
 from evergraph.methods.si import SI
 from evergraph.methods.lwf import LwF
 from evergraph.methods.twp import TWP
+from evergraph.methods.replay import Reservoir
 from evergraph.methods.closed_form import Analytic, Auto
 # isort: on
 
@@ -95,6 +96,7 @@ __all__ = [
     "OnlineEWC",
     "QueueCurvature",
     "Replay",
+    "Reservoir",
     "StandInCurvature",
     "Step",
     "View",
