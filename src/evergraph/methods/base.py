@@ -41,6 +41,7 @@ class Context:
         generator: random numbers of the method's own, so that its draws do not move the loop's.
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
         arrived: the task that arrived.
+        method: the whole method that trains the task; a part of a composition finds the others through it.
         cache: what a method computes once per task and can compute again; it is not saved.
     """
 
@@ -54,6 +55,7 @@ class Context:
     generator: torch.Generator
     reduction: str
     arrived: Task | None = None
+    method: Method | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -161,7 +163,7 @@ class View:
         return torch.cat([self.model(batch).cpu() for batch in batches])
 
 
-STEP_HOOKS = ("directions", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")
+STEP_HOOKS = ("directions", "loss_outputs", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")
 """The hooks that run inside a training step, in the order in which the loop calls them."""
 
 
@@ -218,6 +220,13 @@ class Method:
         """Directions d in parameter space along which the step shall also carry J d."""
         return []
 
+    def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
+        """The outputs as the training loss reads them, of the task's own examples and of replayed ones alike.
+
+        Everything else (penalties, curvature, predictions) sees the outputs as they are.
+        """
+        return outputs
+
     def penalty(self, step: Step) -> Tensor | None:
         """A differentiable scalar added to the loss. The graph of the outputs is alive here."""
         return None
@@ -229,6 +238,13 @@ class Method:
     def replay(self, step: Step) -> list[Replay]:
         """Further examples, with weights, in the step's backward pass."""
         return []
+
+    def replayed_weight(self, context: Context) -> Tensor | None:
+        """What `replay` adds to the loss over an epoch: the total weight of each output unit's examples; None for none.
+
+        One of the task's own examples weighs 1.
+        """
+        return None
 
     def observe(self, step: Step) -> None:
         """Just before backward: measure something while the graph of the outputs is alive."""
