@@ -27,7 +27,11 @@ from evergraph.methods.base import Method
 from evergraph.training.loop import Progress
 
 CLOSED_FORM = {"analytic": "solves for the head at a task's end", "auto": "likewise"}
-FROM_THE_START = {"joint": "draws its parameters anew at every task", **CLOSED_FORM}
+FROM_THE_START = {
+    "joint": "draws its parameters anew at every task",
+    "gdumb": "likewise, and trains on its memory alone",
+    **CLOSED_FORM,
+}
 NO_EFFECT = {"finetune": "is what the others are compared with"}
 """Methods that do not equal fine-tuning on the first task, and those that always do."""
 
@@ -46,6 +50,14 @@ VARIANTS: dict[str, Callable[[], Method]] = {
     "lwf, per task": lambda: eg.LwF(distillation="per-task"),
     "twp, cglb": lambda: eg.TWP(reading="cglb"),
     "twp, cglb, full batch": lambda: eg.TWP(reading="cglb-full-batch"),
+    "reservoir, draws": lambda: eg.Reservoir(memory="400", replay_size=3, weighting="nodes"),
+    "er-gnn, coverage": lambda: eg.ERGNN(per_class=2, sampler="coverage", weighting="examples"),
+    "er-gnn, influence": lambda: eg.ERGNN(per_class=2, sampler="influence"),
+    "ssm, bytes": lambda: eg.SSM(memory="1KB", neighbours=(2, 1), sampler="degree"),
+    "sem, ollivier": lambda: eg.SEM(memory="50%", curvature="ollivier"),
+    "tem, uniform": lambda: eg.TEM(per_class=1, sampler="uniform"),
+    "gem, no margin": lambda: eg.GEM(per_class=2, margin=0.0),
+    "a-gem, draws": lambda: eg.AGEM(per_class=3, replay_size=2),
 }
 SUITE: dict[str, Callable[[], Method]] = {**METHODS, **VARIANTS}
 every_method = pytest.mark.parametrize("name", SUITE)
@@ -210,7 +222,8 @@ def test_composed_with_another_method_the_rules_hold(name: str, other: str, firs
     assert all(torch.isfinite(value).all() for value in of.model.parameters())
 
 
-ADDITIVE = [name for name in SUITE if name not in {"joint", "finetune", "ema", *CLOSED_FORM}]
+PROJECTING = {name for name in SUITE if "gem" in name}  # what they change depends on the whole gradient
+ADDITIVE = [name for name in SUITE if name not in {"joint", "gdumb", "finetune", "ema", *CLOSED_FORM, *PROJECTING}]
 
 
 def after_two_tasks(method: Method, setting: Setting) -> eg.methods.Context:

@@ -153,7 +153,7 @@ def after_each_task(method: eg.Method, model: eg.GraphModel | None = None) -> li
         yield method
 
 
-@pytest.mark.parametrize(("name", "memory"), itertools.product(REPLAYING, ["600", "2KB", "10%"]))
+@pytest.mark.parametrize(("name", "memory"), itertools.product(REPLAYING, ["1500", "4KB", "10%"]))
 def test_the_budget_is_never_exceeded(name: str, memory: str) -> None:
     method = eg.make_method(name, {"memory": memory})
     counts = []
@@ -164,7 +164,7 @@ def test_the_budget_is_never_exceeded(name: str, memory: str) -> None:
         else:
             assert method.kept_bytes() <= Budget.of(name, memory, 0).num_bytes
         counts.append(torch.bincount(torch.cat([piece.units for piece in method.pieces()])))
-    if name != "reservoir":  # where chance decides
+    if name != "reservoir" and memory != "10%":  # where chance decides; where the budget grows, old classes cannot
         assert int(counts[-1].max()) - int(counts[-1].min()) <= 1
         assert counts[-1].numel() == 6
 

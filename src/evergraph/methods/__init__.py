@@ -10,6 +10,7 @@ from evergraph.errors import unknown
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Replay, Step, View
 from evergraph.methods.compose import Compose
+from evergraph.methods.memory import MemoryMethod, Piece, ReplayMethod
 from evergraph.methods.state import state
 
 # isort: off
@@ -31,7 +32,7 @@ from evergraph.methods.mas import MAS
 from evergraph.methods.si import SI
 from evergraph.methods.lwf import LwF
 from evergraph.methods.twp import TWP
-from evergraph.methods.replay import Reservoir
+from evergraph.methods.replay import AGEM, ERGNN, GEM, SEM, SSM, TEM, GDumb, Reservoir
 from evergraph.methods.closed_form import Analytic, Auto
 # isort: on
 
@@ -73,12 +74,18 @@ def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
 
 __all__ = [
+    "AGEM",
     "EMA",
+    "ERGNN",
     "EWC",
+    "GEM",
     "KFAC",
     "MAS",
     "METHODS",
+    "SEM",
     "SI",
+    "SSM",
+    "TEM",
     "TWP",
     "Access",
     "Analytic",
@@ -88,14 +95,18 @@ __all__ = [
     "Context",
     "EWCPlusPlus",
     "Finetune",
+    "GDumb",
     "InterpolatedCurvature",
     "Joint",
     "LwF",
+    "MemoryMethod",
     "Method",
     "OnlineCurvature",
     "OnlineEWC",
+    "Piece",
     "QueueCurvature",
     "Replay",
+    "ReplayMethod",
     "Reservoir",
     "StandInCurvature",
     "Step",
