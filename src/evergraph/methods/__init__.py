@@ -33,6 +33,8 @@ from evergraph.methods.si import SI
 from evergraph.methods.lwf import LwF
 from evergraph.methods.twp import TWP
 from evergraph.methods.replay import AGEM, ERGNN, GEM, SEM, SSM, TEM, GDumb, Reservoir
+from evergraph.methods.condensation import PUMA, CaT, DeLoMe
+from evergraph.methods.logit_adjustment import LogitAdjustment
 from evergraph.methods.closed_form import Analytic, Auto
 # isort: on
 
@@ -82,6 +84,7 @@ __all__ = [
     "KFAC",
     "MAS",
     "METHODS",
+    "PUMA",
     "SEM",
     "SI",
     "SSM",
@@ -91,13 +94,16 @@ __all__ = [
     "Analytic",
     "Auto",
     "BatchCurvature",
+    "CaT",
     "Compose",
     "Context",
+    "DeLoMe",
     "EWCPlusPlus",
     "Finetune",
     "GDumb",
     "InterpolatedCurvature",
     "Joint",
+    "LogitAdjustment",
     "LwF",
     "MemoryMethod",
     "Method",

@@ -163,7 +163,18 @@ class View:
         return torch.cat([self.model(batch).cpu() for batch in batches])
 
 
-STEP_HOOKS = ("directions", "loss_outputs", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")
+STEP_HOOKS = (
+    "directions", "loss_outputs", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step",
+)  # fmt: skip
+    "directions",
+    "loss_outputs",
+    "penalty",
+    "logit_cotangent",
+    "replay",
+    "observe",
+    "edit_grads",
+    "after_step",
+)
 """The hooks that run inside a training step, in the order in which the loop calls them."""
 
 

@@ -6,4 +6,4 @@ from evergraph.methods.condensation.puma import PUMA
 from evergraph.methods.condensation.delome import DeLoMe
 # isort: on
 
-__all__ = ["CaT", "DeLoMe", "PUMA"]
+__all__ = ["PUMA", "CaT", "DeLoMe"]

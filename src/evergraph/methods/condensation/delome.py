@@ -7,8 +7,9 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from evergraph.core.capabilities import capability
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import METHODS, Context, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, search_over
 from evergraph.methods.condensation.condensed_memory import CondensedMemory
 from evergraph.methods.logit_adjustment import adjusted
 from evergraph.methods.memory import ReplayMethod
@@ -60,3 +61,8 @@ class DeLoMe(CondensedMemory, ReplayMethod):
     def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
         """Adjusted by how often each class is trained on."""
         return adjusted(context, outputs, self.debiasing) if self.strength else outputs
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """As replay alone: the adjustment is one addition."""
+        return self.replay_size == 0

@@ -22,7 +22,9 @@ from evergraph.core.sparse import Features, SparseMatrix
 Loss = Callable[[Tensor], Tensor]
 """From the features of the synthetic nodes to a scalar that is small where they match the real ones."""
 
-FEW_ENTRIES = 0.1  # share of non-zero features up to which products with a sparse matrix are faster than with a dense one
+FEW_ENTRIES = (
+    0.1  # share of non-zero features up to which products with a sparse matrix are faster than with a dense one
+)
 
 
 @dataclass(eq=False)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from evergraph.core.capabilities import capability
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import STEP_HOOKS, Context, Replay, Step, search_over
 from evergraph.methods.memory.memory_method import MemoryMethod
-from evergraph.methods.memory.replayed import WEIGHTINGS
+from evergraph.methods.memory.replayed import WEIGHTINGS, Replayed
 
 
 @dataclass(repr=False)
@@ -44,10 +46,7 @@ class ReplayMethod(MemoryMethod):
         replayed = self.replayed(context)
         if replayed is None or not self.strength:
             return []
-        key = (replayed, self.weighting)
-        if key not in context.cache:
-            context.cache[key] = replayed.weights(context, self.weighting)
-        batch, weights = replayed.batch, context.cache[key]
+        batch, weights = replayed.batch, self.weights(context, replayed)
         scale = self.strength * step.batch.num_seeds / context.num_train
         if 0 < self.replay_size < weights.numel():
             scale *= weights.numel() / self.replay_size
@@ -56,6 +55,23 @@ class ReplayMethod(MemoryMethod):
         if context.reduction == "mean":
             scale /= step.batch.num_seeds
         return [Replay(batch, weights=scale * weights)]
+
+    def weights(self, context: Context, replayed: Replayed) -> Tensor:
+        """The weight of each example by the `weighting`, found once per task."""
+        key = (replayed, self.weighting)
+        if key not in context.cache:
+            context.cache[key] = replayed.weights(context, self.weighting)
+        found: Tensor = context.cache[key]
+        return found
+
+    def replayed_weight(self, context: Context) -> Tensor | None:
+        """The weights of each class's examples, added up."""
+        replayed = self.replayed(context)
+        if replayed is None or not self.strength:
+            return None
+        weights = self.strength * self.weights(context, replayed)
+        total = weights.new_zeros(context.model.out_channels or 0)
+        return total.index_add(0, replayed.batch.y, weights)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
