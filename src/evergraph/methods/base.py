@@ -166,15 +166,6 @@ class View:
 STEP_HOOKS = (
     "directions", "loss_outputs", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step",
 )  # fmt: skip
-    "directions",
-    "loss_outputs",
-    "penalty",
-    "logit_cotangent",
-    "replay",
-    "observe",
-    "edit_grads",
-    "after_step",
-)
 """The hooks that run inside a training step, in the order in which the loop calls them."""
 
 

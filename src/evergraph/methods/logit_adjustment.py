@@ -5,34 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, search_over
-
-SMALLEST_SHARE = 1e-12  # stands for the share of a class without examples, whose logarithm there is not
-
-
-def class_shares(context: Context) -> Tensor:
-    """π: each output unit's share of all that a task's steps train on, its own examples and replayed ones."""
-    dtype, size = next(context.model.parameters()).dtype, context.model.out_channels
-    weight = torch.bincount(context.batcher.y[context.train], minlength=size or 0).to(dtype)
-    replayed = context.method.replayed_weight(context) if context.method is not None else None
-    if replayed is not None:
-        weight = weight + replayed
-    return weight / weight.sum()
-
-
-def adjusted(context: Context, outputs: Tensor, strength: float) -> Tensor:
-    """z + strength · log π; the shares are found once per task."""
-    if not strength:
-        return outputs
-    if class_shares not in context.cache:
-        context.cache[class_shares] = class_shares(context).clamp(min=SMALLEST_SHARE).log()
-    return outputs + strength * context.cache[class_shares]
+from evergraph.methods.class_shares import adjusted
 
 
 @METHODS.register

@@ -10,8 +10,8 @@ from torch import Tensor
 from evergraph.core.capabilities import capability
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, search_over
+from evergraph.methods.class_shares import adjusted
 from evergraph.methods.condensation.condensed_memory import CondensedMemory
-from evergraph.methods.logit_adjustment import adjusted
 from evergraph.methods.memory import ReplayMethod
 from evergraph.methods.memory.condensation import GradientMatching
 
