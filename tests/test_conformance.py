@@ -30,6 +30,10 @@ CLOSED_FORM = {"analytic": "solves for the head at a task's end", "auto": "likew
 FROM_THE_START = {
     "joint": "draws its parameters anew at every task",
     "gdumb": "likewise, and trains on its memory alone",
+    "cat": "trains on its condensed memory alone",
+    "puma": "likewise",
+    "logit-adjustment": "makes up for rare classes in the first task too",
+    "delome": "likewise",
     **CLOSED_FORM,
 }
 NO_EFFECT = {"finetune": "is what the others are compared with"}
@@ -57,9 +61,16 @@ VARIANTS: dict[str, Callable[[], Method]] = {
     "sem, ollivier": lambda: eg.SEM(memory="50%", curvature="ollivier"),
     "tem, uniform": lambda: eg.TEM(per_class=1, sampler="uniform"),
     "gem, no margin": lambda: eg.GEM(per_class=2, margin=0.0),
+    "delome, plain loss": lambda: eg.DeLoMe(memory="200", networks=2, debiasing=0.0, start="features"),
     "a-gem, draws": lambda: eg.AGEM(per_class=3, replay_size=2),
 }
-SUITE: dict[str, Callable[[], Method]] = {**METHODS, **VARIANTS}
+SHORT: dict[str, Callable[[], Method]] = {
+    "cat": lambda: eg.CaT(per_class=2, networks=3),
+    "puma": lambda: eg.PUMA(per_class=2, networks=2, updates=2, pseudo_label_epochs=3, confidence=0.0),
+    "delome": lambda: eg.DeLoMe(per_class=2, networks=3),
+}
+"""Methods of the list with little work at the end or the start of a task."""
+SUITE: dict[str, Callable[[], Method]] = {**METHODS, **VARIANTS, **SHORT}
 every_method = pytest.mark.parametrize("name", SUITE)
 MODELS = {"gcn": lambda: eg.GCN(hidden=5), "gat": lambda: eg.GAT(hidden=4, heads=2)}
 every_model = pytest.mark.parametrize("model", MODELS)
@@ -203,8 +214,11 @@ def test_composed_with_fine_tuning_in_either_order_nothing_changes(name: str) ->
         assert equal_parameters(alone, learned(learner(composed, epochs=1), 2))
 
 
-@every_method
-@pytest.mark.parametrize("other", ["curvature", "ema"])
+OTHERS = {name: ["curvature", "ema"] for name in SUITE}
+OTHERS |= {name: ["curvature", "ema", "ewc", "lwf"] for name in (*SHORT, "logit-adjustment")}
+
+
+@pytest.mark.parametrize(("name", "other"), [(name, other) for name in SUITE for other in OTHERS[name]])
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 def test_composed_with_another_method_the_rules_hold(name: str, other: str, first: bool, tmp_path: Path) -> None:
     def composed() -> Compose:
@@ -223,7 +237,7 @@ def test_composed_with_another_method_the_rules_hold(name: str, other: str, firs
 
 
 PROJECTING = {name for name in SUITE if "gem" in name}  # what they change depends on the whole gradient
-ADDITIVE = [name for name in SUITE if name not in {"joint", "gdumb", "finetune", "ema", *CLOSED_FORM, *PROJECTING}]
+ADDITIVE = [name for name in SUITE if name not in {*FROM_THE_START, "finetune", "ema", *PROJECTING}]
 
 
 def after_two_tasks(method: Method, setting: Setting) -> eg.methods.Context:

@@ -71,7 +71,7 @@ class DistributionMatching(Matching):
         weight = self.weight(self.real.size(1), self.width, generator)
         real_means = _averaging(self.real_targets, self.classes, self.real.dtype) @ embed(self.real, weight)
         average = _averaging(self.targets, self.classes, self.real.dtype)
-        of_class = (self.real_targets.unsqueeze(0) == self.classes.unsqueeze(1)).sum(1)
+        of_class = (self.real_targets.unsqueeze(0) == self.classes.unsqueeze(1)).sum(1).to(self.real.dtype)
         share = of_class / of_class.sum()
 
         def loss(x: Tensor) -> Tensor:
