@@ -100,7 +100,7 @@ def test_the_matching_loss_and_its_gradient_equal_the_naive_ones(kind: str, spar
 @every_matching
 def test_condensation_lowers_the_matching_loss_under_networks_it_has_not_met(kind: str) -> None:
     made, (x, _) = matching(kind), synthetic_nodes()
-    moved, losses = condense(x, made, networks=100, updates=4, lr=0.03, generator=seeded(4))
+    moved, losses = condense(x, made, networks=100, updates=4, lr=0.05, generator=seeded(4))
     fresh = [made.draw(seeded(seed)) for seed in range(1000, 1020)]
     before, after = (sum(float(loss(nodes)) for loss in fresh) for nodes in (x, moved))
     assert after < before / 3
@@ -255,7 +255,7 @@ def test_confident_pseudo_labels_are_right() -> None:
             return found[-1]
 
     easy = eg.TaskStream(sbm(nodes=200, classes=4, degree=6, features=16, signal=6.0, seed=0), 2)
-    of = learner(Watched(per_class=4, confidence=0.7, networks=5, condensation_lr=0.01))
+    of = learner(Watched(per_class=4, confidence=0.7, networks=5))
     for task in easy:
         of.learn(task)
         nodes, labels = found[-1]
@@ -433,3 +433,14 @@ def test_gradient_matching_writes_the_gradient_of_a_two_layer_network() -> None:
         F.cross_entropy(logits, torch.full((logits.size(0),), position)).backward()
         close(got[position], network[0].weight.grad.T)
         close(got[3 + position], network[2].weight.grad.T)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_synthetic_nodes_move_in_units_of_each_features_deviation(sparse: bool) -> None:
+    made, (x, _) = matching("distributions", sparse), synthetic_nodes()
+    scale = real_nodes()[0].std(0, unbiased=False)
+    close(made.scale(), scale)
+    moved, _ = condense(x, made, networks=1, updates=1, lr=0.1, generator=seeded())
+    steps = (moved - x).abs() / scale
+    assert torch.allclose(steps[steps > 1e-9], torch.full_like(steps[steps > 1e-9], 0.1), rtol=1e-3)  # Adam's first
+    assert int((steps > 1e-9).sum()) > steps.numel() / 2

@@ -25,7 +25,8 @@ class CaT(CondensedMemory):
         networks: random encoders that are drawn for each task.
         updates: steps of the synthetic nodes under each encoder; 1 in its paper.
         width: hidden units of an encoder.
-        condensation_lr: Adam's learning rate on the features of the synthetic nodes.
+        condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
+            each feature.
         start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
             model looks, or its own `features`, as in its paper.
         from_scratch: draw the parameters anew at every task.

@@ -32,20 +32,21 @@ class CondensedMemory(MemoryMethod):
         networks: random networks that are drawn for each task.
         updates: steps of the synthetic nodes under each network.
         width: hidden units of a random network.
-        condensation_lr: Adam's learning rate on the features of the synthetic nodes.
+        condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
+            each feature.
         start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
             model looks, or its own `features`.
     """
 
     family = "condensation"
     access = Access(keeps=("synthetic nodes",), old_labels=True)
-    search_space = search_over(condensation_lr=(1e-4, 1e-2), networks=[0, 50, 200])
+    search_space = search_over(condensation_lr=(3e-3, 0.3), networks=[0, 40, 160])
     matching: ClassVar[type[Matching]]
 
-    networks: int = 50
+    networks: int = 40
     updates: int = 4
     width: int = 128
-    condensation_lr: float = 1e-3
+    condensation_lr: float = 0.03
     start: str = "propagated"
 
     def __post_init__(self) -> None:

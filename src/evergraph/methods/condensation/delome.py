@@ -32,7 +32,8 @@ class DeLoMe(CondensedMemory, ReplayMethod):
         networks: random networks that are drawn for each task; 800 in its paper.
         updates: steps of the synthetic nodes under each network; 1 in its paper.
         width: hidden units of a random network; 256 in its paper.
-        condensation_lr: Adam's learning rate on the features of the synthetic nodes; 1e-4 in its paper.
+        condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
+            each feature.
         start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
             model looks, or its own `features`, as in its paper.
         strength: factor on the loss of the replayed nodes; 0 is fine-tuning, without debiasing.
@@ -44,9 +45,9 @@ class DeLoMe(CondensedMemory, ReplayMethod):
     name = "delome"
     reference = "Niu, Pang and Chen: Graph Continual Learning with Debiased Lossless Memory Replay, ECAI 2024"
     training = MappingProxyType(
-        {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 1e-3, "weight_decay": 5e-4}
+        {"label_scope": "seen", "batch_size": 0, "epochs": 100, "lr": 5e-3, "weight_decay": 5e-4}
     )
-    search_space = search_over(strength=(0.1, 10.0), condensation_lr=(1e-4, 1e-2), debiasing=[0.0, 0.5, 1.0, 1.5])
+    search_space = search_over(strength=(0.1, 10.0), condensation_lr=(3e-3, 0.3), debiasing=[0.0, 0.5, 1.0, 1.5])
     matching = GradientMatching
 
     width: int = 32

@@ -52,6 +52,13 @@ class Matching:
         """Draw a network; returns its matching loss."""
         raise NotImplementedError
 
+    def scale(self) -> Tensor:
+        """The standard deviation of each feature over the real nodes: the unit in which synthetic nodes move."""
+        ones = torch.ones(self.real.size(0), 1, dtype=self.real.dtype, device=self.real.device)
+        squares = self.real.with_values(self.real.values**2) if isinstance(self.real, SparseMatrix) else self.real**2
+        mean, mean_square = (rows.t() @ ones / ones.size(0) for rows in (self.real, squares))
+        return (mean_square - mean.square()).clamp(min=0).sqrt().reshape(-1)
+
     def weight(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
         """A random weight matrix, Glorot-uniform."""
         bound = math.sqrt(6 / (rows + columns))
@@ -106,32 +113,36 @@ def condense(
 ) -> tuple[Tensor, list[float]]:
     """Move synthetic nodes towards the real ones by Adam.
 
+    Adam's steps have one size for all features. They are taken in units of each feature's standard deviation, so that
+    features that hardly vary, most words of a large vocabulary, are not drowned in noise.
+
     Args:
         x: the features to begin with, one row per synthetic node.
         matching: what to match.
         networks: random networks to draw.
         updates: steps under each of them.
-        lr: Adam's learning rate.
+        lr: Adam's learning rate, in standard deviations.
         generator: of the networks.
 
     Returns:
         The features, and the matching loss at each network when it was drawn.
     """
     with torch.enable_grad():
-        moving = x.detach().clone().requires_grad_()
-        optimizer = torch.optim.Adam([moving], lr=lr)
+        start, scale = x.detach(), matching.scale()
+        moved = torch.zeros_like(start, requires_grad=True)
+        optimizer = torch.optim.Adam([moved], lr=lr)
         losses = []
         for _ in range(networks):
             with torch.no_grad():
                 loss_of = matching.draw(generator)
             for update in range(updates):
-                loss = loss_of(moving)
+                loss = loss_of(start + scale * moved)
                 if not update:
                     losses.append(loss.detach())
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-    return moving.detach(), torch.stack(losses).tolist() if losses else []
+    return start + scale * moved.detach(), torch.stack(losses).tolist() if losses else []
 
 
 def embed(x: Features, weight: Tensor) -> Tensor:
