@@ -35,7 +35,7 @@ class CaT(CondensedMemory):
     name = "cat"
     reference = "Liu, Qiu and Huang: CaT: Balanced Continual Graph Learning with Graph Condensation, ICDM 2023"
     training = MappingProxyType(
-        {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 1e-3, "weight_decay": 5e-4}
+        {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 5e-3, "weight_decay": 5e-4, "reduction": "mean"}
     )
     matching = DistributionMatching
 

@@ -45,11 +45,12 @@ class DeLoMe(CondensedMemory, ReplayMethod):
     name = "delome"
     reference = "Niu, Pang and Chen: Graph Continual Learning with Debiased Lossless Memory Replay, ECAI 2024"
     training = MappingProxyType(
-        {"label_scope": "seen", "batch_size": 0, "epochs": 100, "lr": 5e-3, "weight_decay": 5e-4}
+        {"label_scope": "seen", "batch_size": 0, "epochs": 100, "lr": 5e-3, "weight_decay": 5e-4, "reduction": "mean"}
     )
     search_space = search_over(strength=(0.1, 10.0), condensation_lr=(3e-3, 0.3), debiasing=[0.0, 0.5, 1.0, 1.5])
     matching = GradientMatching
 
+    updates: int = 1
     width: int = 32
     weighting: str = "examples"
     debiasing: float = 1.0

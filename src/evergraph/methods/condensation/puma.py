@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -46,6 +47,9 @@ class PUMA(CaT):
     name = "puma"
     reference = (
         "Liu et al.: PUMA: Efficient Continual Graph Learning for Node Classification with Graph Condensation, 2023"
+    )
+    training = MappingProxyType(
+        {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 1e-3, "weight_decay": 5e-4, "reduction": "mean"}
     )
 
     networks: int = 10
