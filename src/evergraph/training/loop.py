@@ -140,7 +140,8 @@ def _replayed(context: Context, replay: Replay) -> Tensor:
         outputs, tangents = forward(context.model, replay.batch, replay.directions)
     term = outputs.new_zeros(())
     if replay.weights is not None:
-        term = term + (replay.weights * context.problem.loss(outputs, replay.batch.y)).sum()
+        problem = replay.problem or context.problem
+        term = term + (replay.weights * problem.loss(outputs, replay.batch.y)).sum()
     if replay.cotangent is not None:
         term = term + (outputs * replay.cotangent(outputs.detach(), tangents).detach()).sum()
     return term

@@ -55,7 +55,7 @@ class ReplayMethod(MemoryMethod):
             weights = weights[chosen]
         if context.reduction == "mean":
             scale /= step.batch.num_seeds
-        return [Replay(batch, weights=scale * weights)]
+        return [Replay(batch, weights=scale * weights, problem=replayed.problem)]
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
