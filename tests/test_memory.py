@@ -153,7 +153,7 @@ def after_each_task(method: eg.Method, model: eg.GraphModel | None = None) -> li
         yield method
 
 
-@pytest.mark.parametrize(("name", "memory"), itertools.product(REPLAYING, ["1500", "4KB", "10%"]))
+@pytest.mark.parametrize(("name", "memory"), itertools.product(REPLAYING, ["1500", "2.5KB", "10%"]))
 def test_the_budget_is_never_exceeded(name: str, memory: str) -> None:
     method = eg.make_method(name, {"memory": memory})
     counts = []

@@ -46,7 +46,7 @@ def run_command(
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
-    settings = common.parse_settings(options["set_"])
+    settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     folder = options["out"] or default_folder(stream, method)
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
@@ -82,7 +82,7 @@ def compare_command(
         "test_graph": check_names("test graph", test_graph or ["task"]),
         "method": check_names("method", methods.split(",")),
     }
-    settings = settings_by_method(axes["method"], common.parse_settings(options["set_"]))
+    settings = settings_by_method(axes["method"], common.method_settings(axes["method"], options))
     specs: dict[str, RunSpec] = {}
     for values in itertools.product(*axes.values()):
         chosen = dict(zip(axes, values))

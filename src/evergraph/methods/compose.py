@@ -158,6 +158,10 @@ class Compose(Method):
         for method in self.methods:
             method.grow(before, after)
 
+    def parts(self) -> list[Method]:
+        """Those of each."""
+        return [part for method in self.methods for part in method.parts()]
+
     def hyperparameters(self) -> dict[str, Any]:
         """Those of each part, under its name."""
         return {f"{i}.{method.name}": method.hyperparameters() for i, method in enumerate(self.methods)}

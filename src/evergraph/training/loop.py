@@ -140,7 +140,8 @@ def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
         outputs, tangents = forward(context.model, replay.batch, replay.directions)
     term = outputs.new_zeros(())
     if replay.weights is not None:
-        per_example = context.problem.loss(method.loss_outputs(context, outputs), replay.batch.y)
+        problem = replay.problem or context.problem
+        per_example = problem.loss(method.loss_outputs(context, outputs), replay.batch.y)
         term = term + (replay.weights * per_example).sum()
     if replay.cotangent is not None:
         term = term + (outputs * replay.cotangent(outputs.detach(), tangents).detach()).sum()

@@ -30,6 +30,8 @@ class Piece:
         edge_index: sources above targets; None where there are no edges.
         owner: for each node the example that brought it; None where every node is an example. A node leaves with
             its owner, unless it is an example itself.
+        labels: for each node its target, -1 for none, where nodes that came with an example are trained on too; None
+            where the examples alone are.
         key: a random number for each example where chance decides which go first; None where their order does.
     """
 
@@ -38,6 +40,7 @@ class Piece:
     seeds: Tensor | None = None
     edge_index: Tensor | None = None
     owner: Tensor | None = None
+    labels: Tensor | None = None
     key: Tensor | None = None
 
     @property
@@ -58,6 +61,13 @@ class Piece:
     def nodes_of_examples(self) -> Tensor:
         """The node of each example."""
         return torch.arange(self.num_examples) if self.seeds is None else self.seeds.long()
+
+    def targets(self) -> tuple[Tensor, Tensor]:
+        """The nodes to train on, and their targets."""
+        if self.labels is None:
+            return self.nodes_of_examples(), self.units
+        nodes = torch.nonzero(self.labels >= 0).reshape(-1)
+        return nodes, self.labels[nodes].long()
 
     def take(self, examples: Tensor) -> Piece:
         """Some of the examples, in ascending order, with the nodes that they brought and the edges between those."""
@@ -88,7 +98,8 @@ class Piece:
             owner = torch.where(chosen[old], place[old], place_of_seed)[stays].to(SHORT)
         nodes = torch.nonzero(stays).reshape(-1)
         placed = None if self.seeds is None else position[seeds].to(SHORT)
-        return Piece(take_rows(self.x, nodes), self.units[examples], placed, edges, owner, key)
+        labels = None if self.labels is None else self.labels[nodes]
+        return Piece(take_rows(self.x, nodes), self.units[examples], placed, edges, owner, labels, key)
 
     def graph(self) -> Graph:
         """The nodes and edges as a graph; its labels are left open, targets being output units."""
@@ -108,7 +119,7 @@ class Piece:
             kept["x_values"], kept["num_features"] = self.x.values, self.x.num_columns
         else:
             kept["x"] = self.x
-        for name in ("seeds", "edge_index", "owner"):
+        for name in ("seeds", "edge_index", "owner", "labels"):
             value: Tensor | None = getattr(self, name)
             if value is not None:
                 kept[name] = value.to(SHORT)
@@ -126,7 +137,7 @@ class Piece:
         else:
             indptr, indices = kept["x_indptr"].long(), kept["x_indices"].long()
             x = SparseMatrix(indptr, indices, kept["x_values"], kept["num_features"])
-        rest = {name: kept.get(name) for name in ("seeds", "edge_index", "owner", "key")}
+        rest = {name: kept.get(name) for name in ("seeds", "edge_index", "owner", "labels", "key")}
         return cls(x, kept["units"].long(), **rest)
 
 

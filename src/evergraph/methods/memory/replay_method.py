@@ -54,7 +54,7 @@ class ReplayMethod(MemoryMethod):
             weights = weights[chosen]
         if context.reduction == "mean":
             scale /= step.batch.num_seeds
-        return [Replay(batch, weights=scale * weights)]
+        return [Replay(batch, weights=scale * weights, problem=replayed.problem)]
 
     def weights(self, context: Context, replayed: Replayed) -> Tensor:
         """The weight of each example by the `weighting`, found once per task."""

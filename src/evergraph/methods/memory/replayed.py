@@ -14,18 +14,20 @@ from evergraph.data.tasks import Task, block_diagonal, stack_features
 from evergraph.errors import one_of
 from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece
+from evergraph.problems.base import Problem
 
 WEIGHTINGS = ("classes", "nodes", "sets", "examples")
 
 
 def joined(pieces: Sequence[Piece]) -> tuple[Graph, Tensor, Tensor]:
-    """The pieces side by side as one graph; the node of each example, and the target of every node (-1 for none)."""
+    """The pieces side by side as one graph; the nodes to train on, and the target of every node (-1 for none)."""
     graphs = [piece.graph() for piece in pieces]
     x, adjacency = stack_features([graph.x for graph in graphs]), block_diagonal([graph.adjacency for graph in graphs])
     targets = torch.full((x.size(0),), -1)
     starts = torch.tensor([0, *(graph.num_nodes for graph in graphs)]).cumsum(0).tolist()
-    examples = torch.cat([piece.nodes_of_examples() + start for piece, start in zip(pieces, starts)])
-    targets[examples] = torch.cat([piece.units for piece in pieces])
+    known = [piece.targets() for piece in pieces]
+    examples = torch.cat([nodes + start for (nodes, _), start in zip(known, starts)])
+    targets[examples] = torch.cat([units for _, units in known])
     return Graph(x, adjacency, torch.full_like(targets, -1), [0], "memory"), examples, targets
 
 
@@ -47,6 +49,7 @@ class Replayed:
         batch: all examples in one batch.
         tasks: for each example the piece, that is the task, that it comes from.
         stands_for: the number of training nodes that each example stands for: those of its class, shared out.
+        problem: the task's; where the label scope leaves old classes out, with these in its scope too.
     """
 
     batcher: Neighbourhoods
@@ -54,19 +57,20 @@ class Replayed:
     batch: Batch
     tasks: Tensor
     stands_for: Tensor
+    problem: Problem
 
     @classmethod
     def of(cls, context: Context, pieces: Sequence[Piece], class_sizes: Sequence[int]) -> Replayed:
         """The memory in the context of a task; `class_sizes[unit]` is how many training nodes of a class were met."""
         graph, examples, targets = joined(pieces)
         batcher = context.problem.batcher(context.model, graph, targets=targets, device=context.device)
-        sizes = torch.tensor([piece.num_examples for piece in pieces])
+        sizes = torch.tensor([piece.targets()[0].numel() for piece in pieces])
         examples = examples.to(context.device)
         tasks = torch.repeat_interleave(torch.arange(len(pieces)), sizes)
         batch, dtype = batcher.batch(examples), next(context.model.parameters()).dtype
         met = torch.tensor(list(class_sizes), dtype=dtype, device=context.device)
         stands_for = met[batch.y] / torch.bincount(batch.y)[batch.y]
-        return cls(batcher, examples, batch, tasks.to(context.device), stands_for)
+        return cls(batcher, examples, batch, tasks.to(context.device), stands_for, _widened(context, batch.y))
 
     def drawn(self, number: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
         """A batch of so many examples, drawn without replacement; and which they are."""
@@ -91,3 +95,13 @@ class Replayed:
             return torch.full((units.numel(),), context.num_train / units.numel(), dtype=dtype, device=units.device)
         classes = context.batcher.y[context.train].unique().numel()
         return (context.num_train / (classes * torch.bincount(units)[units])).to(dtype)
+
+
+def _widened(context: Context, units: Tensor) -> Problem:
+    """The task's problem, with the given units in its scope."""
+    outputs = torch.ones(1, int(context.model.out_channels or 0), device=units.device)
+    inside = context.problem.in_scope(outputs)[0] > 0
+    if bool(inside[units].all()):
+        return context.problem
+    inside[units] = True
+    return context.problem.within(torch.nonzero(inside).reshape(-1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse as sp
 from scipy.optimize import linprog
-from scipy.sparse import csgraph
 
 from evergraph.core.sparse import SparseMatrix
 
@@ -43,10 +42,11 @@ class EdgeCurvature:
     def ollivier(self, node: int, other: int) -> float:
         """κ = 1 − W₁(m_v, m_u), m_v uniform on the neighbours of v; W₁ by linear programming. For small degrees."""
         mine, theirs = self.neighbours(node), self.neighbours(other)
-        near = np.unique(np.concatenate([mine, theirs, [node, other]]))
-        # neighbours of two ends of an edge are at most three steps apart, on paths through those ends
-        distance = csgraph.shortest_path(self.matrix[near][:, near], unweighted=True)
-        cost = distance[np.searchsorted(near, mine)][:, np.searchsorted(near, theirs)]
+        # at most three steps apart, through the edge itself: fewer where they are the same, adjacent, or share one
+        adjacent = self.matrix[mine][:, theirs].toarray() > 0
+        shared = (self.matrix[mine] @ self.matrix[theirs].T).toarray() > 0
+        same = mine[:, None] == theirs[None, :]
+        cost = np.select([same, adjacent, shared], [0.0, 1.0, 2.0], 3.0)
         rows, columns = cost.shape
         leaves = sp.kron(sp.identity(rows), np.ones((1, columns)))
         arrives = sp.kron(np.ones((1, rows)), sp.identity(columns))

@@ -16,7 +16,13 @@ Pick = Callable[[int, Tensor, int], Tensor]
 
 
 def with_neighbours(
-    graph: Graph, nodes: Tensor, units: Tensor, numbers: Sequence[int], pick: Pick, dtype: torch.dtype
+    graph: Graph,
+    nodes: Tensor,
+    units: Tensor,
+    numbers: Sequence[int],
+    pick: Pick,
+    dtype: torch.dtype,
+    labels: Tensor | None = None,
 ) -> Piece:
     """The examples with picked neighbours, and all edges of the graph between the nodes kept.
 
@@ -27,6 +33,7 @@ def with_neighbours(
         numbers: how many neighbours to pick for each node of the hop before, hop by hop outwards.
         pick: picks them.
         dtype: of the features kept.
+        labels: a target for each node of the graph, -1 for none, to be kept with the nodes; None keeps the examples'.
     """
     adjacency, place, owner = graph.adjacency, dict[int, int](), list[int]()
     picked: dict[int, list[int]] = {}  # of a node met twice, the neighbours are the same
@@ -53,4 +60,4 @@ def with_neighbours(
     seeds = torch.tensor([place[node] for node in nodes.tolist()])
     edges = graph.subgraph(kept).edge_index
     x = smaller_form(take_rows(graph.x, kept).to(dtype))
-    return Piece(x, units, seeds, edges, torch.tensor(owner))
+    return Piece(x, units, seeds, edges, torch.tensor(owner), None if labels is None else labels[kept])

@@ -44,7 +44,7 @@ class AGEM(MemoryMethod):
         batch = replayed.batch
         if 0 < self.replay_size < batch.num_seeds:
             batch, _ = replayed.drawn(self.replay_size, context.generator)
-        memory = memory_gradients(context, batch, torch.zeros_like(batch.y), 1)[0]
+        memory = memory_gradients(context, replayed.problem, batch, torch.zeros_like(batch.y), 1)[0]
         product = flat_gradient(context.params) @ memory
         add_to_gradient(context.params, -product.clamp(max=0) / (memory @ memory).clamp(min=1e-30) * memory)
 

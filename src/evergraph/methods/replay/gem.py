@@ -17,6 +17,7 @@ from evergraph.data.batching import Batch
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.memory import MemoryMethod
+from evergraph.problems.base import Problem
 
 ROUNDING = 1e-10  # added to the diagonal of the gradients' products, relative to its mean: they may be dependent
 
@@ -53,7 +54,7 @@ class GEM(MemoryMethod):
         replayed = self.replayed(step.context)
         if replayed is None:
             return
-        gradients = memory_gradients(step.context, replayed.batch, replayed.tasks, len(self.memory_))
+        gradients = memory_gradients(step.context, replayed.problem, replayed.batch, replayed.tasks, len(self.memory_))
         gradient = flat_gradient(step.context.params)
         move = projection(gradients, gradient, self.margin)
         if move is not None:
@@ -65,11 +66,11 @@ class GEM(MemoryMethod):
         return not self.memory_
 
 
-def memory_gradients(context: Context, batch: Batch, groups: Tensor, number: int) -> Tensor:
+def memory_gradients(context: Context, problem: Problem, batch: Batch, groups: Tensor, number: int) -> Tensor:
     """The gradient of the mean loss on each group of examples, one row per group."""
     params = list(context.params.values())
     with in_mode(context.model, training=False), torch.enable_grad():
-        losses = context.problem.loss(context.model(batch), batch.y)
+        losses = problem.loss(context.model(batch), batch.y)
         empty = torch.zeros(number, dtype=losses.dtype, device=losses.device)
         means = empty.index_add(0, groups, losses) / empty.index_add(0, groups, torch.ones_like(losses))
         rows = [torch.autograd.grad(mean, params, retain_graph=True, allow_unused=True) for mean in means]

@@ -32,6 +32,7 @@ class SEM(SubgraphMemory):
             the memory as a whole counts as the task does; `examples`, each counts 1.
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
         neighbours: how many neighbours are kept for each node of the hop before, from the examples outwards.
+        label_neighbours: train on kept neighbours too if they are training nodes; the paper trains on examples alone.
         curvature: `bound` is the lower bound of Jost and Liu, from degrees and triangles; `ollivier` is Ollivier's
             curvature itself, by linear programming, for graphs with small degrees.
     """

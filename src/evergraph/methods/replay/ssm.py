@@ -21,6 +21,7 @@ class SubgraphMemory(ReplayMethod):
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
 
     neighbours: tuple[int, ...] = (1, 1)
+    label_neighbours: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,8 +31,13 @@ class SubgraphMemory(ReplayMethod):
 
     def store(self, context: Context, nodes: Tensor) -> Piece:
         """The nodes, the neighbours picked hop by hop, and the edges between all of these."""
-        dtype, units = next(context.model.parameters()).dtype, context.batcher.y.cpu()[nodes]
-        return with_neighbours(context.task.graph, nodes, units, self.neighbours, self.pick(context), dtype)
+        graph, units, train = context.task.graph, context.batcher.y.cpu(), context.task.train
+        labels = None
+        if self.label_neighbours:
+            labels = torch.full_like(units, -1)
+            labels[train] = units[train]
+        dtype, pick = next(context.model.parameters()).dtype, self.pick(context)
+        return with_neighbours(graph, nodes, units[nodes], self.neighbours, pick, dtype, labels)
 
     def pick(self, context: Context) -> Pick:
         """How neighbours are picked."""
@@ -55,6 +61,7 @@ class SSM(SubgraphMemory):
             the memory as a whole counts as the task does; `examples`, each counts 1.
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
         neighbours: how many neighbours are kept for each node of the hop before, from the examples outwards.
+        label_neighbours: train on kept neighbours too if they are training nodes; the paper trains on examples alone.
         sampler: draws neighbours `uniform`ly, or with probability proportional to their `degree`.
     """
 
