@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -104,7 +105,7 @@ class CondensedMemory(MemoryMethod):
             assert budget.num_bytes is not None
             size = next(context.model.parameters()).element_size()
             room = budget.num_bytes // (context.task.graph.num_features * size + 4)  # 4 bytes for the target
-            wanted = torch.full_like(counts, room // max(1, sum(met > 0 for met in self.class_sizes_)))
+            wanted = torch.full_like(counts, math.ceil(room / sum(met > 0 for met in self.class_sizes_)))
         numbers = wanted.clamp(min=1).minimum(counts)
         return {unit: int(numbers[unit]) for unit in torch.nonzero(counts).reshape(-1).tolist()}
 
