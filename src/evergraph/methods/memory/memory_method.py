@@ -39,9 +39,7 @@ class MemoryMethod(Method):
 
     family = "replay"
     access = Access(keeps=("real nodes",), old_labels=True)
-    training = MappingProxyType(
-        {"label_scope": "seen", "batch_size": 0, "epochs": 100, "lr": 5e-3, "weight_decay": 0.0}
-    )
+    training = MappingProxyType({"label_scope": "seen", "batch_size": 0, "epochs": 50, "lr": 1e-4, "weight_decay": 0.0})
     search_space = search_over()
 
     memory: str = ""

@@ -27,7 +27,7 @@ class ReplayMethod(MemoryMethod):
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
     """
 
-    search_space = search_over(strength=(0.1, 10.0), weighting=["classes", "nodes", "sets"])
+    search_space = search_over(strength=(0.1, 1000.0), weighting=["classes", "nodes", "sets"])
 
     strength: float = 1.0
     weighting: str = "classes"

@@ -46,7 +46,7 @@ class ERGNN(ReplayMethod):
 
     name = "er-gnn"
     reference = "Zhou and Cao: Overcoming Catastrophic Forgetting in GNNs with Experience Replay, AAAI 2021"
-    search_space = search_over(strength=(0.1, 10.0), sampler=list(SAMPLERS))
+    search_space = search_over(strength=(0.1, 1000.0), sampler=list(SAMPLERS))
 
     weighting: str = "sets"
     sampler: str = "mean-of-feature"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from evergraph.data.tasks import Task
 from evergraph.methods.base import METHODS, Context
@@ -23,6 +24,7 @@ class GDumb(MemoryMethod):
 
     name = "gdumb"
     reference = "Prabhu, Torr and Dokania: GDumb, ECCV 2020"
+    training = MappingProxyType({**MemoryMethod.training, "epochs": 100, "lr": 5e-3})  # there is nothing to forget
 
     def start_task(self, context: Context) -> None:
         """Take the task's nodes into the memory, and forget the parameters."""

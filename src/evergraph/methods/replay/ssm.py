@@ -20,7 +20,8 @@ class SubgraphMemory(ReplayMethod):
 
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
 
-    neighbours: tuple[int, ...] = (1, 1)
+    strength: float = 10.0
+    neighbours: tuple[int, ...] = (3, 1)
     label_neighbours: bool = True
 
     def __post_init__(self) -> None:
