@@ -35,6 +35,7 @@ class LogitAdjustment(Method):
     access = Access()
     training = MappingProxyType({"label_scope": "seen"})
     search_space = search_over(strength=[0.0, 0.5, 1.0, 1.5])
+    hold = ()  # a larger strength does not hold on to more
 
     strength: float = 1.0
 

@@ -37,6 +37,7 @@ class CaT(CondensedMemory):
     training = MappingProxyType(
         {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 5e-3, "weight_decay": 5e-4, "reduction": "mean"}
     )
+    hold = ()
     matching = DistributionMatching
 
     from_scratch: bool = False

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergraph.curvature import in_mode
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import METHODS, Context
+from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.condensation.cat import CaT
 from evergraph.methods.memory import Piece, Replayed
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
@@ -51,6 +51,8 @@ class PUMA(CaT):
     training = MappingProxyType(
         {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 1e-3, "weight_decay": 5e-4, "reduction": "mean"}
     )
+
+    search_space = search_over(condensation_lr=(3e-3, 0.3), networks=[0, 10, 40], confidence=[0.5, 0.7, 0.9])
 
     networks: int = 10
     updates: int = 10
