@@ -177,3 +177,11 @@ def test_so_many_of_each_class(name: str) -> None:
         assert units.numel() == 3 * 2 * number
         if name != "reservoir":
             assert torch.bincount(units).tolist() == [3] * 2 * number
+
+
+def test_old_classes_outside_the_label_scope_compete_with_those_inside() -> None:
+    inside, outside = make("gcn", classes=(0, 1)), make("gcn", classes=(2, 3))
+    pieces = [isolated([0, 1, 1])]
+    context = inside.context()
+    assert Replayed.of(context, pieces, [1, 2]).problem is context.problem
+    assert Replayed.of(outside.context(), pieces, [1, 2]).problem.scope.tolist() == [0, 1, 2, 3]

@@ -39,7 +39,7 @@ class MemoryMethod(Method):
 
     family = "replay"
     access = Access(keeps=("real nodes",), old_labels=True)
-    training = MappingProxyType({"label_scope": "seen", "batch_size": 0, "epochs": 50, "lr": 1e-4, "weight_decay": 0.0})
+    training = MappingProxyType({"label_scope": "seen", "batch_size": 0, "epochs": 50, "lr": 1e-3, "weight_decay": 0.0})
     search_space = search_over()
 
     memory: str = ""
@@ -102,7 +102,7 @@ class MemoryMethod(Method):
     def most_examples(self, context: Context) -> int:
         """How many examples of one class the budget could hold if there were nothing else."""
         x, size = context.task.graph.x, next(context.model.parameters()).element_size()
-        entries = int(x.counts().min()) if isinstance(x, SparseMatrix) else x.size(1)
+        entries = int((x.counts() if isinstance(x, SparseMatrix) else torch.count_nonzero(x, dim=1)).min())
         return self.budget().most_examples(self.nodes_met_, entries * size)
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class SubgraphMemory(ReplayMethod):
     """Replay of random nodes of each class, each with a few of its neighbours; a subclass picks which."""
 
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
+    training = MappingProxyType({**ReplayMethod.training, "lr": 1e-4})  # what no example reads shall not drift
 
     strength: float = 10.0
     neighbours: tuple[int, ...] = (3, 1)
