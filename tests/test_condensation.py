@@ -213,6 +213,14 @@ def test_cat_and_puma_train_on_the_memory_alone(kind: type[eg.CaT]) -> None:
     assert moved == (kind is eg.PUMA)  # with no epochs, parameters change only where they are drawn anew
 
 
+@every_condensing
+@pytest.mark.parametrize("scope", ["current", "all"])
+def test_old_classes_compete_whatever_the_label_scope(name: str, scope: str) -> None:
+    """Those of the memory are in the softmax, or their loss would have no value."""
+    of = learner(CONDENSING[name](per_class=2, networks=1), label_scope=scope)
+    assert all(row["loss"] > 0 for task in STREAM for row in of.learn(task))
+
+
 # pseudo-labels
 
 

@@ -86,12 +86,13 @@ class PUMA(CaT):
         """A network like the model, trained from scratch on the memory."""
         model = copy.deepcopy(context.model)
         model.reset_parameters()
-        batch = Replayed.of(context, pieces, self.class_sizes_).batch
+        memory = Replayed.of(context, pieces, self.class_sizes_)
+        batch = memory.batch
         optimizer = torch.optim.Adam(model.parameters(), lr=PSEUDO_LABEL_LR)
         with in_mode(model, training=True):
             for _ in range(self.pseudo_label_epochs):
                 optimizer.zero_grad()
-                context.problem.loss(model(batch), batch.y).mean().backward()
+                memory.problem.loss(model(batch), batch.y).mean().backward()
                 optimizer.step()
         return model.eval()
 
