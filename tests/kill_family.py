@@ -24,6 +24,8 @@ CASES = [
     ("curvature", {"estimator": "queue", "queue_size": 6}, {}, {}),
     ("si+ema", {}, {"dropout": 0.3}, {"fan_out": (3, 3)}),
     ("joint", {}, {}, {"patience": 2, "class_balanced": True}),
+    ("puma+ewc", {"per_class": 3, "networks": 20}, {}, {}),  # most of its time it condenses
+    ("delome", {"memory": "1KB", "networks": 40}, {}, {}),
 ]
 
 

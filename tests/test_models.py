@@ -26,6 +26,7 @@ MODELS: dict[str, Callable[[], GraphModel]] = {
     "sage-layer-norm": lambda: LayerNormGraphSAGE(hidden=16),
     "gat": lambda: eg.GAT(hidden=16, heads=4),
     "gat-3": lambda: eg.GAT(hidden=16, heads=2, num_layers=3),
+    "pdgnn": lambda: eg.PDGNN(hidden=16),
 }
 GRAPHS = ("dense", "sparse", "directed")
 
@@ -129,6 +130,18 @@ def test_gcn_equals_pygs_layers_with_the_bias_propagated(graphs: dict[str, eg.Gr
         ones = torch.ones(graph.num_nodes, 1, dtype=torch.float64)
         hidden = layer(torch.cat([hidden, ones], 1), graph.edge_index)
     torch.testing.assert_close(batched(model, graph, 16), hidden)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_pdgnn_is_an_mlp_over_propagated_features(graphs: dict[str, eg.Graph], kind: str) -> None:
+    model, graph = built(lambda: eg.PDGNN(hidden=16, steps=3, mlp_layers=3)), graphs[kind]
+    with_loops = graph.adjacency.dense().double() + torch.eye(graph.num_nodes, dtype=torch.float64)
+    scale = torch.diag(with_loops.sum(1).rsqrt())
+    hidden = torch.linalg.matrix_power(scale @ with_loops @ scale, 3) @ dense_x(graph)
+    for number, weight in enumerate(model.weights):
+        hidden = (hidden.relu() if number else hidden) @ weight[:-1] + weight[-1]
+    torch.testing.assert_close(batched(model, graph, 16), hidden)
+    torch.testing.assert_close(batched(model, graph, 16, propagate=False), hidden)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)

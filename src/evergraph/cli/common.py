@@ -19,6 +19,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from evergraph.core.settings import settings_of
 from evergraph.data import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
@@ -26,7 +27,7 @@ from evergraph.experiments import LOGGERS, RunSpec, told
 from evergraph.experiments.comparison import check_names, row_label
 from evergraph.experiments.result_file import RESULTS, each_test_graph
 from evergraph.experiments.run import OnProgress
-from evergraph.methods import make_method
+from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
 from evergraph.problems import PROBLEMS
@@ -44,6 +45,10 @@ def _choices(names: Any) -> str:
 Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph streams`) or the path of a graph file.")]
 Method = Annotated[str, typer.Option(help="A method's name (see `evergraph methods`); a+b composes two.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="AMOUNT", help="What a replay method may keep: 2MB, a number of bytes, or 1% of the nodes."),
+]
 ModelSet = Annotated[
     list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="A hyper-parameter of the model.")
 ]
@@ -87,6 +92,7 @@ FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25;
 stderr = Console(stderr=True)
 RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "set_": (Set, None),
+    "memory": (Memory, None),
     "model": (Model, None),
     "hidden": (Hidden, None),
     "model_set": (ModelSet, None),
@@ -154,6 +160,19 @@ def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, 
             raise EvergraphError(f"{option} {item!r} is not KEY=VALUE, e.g. {option} strength=0.1")
         settings[key] = value
     return settings
+
+
+def method_settings(methods: Sequence[str], options: dict[str, Any]) -> dict[str, str]:
+    """The settings given by --set and --memory; the latter is refused where none of the methods has a memory."""
+    settings = parse_settings(options["set_"])
+    if options["memory"] is None:
+        return settings
+    if not any("memory" in settings_of(METHODS[part]) for method in methods for part in parts_of(method)):
+        able = [name for name, kind in METHODS.items() if "memory" in settings_of(kind)]
+        raise EvergraphError(
+            f"--memory: {', '.join(methods)} keeps no examples; leave it out, or choose one of: {', '.join(able)}"
+        )
+    return {**settings, "memory": options["memory"]}
 
 
 def parse_fan_out(text: str | None) -> tuple[int, ...] | None:

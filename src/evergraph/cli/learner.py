@@ -28,7 +28,7 @@ from evergraph.training.snapshot import model_name
 GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
 Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
 Classes = Annotated[str | None, typer.Option(help="Names with commas.")]
-CREATION = ("set_", "model", "hidden", "model_set", "problem")
+CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "device", "data_root")
 
 
@@ -110,7 +110,7 @@ def learn_command(
 def _make_learner(method: str, num_classes: int | None, seed: int, options: dict[str, Any]) -> Learner:
     """The learner of a first call."""
     named = common.model_options(options)
-    chosen = make_method(method, common.parse_settings(options["set_"]))
+    chosen = make_method(method, common.method_settings([method], options))
     return Learner(
         make_model(named["model"] or preferred_model(method), **named["model_settings"]),
         chosen,
@@ -186,10 +186,11 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
             raise EvergraphError(
                 f"--{name.replace('_', '-')} {options[name]} does not fit: {checkpoint} has {value}; {advice}"
             )
-    if "set_" in named:
-        wanted = make_method(title, common.parse_settings(options["set_"])).hyperparameters()
+    if named & {"set_", "memory"}:
+        wanted = make_method(title, common.method_settings([title], options)).hyperparameters()
         if wanted != learner.method.hyperparameters():
-            raise EvergraphError(f"--set does not fit: {checkpoint} has {learner.method!r}; leave it out")
+            given = " and ".join(f"--{name.strip('_')}" for name in ("set_", "memory") if name in named)
+            raise EvergraphError(f"{given} does not fit: {checkpoint} has {learner.method!r}; leave it out")
     if "model_set" in named:
         settings = common.model_options(options)["model_settings"]
         if make_model(model_name(learner.model), **settings).hyperparameters() != learner.model.hyperparameters():

@@ -54,7 +54,7 @@ def run_command(
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
-    settings = common.parse_settings(options["set_"])
+    settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     spec.check()
     if len(groups := training_groups(method, settings, [spec.stream["test_graph"], *spec.also_test])) > 1:
@@ -139,7 +139,7 @@ def _comparison(
     options: dict[str, Any],
 ) -> dict[str, RunSpec]:
     """The runs of a comparison by their keys; each serves as many test graphs as one training run can."""
-    fixed = common.parse_settings(options["set_"])
+    fixed = common.method_settings(axes["method"], options)
     specs: dict[str, RunSpec] = {}
     for values, variation in product(product(*axes.values()), variations(varied)):
         chosen = dict(zip(axes, values))

@@ -62,7 +62,7 @@ def tune_command(
 
     What is set (--set, --lr and so on) stays as it is; the rest of what the method declares is searched.
     """
-    settings = common.parse_settings(options["set_"])
+    settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     searched = Space.of(spec, common.parse_settings(space, "--space"), common.training_options(options))
     rule_settings = common.parse_settings(rule_set, "--rule-set")

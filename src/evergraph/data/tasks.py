@@ -135,8 +135,8 @@ def union(tasks: Sequence[Task]) -> Task:
         lookup = torch.tensor([*(position[name] for name in task.graph.class_names), -1])  # the last is for «no label»
         labels.append(lookup[task.graph.y])
     graph = Graph(
-        _stack([task.graph.x for task in tasks]),
-        _block_diagonal([task.graph.adjacency for task in tasks]),
+        stack_features([task.graph.x for task in tasks]),
+        block_diagonal([task.graph.adjacency for task in tasks]),
         torch.cat(labels),
         names,
         tasks[-1].graph.name,
@@ -150,7 +150,7 @@ def union(tasks: Sequence[Task]) -> Task:
     return Task(tasks[-1].index, classes, graph, train, val, test, num_classes)
 
 
-def _stack(features: Sequence[Features]) -> Features:
+def stack_features(features: Sequence[Features]) -> Features:
     """Feature matrices one below the other; sparse if the first is."""
     first = features[0]
     if not isinstance(first, SparseMatrix):
@@ -159,7 +159,7 @@ def _stack(features: Sequence[Features]) -> Features:
     return SparseMatrix.stack(sparse, first.num_columns)
 
 
-def _block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
+def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
     """Square matrices along the diagonal of one."""
     shifted, start = [], 0
     for matrix in matrices:

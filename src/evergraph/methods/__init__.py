@@ -10,6 +10,7 @@ from evergraph.errors import unknown
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Replay, Step, View
 from evergraph.methods.compose import Compose
+from evergraph.methods.memory import MemoryMethod, Piece, ReplayMethod
 from evergraph.methods.state import state
 
 # isort: off
@@ -31,6 +32,9 @@ from evergraph.methods.mas import MAS
 from evergraph.methods.si import SI
 from evergraph.methods.lwf import LwF
 from evergraph.methods.twp import TWP
+from evergraph.methods.replay import AGEM, ERGNN, GEM, SEM, SSM, TEM, GDumb, Reservoir
+from evergraph.methods.condensation import PUMA, CaT, DeLoMe
+from evergraph.methods.logit_adjustment import LogitAdjustment
 from evergraph.methods.closed_form import Analytic, Auto
 # isort: on
 
@@ -72,29 +76,44 @@ def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
 
 __all__ = [
+    "AGEM",
     "EMA",
+    "ERGNN",
     "EWC",
+    "GEM",
     "KFAC",
     "MAS",
     "METHODS",
+    "PUMA",
+    "SEM",
     "SI",
+    "SSM",
+    "TEM",
     "TWP",
     "Access",
     "Analytic",
     "Auto",
     "BatchCurvature",
+    "CaT",
     "Compose",
     "Context",
+    "DeLoMe",
     "EWCPlusPlus",
     "Finetune",
+    "GDumb",
     "InterpolatedCurvature",
     "Joint",
+    "LogitAdjustment",
     "LwF",
+    "MemoryMethod",
     "Method",
     "OnlineCurvature",
     "OnlineEWC",
+    "Piece",
     "QueueCurvature",
     "Replay",
+    "ReplayMethod",
+    "Reservoir",
     "StandInCurvature",
     "Step",
     "View",

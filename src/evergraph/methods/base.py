@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params, named_params
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -41,6 +41,7 @@ class Context:
         generator: random numbers of the method's own, so that its draws do not move the loop's.
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
         arrived: the task that arrived.
+        method: the method as a whole: composed methods find one another's capabilities in it (`capability_of_a_part`).
         cache: what a method computes once per task and can compute again; it is not saved.
     """
 
@@ -54,6 +55,7 @@ class Context:
     generator: torch.Generator
     reduction: str
     arrived: Task | None = None
+    method: Method | None = None
     cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -79,6 +81,11 @@ class Context:
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The training examples in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
         return self.batcher.exact().batches(self.train, batch_size or self.batch_size)
+
+    def capability_of_a_part(self, name: str) -> Callable[..., Any] | None:
+        """A capability of the method that is being trained with, or of the first of its parts that has it."""
+        parts = self.method.parts() if self.method is not None else []
+        return next((found for part in parts if (found := capable(part, name)) is not None), None)
 
     def reduced(self, per_example: Tensor) -> Tensor:
         """A number per example reduced as the loss is."""
@@ -126,6 +133,8 @@ class Replay:
             their outputs; None for none.
         training: whether the model is in training mode for them; off for stand-ins that shall not move a layer's
             running statistics.
+        problem: by which their loss is taken; None for the step's own. Examples of classes outside the label scope
+            need one with a wider scope.
     """
 
     batch: Batch
@@ -133,6 +142,7 @@ class Replay:
     directions: list[Direction] = field(default_factory=list)
     cotangent: Callable[[Tensor, list[Tensor]], Tensor] | None = None
     training: bool = True
+    problem: Problem | None = None
 
 
 @dataclass(eq=False)
@@ -161,7 +171,9 @@ class View:
         return torch.cat([self.model(batch).cpu() for batch in batches])
 
 
-STEP_HOOKS = ("directions", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")
+STEP_HOOKS = (
+    "directions", "loss_outputs", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step",
+)  # fmt: skip
 """The hooks that run inside a training step, in the order in which the loop calls them."""
 
 
@@ -218,6 +230,13 @@ class Method:
         """Directions d in parameter space along which the step shall also carry J d."""
         return []
 
+    def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
+        """The outputs as the training loss reads them, of the task's own examples and of replayed ones alike.
+
+        Everything else (penalties, curvature, predictions) sees the outputs as they are.
+        """
+        return outputs
+
     def penalty(self, step: Step) -> Tensor | None:
         """A differentiable scalar added to the loss. The graph of the outputs is alive here."""
         return None
@@ -229,6 +248,13 @@ class Method:
     def replay(self, step: Step) -> list[Replay]:
         """Further examples, with weights, in the step's backward pass."""
         return []
+
+    def replayed_weight(self, context: Context) -> Tensor | None:
+        """What `replay` adds to the loss over an epoch: the total weight of each output unit's examples; None for none.
+
+        One of the task's own examples weighs 1.
+        """
+        return None
 
     def observe(self, step: Step) -> None:
         """Just before backward: measure something while the graph of the outputs is alive."""
@@ -279,6 +305,10 @@ class Method:
         if not dataclasses.is_dataclass(self):
             return {}
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+
+    def parts(self) -> list[Method]:
+        """The methods that it is composed of: itself alone, or all that `Compose` holds."""
+        return [self]
 
     @property
     def title(self) -> str:

@@ -89,6 +89,12 @@ class Compose(Method):
         self._shares = [len(directions) for directions in asked]
         return [direction for directions in asked for direction in directions]
 
+    def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
+        """Each changes what the one before it made of them."""
+        for method in self.methods:
+            outputs = method.loss_outputs(context, outputs)
+        return outputs
+
     def _shared(self, step: Step) -> Iterator[tuple[Method, Step]]:
         """Each method with the step as it sees it: the tangents of its own directions."""
         start = 0
@@ -99,6 +105,10 @@ class Compose(Method):
     def replay(self, step: Step) -> list[Replay]:
         """All of them."""
         return [replay for method, share in self._shared(step) for replay in method.replay(share)]
+
+    def replayed_weight(self, context: Context) -> Tensor | None:
+        """The sum."""
+        return _total([method.replayed_weight(context) for method in self.methods])
 
     def penalty(self, step: Step) -> Tensor | None:
         """The sum."""
@@ -147,6 +157,10 @@ class Compose(Method):
         """Each in turn."""
         for method in self.methods:
             method.grow(before, after)
+
+    def parts(self) -> list[Method]:
+        """Those of each."""
+        return [part for method in self.methods for part in method.parts()]
 
     def hyperparameters(self) -> dict[str, Any]:
         """Those of each part, under its name."""

@@ -1,4 +1,4 @@
-"""Models: the paper's GCN, GraphSAGE, GAT, random propagation features, and a wrapper for any PyG-style module."""
+"""Models: the paper's GCN, GraphSAGE, GAT, PDGNN, random features, and a wrapper for any PyG-style module."""
 
 from evergraph.core.settings import configure
 from evergraph.models.base import MODELS, GraphModel, neighbourhoods
@@ -6,6 +6,7 @@ from evergraph.models.gcn import GCN
 from evergraph.models.sage import GraphSAGE
 
 from evergraph.models.gat import GAT  # isort: skip  # the order here is the order in which models are listed
+from evergraph.models.pdgnn import PDGNN  # isort: skip
 from evergraph.models.normalized import LayerNormGCN, LayerNormGraphSAGE  # isort: skip
 from evergraph.models.module import ModuleModel, as_model
 from evergraph.models.random_features import RandomFeatures
@@ -21,6 +22,7 @@ __all__ = [
     "GAT",
     "GCN",
     "MODELS",
+    "PDGNN",
     "GraphModel",
     "GraphSAGE",
     "LayerNormGCN",

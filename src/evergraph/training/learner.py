@@ -250,6 +250,7 @@ class Learner:
             generator=self.generator,
             reduction=self.training.reduction,
             arrived=arrived,
+            method=self.method,
         )
 
     def _between_epochs(self, on_epoch: OnEpoch | None) -> OnEpoch:

@@ -113,7 +113,7 @@ def train_step(
 ) -> Tensor:
     """One step: forward with the method's tangents, one backward, one move; returns the summed loss."""
     logits, tangents = forward(context.model, batch, method.directions(context))
-    per_example = context.problem.loss(logits, batch.y)
+    per_example = context.problem.loss(method.loss_outputs(context, logits), batch.y)
     if weigh is not None:
         per_example = weigh(batch.y).to(per_example.dtype) * per_example
     step = Step(context, batch, logits, context.reduced(per_example), tangents)
@@ -124,7 +124,7 @@ def train_step(
         # a term whose gradient at the outputs is the cotangent itself: both go back in one pass
         objective = objective + (logits * cotangent.detach()).sum()
     for replay in method.replay(step):
-        objective = objective + _replayed(context, replay)
+        objective = objective + _replayed(context, method, replay)
     method.observe(step)
     optimizer.zero_grad(set_to_none=True)
     objective.backward()
@@ -134,13 +134,15 @@ def train_step(
     return per_example.detach().sum()
 
 
-def _replayed(context: Context, replay: Replay) -> Tensor:
+def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
     """The term that further examples add to the objective."""
     with in_mode(context.model, replay.training):
         outputs, tangents = forward(context.model, replay.batch, replay.directions)
     term = outputs.new_zeros(())
     if replay.weights is not None:
-        term = term + (replay.weights * context.problem.loss(outputs, replay.batch.y)).sum()
+        problem = replay.problem or context.problem
+        per_example = problem.loss(method.loss_outputs(context, outputs), replay.batch.y)
+        term = term + (replay.weights * per_example).sum()
     if replay.cotangent is not None:
         term = term + (outputs * replay.cotangent(outputs.detach(), tangents).detach()).sum()
     return term

@@ -28,7 +28,8 @@ class OnlineCurvature(Compose):
         estimator: `exact` (expectation over labels in closed form; recommended), `sampled` (one label drawn
             per node: the paper's equation «Ours»), `queue` (one gradient per step, M kept: Algorithm 1).
         nodes: `batch` takes F over the nodes of the step (the paper), `means` over the means of the old classes,
-            `prototypes` over several prototypes of each; the paper counts what they keep as replay.
+            `prototypes` over several prototypes of each; the paper counts what they keep as replay. `memory` takes F
+            over the memory of the replay method that this one is composed with (`ssm+curvature`).
         queue_size: M of the queue; 128 in the paper.
         ema: β of the moving average after each task; 0 turns it off (the paper's ablation).
         point: where between θ_t and θ the Fisher is evaluated: 1 is the paper's θ, 0 is EWC's θ_t. Below 1
@@ -41,7 +42,7 @@ class OnlineCurvature(Compose):
             `sum` is the plain sum over the queue.
         anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
             uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown. By
-            default `stored` with the batch, `latest` with means and prototypes.
+            default `stored` with the batch, `latest` elsewhere.
         queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
             before a push, so it can hold M+1.
         prototypes: how many of each class, for `nodes="prototypes"` alone.
@@ -68,7 +69,7 @@ class OnlineCurvature(Compose):
 
     def __post_init__(self) -> None:
         one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
-        one_of("nodes", self.nodes, ("batch", "means", "prototypes"))
+        one_of("nodes", self.nodes, ("batch", "means", "prototypes", "memory"))
         self.anchors = self.anchors or ("stored" if self.nodes == "batch" else "latest")
         one_of("anchors", self.anchors, ANCHORS)
         if not 0 <= self.ema < 1:
@@ -93,7 +94,8 @@ class OnlineCurvature(Compose):
             return QueueCurvature(*shared, queue_size=self.queue_size, queue_rule=self.queue_rule)
         if self.nodes != "batch":
             number = self.prototypes if self.nodes == "prototypes" else 0
-            return StandInCurvature(*shared, estimator=self.estimator, prototypes=number)
+            from_memory = self.nodes == "memory"
+            return StandInCurvature(*shared, estimator=self.estimator, prototypes=number, from_memory=from_memory)
         if self.point != 1:
             return InterpolatedCurvature(*shared, estimator=self.estimator, point=self.point)
         return BatchCurvature(*shared, estimator=self.estimator)

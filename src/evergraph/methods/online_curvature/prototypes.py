@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from evergraph.core.params import Params
-from evergraph.core.sparse import Features, SparseMatrix, sparse_product, take_rows
-from evergraph.data.graph import Graph
+from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.methods.base import Context
 from evergraph.methods.online_curvature.class_means import class_sums
-from evergraph.models.gcn import gcn_operator
+from evergraph.methods.propagation import depth, propagated
 
 FEW_ENTRIES = 0.05  # share of non-zero features up to which k-means is faster on a sparse matrix than on a dense one
 
@@ -32,25 +31,6 @@ def prototype_sums(context: Context, number: int) -> Params:
 def add_prototypes(before: Params, new: Params) -> Params:
     """The prototypes of two sets of nodes, one below the other; a class may have some in both."""
     return {key: torch.cat([before[key].to(rows.device), rows]) if before else rows for key, rows in new.items()}
-
-
-def depth(context: Context) -> int:
-    """How many steps of propagation the model's outputs look through."""
-    layers: int | None = getattr(context.model, "num_layers", None)
-    if layers is not None:
-        return layers
-    return context.problem.batcher(context.model, context.task.graph, show_edges=True).num_hops
-
-
-def propagated(graph: Graph, nodes: Tensor, steps: int, dtype: torch.dtype) -> Features:
-    """The rows Ã^steps X of the nodes, with GCN's Ã = D^(-1/2) (A + I) D^(-1/2); sparse where X is sparse."""
-    x = graph.x.to(dtype)
-    if not steps:
-        return take_rows(x, nodes)
-    operator = gcn_operator(graph).to(dtype)
-    for _ in range(steps - 1):
-        x = sparse_product(operator, x)
-    return sparse_product(operator.rows(nodes), x)
 
 
 def cluster_sums(x: Features, units: Tensor, number: int, generator: torch.Generator) -> Params:

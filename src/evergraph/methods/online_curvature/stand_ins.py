@@ -10,6 +10,7 @@ from torch import Tensor
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.curvature import apply_output_fisher
+from evergraph.data.batching import Batch
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, search_over
@@ -40,10 +41,11 @@ class StandInCurvature(AnchoredCurvature):
             class: the centres of k-means over the training nodes' features, propagated with GCN's Ã as many steps as
             the model has layers (for other models, hops). A class with fewer nodes keeps each of them. New examples
             of an old class move its mean, or add prototypes of their own.
+        from_memory: take the examples in the memory of the replay method that it is composed with (`ssm+curvature`);
+            no stand-in is kept here. Each stands for the training nodes of its class, shared out among them.
     """
 
     name = "stand-in-curvature"
-    access = Access(keeps=("parameters", "prototypes"), old_labels=True)
     search_space = search_over(strength=(1e-1, 1e6))
     training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
     measures_while_training = False  # stand-ins are seen in evaluation mode
@@ -52,6 +54,7 @@ class StandInCurvature(AnchoredCurvature):
     anchors: str = "latest"
     estimator: str = "exact"
     prototypes: int = 0
+    from_memory: bool = False
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
 
     def __post_init__(self) -> None:
@@ -60,9 +63,25 @@ class StandInCurvature(AnchoredCurvature):
         if self.prototypes < 0:
             raise EvergraphError(f"{self.name}: prototypes={self.prototypes} must be at least 0 (one mean per class)")
 
+    @property
+    def access(self) -> Access:  # type: ignore[override]
+        """A memory is kept, and declared, by whoever has it."""
+        return Access(("parameters",)) if self.from_memory else Access(("parameters", "prototypes"), old_labels=True)
+
+    def start_task(self, context: Context) -> None:
+        """Refuse to begin without the memory that is asked for."""
+        super().start_task(context)
+        if self.from_memory and context.capability_of_a_part("stand_ins") is None:
+            raise EvergraphError(
+                f"{self.name}: there is no memory to take stand-ins from; compose it with a replay method, e.g. "
+                "--method ssm+curvature --set nodes=memory"
+            )
+
     def end_task(self, context: Context) -> None:
         """Add the task's nodes to the sums of their classes, or their clusters to the prototypes."""
         super().end_task(context)
+        if self.from_memory:
+            return
         if self.prototypes:
             self.stand_ins_ = add_prototypes(self.stand_ins_, prototype_sums(context, self.prototypes))
             return
@@ -78,10 +97,8 @@ class StandInCurvature(AnchoredCurvature):
         """
         if not self.active:
             return []
-        context, sums = step.context, self.stand_ins_["x"]
-        if sums not in context.cache:
-            context.cache[sums] = mean_batch(context.problem, context.model, sums, context.device)
-        batch, counts = context.cache[sums]
+        context = step.context
+        batch, counts = self.examples(context)
         share = step.batch.num_seeds / context.num_train
         weight = self.scale(step.batch.num_seeds, context.reduction) * share * counts
 
@@ -91,6 +108,19 @@ class StandInCurvature(AnchoredCurvature):
             return weight.unsqueeze(1) * pulled
 
         return [Replay(batch, directions=[self.displacement(context)], cotangent=cotangent, training=False)]
+
+    def examples(self, context: Context) -> tuple[Batch, Tensor]:
+        """The stand-ins, and how many nodes each stands for."""
+        if self.from_memory:
+            memory = context.capability_of_a_part("stand_ins")
+            assert memory is not None
+            found: tuple[Batch, Tensor] = memory(context)
+            return found
+        sums = self.stand_ins_["x"]
+        if sums not in context.cache:
+            context.cache[sums] = mean_batch(context.problem, context.model, sums, context.device)
+        made: tuple[Batch, Tensor] = context.cache[sums]
+        return made
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

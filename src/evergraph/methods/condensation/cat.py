@@ -1,0 +1,56 @@
+"""Condense and train (Liu, Qiu and Huang, ICDM 2023): learn from a balanced memory of condensed graphs alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from evergraph.data.tasks import Task
+from evergraph.methods.base import METHODS, Context
+from evergraph.methods.condensation.condensed_memory import CondensedMemory
+from evergraph.methods.memory.condensation import DistributionMatching
+
+
+@METHODS.register
+@dataclass(repr=False)
+class CaT(CondensedMemory):
+    """Condense each task before it is learned, and train on the condensed tasks, old and new, and on nothing else.
+
+    Synthetic nodes match the task's training nodes in distribution, class by class, under random encoders
+    (`DistributionMatching`). New and old classes are then equally few, so that no class outweighs another.
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: synthetic nodes of each class where `memory` is empty.
+        networks: random encoders that are drawn for each task.
+        updates: steps of the synthetic nodes under each encoder; 1 in its paper.
+        width: hidden units of an encoder.
+        condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
+            each feature.
+        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
+            model looks, or its own `features`, as in its paper.
+        from_scratch: draw the parameters anew at every task.
+    """
+
+    name = "cat"
+    reference = "Liu, Qiu and Huang: CaT: Balanced Continual Graph Learning with Graph Condensation, ICDM 2023"
+    training = MappingProxyType(
+        {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 5e-3, "weight_decay": 5e-4, "reduction": "mean"}
+    )
+    hold = ()
+    matching = DistributionMatching
+
+    from_scratch: bool = False
+
+    def start_task(self, context: Context) -> None:
+        """Condense the task into the memory."""
+        super().end_task(context)
+        if self.from_scratch:
+            context.model.reset_parameters()
+
+    def training_data(self, context: Context) -> Task | None:
+        """The memory alone."""
+        return self.memory_task(context)
+
+    def end_task(self, context: Context) -> None:
+        """The memory has been filled already."""

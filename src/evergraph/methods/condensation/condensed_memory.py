@@ -1,0 +1,119 @@
+"""What condensation methods share: a memory of synthetic nodes, within the budget of all memories."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, as_dense, take_rows
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.access import Access
+from evergraph.methods.base import Context, search_over
+from evergraph.methods.memory import MemoryMethod, Piece
+from evergraph.methods.memory.condensation import Matching, condense
+from evergraph.methods.propagation import depth, propagated
+
+STARTS = ("propagated", "features")
+
+
+@dataclass(repr=False)
+class CondensedMemory(MemoryMethod):
+    """A memory of synthetic nodes without edges: `condense` makes each task's training nodes into a few.
+
+    All that is random comes from the method's own random numbers. So a condensation that was broken off is done
+    again from the state before it, and ends in the same bits.
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: synthetic nodes of each class where `memory` is empty.
+        networks: random networks that are drawn for each task.
+        updates: steps of the synthetic nodes under each network.
+        width: hidden units of a random network.
+        condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
+            each feature.
+        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
+            model looks, or its own `features`.
+    """
+
+    family = "condensation"
+    access = Access(keeps=("synthetic nodes",), old_labels=True)
+    search_space = search_over(condensation_lr=(3e-3, 0.3), networks=[0, 40, 160])
+    matching: ClassVar[type[Matching]]
+
+    networks: int = 40
+    updates: int = 4
+    width: int = 128
+    condensation_lr: float = 0.03
+    start: str = "propagated"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("start", self.start, STARTS)
+        for name, low in (("networks", 0), ("updates", 1), ("width", 1)):
+            if getattr(self, name) < low:
+                raise EvergraphError(f"{self.name}: {name}={getattr(self, name)} must be at least {low}")
+        if not self.condensation_lr > 0:
+            raise EvergraphError(f"{self.name}: condensation_lr={self.condensation_lr} must be above 0")
+
+    def collect(self, context: Context) -> Piece:
+        """The task's training nodes, condensed."""
+        x, units = self.first_nodes(context)
+        real = self.seen_as(context, context.task.train)
+        return self.condensed(context, x, units, real, self.units(context))
+
+    def condensed(self, context: Context, x: Tensor, units: Tensor, real: Features, real_units: Tensor) -> Piece:
+        """Synthetic nodes that match real ones, from where they stand."""
+        device = context.device
+        matching = self.matching(real.to(device), real_units.to(device), units.to(device), self.width)
+        moved, _ = condense(
+            x.to(device), matching, networks=self.networks, updates=self.updates, lr=self.condensation_lr,
+            generator=context.generator,
+        )  # fmt: skip
+        return Piece(moved.cpu(), units)
+
+    def first_nodes(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Where the synthetic nodes begin, at training nodes drawn at random; and their output units."""
+        units, drawn = self.units(context), []
+        numbers = self.allotment(context, units)
+        for unit, number in numbers.items():
+            own = torch.nonzero(units == unit).reshape(-1)
+            drawn.append(own[torch.randperm(own.numel(), generator=context.generator)[:number]])
+        chosen = torch.cat(drawn)
+        nodes = context.task.train[chosen]
+        if self.start == "propagated":
+            return as_dense(self.seen_as(context, nodes)), units[chosen]
+        dtype = next(context.model.parameters()).dtype
+        return as_dense(take_rows(context.task.graph.x, nodes).to(dtype)), units[chosen]
+
+    def allotment(self, context: Context, units: Tensor) -> dict[int, int]:
+        """How many synthetic nodes each of the task's classes gets: at least 1, at most its number of real ones.
+
+        A share of the nodes is divided among the task's classes by their numbers of training nodes; a budget in bytes
+        among all classes known, alike.
+        """
+        budget, counts = self.budget(), torch.bincount(units)
+        if budget.per_class is not None:
+            wanted = torch.full_like(counts, budget.per_class)
+        elif budget.share is not None:
+            kept = sum(piece.num_nodes for piece in self.pieces())
+            wanted = (budget.nodes(self.nodes_met_) - kept) * counts // counts.sum()
+        else:
+            assert budget.num_bytes is not None
+            size = next(context.model.parameters()).element_size()
+            room = budget.num_bytes // (context.task.graph.num_features * size + 4)  # 4 bytes for the target
+            wanted = torch.full_like(counts, math.ceil(room / sum(met > 0 for met in self.class_sizes_)))
+        numbers = wanted.clamp(min=1).minimum(counts)
+        return {unit: int(numbers[unit]) for unit in torch.nonzero(counts).reshape(-1).tolist()}
+
+    def units(self, context: Context) -> Tensor:
+        """The training nodes' output units."""
+        return context.batcher.y.cpu()[context.task.train]
+
+    def seen_as(self, context: Context, nodes: Tensor) -> Features:
+        """What the model sees of nodes of the task: their features, propagated once for all networks."""
+        dtype = next(context.model.parameters()).dtype
+        return propagated(context.task.graph, nodes, depth(context), dtype)

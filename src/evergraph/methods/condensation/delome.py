@@ -1,0 +1,70 @@
+"""DeLoMe (Niu, Pang and Chen, ECAI 2024): replay of lossless synthetic nodes, with a debiased loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import Tensor
+
+from evergraph.core.capabilities import capability
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, search_over
+from evergraph.methods.class_shares import adjusted
+from evergraph.methods.condensation.condensed_memory import CondensedMemory
+from evergraph.methods.memory import ReplayMethod
+from evergraph.methods.memory.condensation import GradientMatching
+
+
+@METHODS.register
+@dataclass(repr=False)
+class DeLoMe(CondensedMemory, ReplayMethod):
+    """Replay synthetic nodes that give the gradients that a task's nodes gave, with logits adjusted by frequencies.
+
+    At the end of a task its training nodes are condensed: under random networks, the gradient of each class's mean
+    cross entropy is the same at synthetic and at real nodes (`GradientMatching`). They are replayed with the nodes of
+    later tasks, which are many more; so the loss reads z_c + debiasing · log(π_c), π_c the share of class c in all
+    that is trained on (see `logit-adjustment`).
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: synthetic nodes of each class where `memory` is empty.
+        networks: random networks that are drawn for each task; 800 in its paper.
+        updates: steps of the synthetic nodes under each network; 1 in its paper.
+        width: hidden units of a random network; 256 in its paper.
+        condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
+            each feature.
+        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
+            model looks, or its own `features`, as in its paper.
+        strength: factor on the loss of the replayed nodes; 0 is fine-tuning, without debiasing.
+        weighting: of replayed nodes against the task's, as for `reservoir`; `examples`, each counts 1, is its paper's.
+        replay_size: synthetic nodes drawn from the memory at each step; 0 takes all of them.
+        debiasing: τ, factor on the logarithm of the shares; 0 for none, 1 in its paper.
+    """
+
+    name = "delome"
+    reference = "Niu, Pang and Chen: Graph Continual Learning with Debiased Lossless Memory Replay, ECAI 2024"
+    training = MappingProxyType(
+        {"label_scope": "seen", "batch_size": 0, "epochs": 100, "lr": 5e-3, "weight_decay": 5e-4, "reduction": "mean"}
+    )
+    search_space = search_over(strength=(0.1, 10.0), condensation_lr=(3e-3, 0.3), debiasing=[0.0, 0.5, 1.0, 1.5])
+    matching = GradientMatching
+
+    updates: int = 1
+    width: int = 32
+    weighting: str = "examples"
+    debiasing: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.debiasing < 0:
+            raise EvergraphError(f"{self.name}: debiasing={self.debiasing} must be at least 0")
+
+    def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
+        """Adjusted by how often each class is trained on."""
+        return adjusted(context, outputs, self.debiasing) if self.strength else outputs
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """As replay alone: the adjustment is one addition."""
+        return self.replay_size == 0

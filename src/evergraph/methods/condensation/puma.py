@@ -1,0 +1,114 @@
+"""PUMA (Liu et al., 2023): CaT with unlabelled nodes, wide encoders, and training from scratch."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from evergraph.curvature import in_mode
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import METHODS, Context, search_over
+from evergraph.methods.condensation.cat import CaT
+from evergraph.methods.memory import Piece, Replayed
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
+
+PSEUDO_LABEL_LR = 5e-3  # of the network that gives pseudo-labels
+
+
+@METHODS.register
+@dataclass(repr=False)
+class PUMA(CaT):
+    """CaT, with nodes that have no label condensed too, few wide encoders, and a model trained anew at every task.
+
+    A task is condensed twice. After the first time a network is trained on the memory; where it is confident, its
+    prediction is the label of a node that has none, and the synthetic nodes go on to match these nodes as well.
+    Pseudo-labels are given to nodes of the task's graph that are not for training and *not for testing*: nodes
+    without a label and validation nodes, whose own labels are not read.
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: synthetic nodes of each class where `memory` is empty.
+        networks: random encoders that are drawn for each task, both times.
+        updates: steps of the synthetic nodes under each encoder.
+        width: hidden units of an encoder; 4,096 in its paper.
+        condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
+            each feature.
+        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
+            model looks, or its own `features`, as in its paper.
+        from_scratch: draw the parameters anew at every task.
+        pseudo_label_epochs: of the network that gives pseudo-labels; 0 for no pseudo-labels.
+        confidence: the least probability at which its prediction is taken.
+    """
+
+    name = "puma"
+    reference = (
+        "Liu et al.: PUMA: Efficient Continual Graph Learning for Node Classification with Graph Condensation, 2023"
+    )
+    training = MappingProxyType(
+        {"label_scope": "seen", "batch_size": 0, "epochs": 200, "lr": 1e-3, "weight_decay": 5e-4, "reduction": "mean"}
+    )
+
+    search_space = search_over(condensation_lr=(3e-3, 0.3), networks=[0, 10, 40], confidence=[0.5, 0.7, 0.9])
+
+    networks: int = 10
+    updates: int = 10
+    width: int = 512
+    from_scratch: bool = True
+    pseudo_label_epochs: int = 100
+    confidence: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pseudo_label_epochs < 0:
+            raise EvergraphError(f"{self.name}: pseudo_label_epochs={self.pseudo_label_epochs} must be at least 0")
+        if not 0 <= self.confidence <= 1:
+            raise EvergraphError(f"{self.name}: confidence={self.confidence} must be from 0 to 1")
+
+    def collect(self, context: Context) -> Piece:
+        """The task condensed by its labels, then by pseudo-labels too."""
+        labelled = super().collect(context)
+        nodes = unlabelled(context)
+        if not self.pseudo_label_epochs or not nodes.numel():
+            return labelled
+        teacher = self.teacher(context, [*self.pieces(), labelled])
+        nodes, pseudo_labels = self.pseudo_labelled(context, teacher, nodes)
+        mine = torch.isin(pseudo_labels, labelled.units)  # as an old class's node it can do nothing here
+        real = self.seen_as(context, torch.cat([context.task.train, nodes[mine]]))
+        real_units = torch.cat([self.units(context), pseudo_labels[mine]])
+        assert isinstance(labelled.x, Tensor)
+        return self.condensed(context, labelled.x, labelled.units, real, real_units)
+
+    def teacher(self, context: Context, pieces: list[Piece]) -> GraphModel:
+        """A network like the model, trained from scratch on the memory."""
+        model = copy.deepcopy(context.model)
+        model.reset_parameters()
+        memory = Replayed.of(context, pieces, self.class_sizes_)
+        batch = memory.batch
+        optimizer = torch.optim.Adam(model.parameters(), lr=PSEUDO_LABEL_LR)
+        with in_mode(model, training=True):
+            for _ in range(self.pseudo_label_epochs):
+                optimizer.zero_grad()
+                memory.problem.loss(model(batch), batch.y).mean().backward()
+                optimizer.step()
+        return model.eval()
+
+    @torch.no_grad()
+    def pseudo_labelled(self, context: Context, teacher: GraphModel, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """The nodes at which the teacher is confident, and the classes it names."""
+        batches = context.batcher.exact().batches(nodes.to(context.device), NODES_AT_ONCE)
+        outputs = torch.cat([teacher(batch).cpu() for batch in batches])
+        best = context.problem.probabilities(outputs, range(len(self.class_names_))).max(1)
+        sure = best.values >= self.confidence
+        return nodes[sure], best.indices[sure]
+
+
+def unlabelled(context: Context) -> Tensor:
+    """Nodes of the task's graph that are neither for training nor for testing."""
+    task = context.task
+    free = torch.ones(task.graph.num_nodes, dtype=torch.bool)
+    free[torch.cat([task.train, task.test])] = False
+    return torch.nonzero(free).reshape(-1)

@@ -1,0 +1,138 @@
+"""How much a memory may hold, and which examples have to go when it is full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergraph.errors import EvergraphError
+from evergraph.methods.memory.piece import Piece
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit on the whole memory, whatever the number of tasks and classes: exactly one of three.
+
+    Args:
+        num_bytes: of all tensors kept, as they are kept.
+        share: of the nodes of all task graphs met so far; counts every node kept, neighbours too.
+        per_class: examples of each class; what surrounds them is not counted.
+    """
+
+    num_bytes: int | None = None
+    share: float | None = None
+    per_class: int | None = None
+
+    @classmethod
+    def of(cls, owner: str, memory: str | int, per_class: int) -> Budget:
+        """From a method's settings: `memory` is `2MB`, a number of bytes or `1%`; where it is empty, `per_class`."""
+        text = str(memory).strip().lower().replace("_", "")
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|[a-z]*)", text)
+        if not text:
+            if per_class < 1:
+                raise EvergraphError(f"{owner}: per_class={per_class} must be at least 1 (or give memory, e.g. 2MB)")
+            return cls(per_class=per_class)
+        if match is None or match[2] not in {*UNITS, "%"} or not float(match[1]):
+            raise EvergraphError(
+                f"{owner}: memory={memory!r} is not an amount; e.g. 2MB, 500KB, a number of bytes, or 1% of the nodes"
+            )
+        if match[2] == "%":
+            if float(match[1]) > 100:
+                raise EvergraphError(f"{owner}: memory={memory!r} must be at most 100%")
+            return cls(share=float(match[1]) / 100)
+        return cls(num_bytes=int(float(match[1]) * UNITS[match[2]]))
+
+    def most_examples(self, nodes_met: int, smallest: int) -> int:
+        """An upper limit on the examples of one class; `smallest` is what a single example takes at least, in bytes."""
+        if self.per_class is not None:
+            return self.per_class
+        if self.share is not None:
+            return self.nodes(nodes_met)
+        assert self.num_bytes is not None
+        return max(1, self.num_bytes // max(smallest, 1))
+
+    def nodes(self, nodes_met: int) -> int:
+        """The share as a number of nodes."""
+        assert self.share is not None
+        return max(1, round(self.share * nodes_met))
+
+    def holds(self, pieces: Sequence[Piece], nodes_met: int) -> bool:
+        """Whether the pieces are within the limit in bytes or nodes."""
+        if self.num_bytes is not None:
+            return sum(piece.num_bytes for piece in pieces) <= self.num_bytes
+        if self.share is not None:
+            return sum(piece.num_nodes for piece in pieces) <= self.nodes(nodes_met)
+        return True
+
+    def fit(self, owner: str, pieces: Sequence[Piece], nodes_met: int) -> list[Piece]:
+        """As much of the pieces as the budget holds, in the order of `turns`; pieces that are left empty are dropped.
+
+        Raises where not a single example fits.
+        """
+        turn_of = turns(pieces)
+        total = sum(piece.num_examples for piece in pieces)
+        if self.per_class is not None:
+            return _first(pieces, turn_of, self._within_class(pieces, turn_of))
+        low, high = 0, total  # the largest number that fits: what a prefix takes grows with its length
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.holds(_first(pieces, turn_of, middle), nodes_met)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        if not low:
+            amount = f"{self.num_bytes} bytes" if self.num_bytes is not None else f"{self.nodes(nodes_met)} nodes"
+            smallest = min(piece.take(torch.zeros(1, dtype=torch.long)).num_bytes for piece in pieces)
+            raise EvergraphError(
+                f"{owner}: a memory of {amount} cannot hold a single example (one takes {smallest} bytes); give more"
+            )
+        return _first(pieces, turn_of, low)
+
+    def _within_class(self, pieces: Sequence[Piece], turn_of: list[Tensor]) -> int:
+        """How many turns there are if each class has at most `per_class` of them."""
+        assert self.per_class is not None
+        counts = torch.bincount(torch.cat([piece.units for piece in pieces]))
+        if any(piece.key is not None for piece in pieces):  # chance decides, over all classes
+            return min(self.per_class * int((counts > 0).sum()), int(counts.sum()))
+        return int(counts.clamp(max=self.per_class).sum())
+
+
+def turns(pieces: Sequence[Piece]) -> list[Tensor]:
+    """The place of each example in one order over all pieces: who stays longest comes first.
+
+    By their random keys where they have any. Otherwise classes take turns, each with its first example, then each
+    with its second, and so on, so that any beginning of the order is balanced; a class with examples in several
+    pieces takes them from each in turn.
+    """
+    unit = torch.cat([piece.units for piece in pieces])
+    sizes = [piece.num_examples for piece in pieces]
+    if any(piece.key is not None for piece in pieces):
+        order = torch.cat([piece.key for piece in pieces if piece.key is not None]).argsort(stable=True)
+    else:
+        rank = torch.cat([_rank_within(piece.units) for piece in pieces])
+        by_rank = rank.argsort(stable=True)
+        rank[by_rank] = _rank_within(unit[by_rank])  # of a class over all pieces
+        order = rank.argsort(stable=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.numel())
+    return list(place.split(sizes))
+
+
+def _rank_within(units: Tensor) -> Tensor:
+    """How many earlier entries are equal to each entry."""
+    order = units.argsort(stable=True)
+    counts = torch.bincount(units)
+    start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])[:-1]
+    rank = torch.empty_like(units)
+    rank[order] = torch.arange(units.numel()) - start[units[order]]
+    return rank
+
+
+def _first(pieces: Sequence[Piece], turn_of: list[Tensor], number: int) -> list[Piece]:
+    """The examples with the first turns; pieces that are left empty are dropped."""
+    chosen = [torch.nonzero(turn < number).reshape(-1) for turn in turn_of]
+    return [piece.take(examples) for piece, examples in zip(pieces, chosen) if examples.numel()]

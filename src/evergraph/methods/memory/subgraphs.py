@@ -1,0 +1,63 @@
+"""Examples with some of their neighbours: computation subgraphs, made sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import take_rows
+from evergraph.data.graph import Graph
+from evergraph.methods.memory.piece import Piece, smaller_form
+
+Pick = Callable[[int, Tensor, int], Tensor]
+"""From a node, its neighbours and a number to so many of the neighbours, or all."""
+
+
+def with_neighbours(
+    graph: Graph,
+    nodes: Tensor,
+    units: Tensor,
+    numbers: Sequence[int],
+    pick: Pick,
+    dtype: torch.dtype,
+    labels: Tensor | None = None,
+) -> Piece:
+    """The examples with picked neighbours, and all edges of the graph between the nodes kept.
+
+    Args:
+        graph: where they are.
+        nodes: the examples, the most wanted first.
+        units: their targets.
+        numbers: how many neighbours to pick for each node of the hop before, hop by hop outwards.
+        pick: picks them.
+        dtype: of the features kept.
+        labels: a target for each node of the graph, -1 for none, to be kept with the nodes; None keeps the examples'.
+    """
+    adjacency, place, owner = graph.adjacency, dict[int, int](), list[int]()
+    picked: dict[int, list[int]] = {}  # of a node met twice, the neighbours are the same
+
+    def bring(node: int, example: int) -> None:
+        if node not in place:
+            place[node] = len(owner)
+            owner.append(example)
+
+    for example, seed in enumerate(nodes.tolist()):
+        bring(seed, example)
+        frontier = [seed]
+        for number in numbers:
+            outer: list[int] = []
+            for node in frontier:
+                if node not in picked:
+                    neighbours = adjacency.indices[int(adjacency.indptr[node]) : int(adjacency.indptr[node + 1])]
+                    picked[node] = pick(node, neighbours, number).tolist()
+                outer += picked[node][:number]
+            for node in outer:
+                bring(node, example)
+            frontier = list(dict.fromkeys(outer))
+    kept = torch.tensor(list(place))
+    seeds = torch.tensor([place[node] for node in nodes.tolist()])
+    edges = graph.subgraph(kept).edge_index
+    x = smaller_form(take_rows(graph.x, kept).to(dtype))
+    return Piece(x, units, seeds, edges, torch.tensor(owner), None if labels is None else labels[kept])

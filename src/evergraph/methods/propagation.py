@@ -1,0 +1,30 @@
+"""Features propagated as deep as a model looks: what it sees of a node, without the node's neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, sparse_product, take_rows
+from evergraph.data.graph import Graph
+from evergraph.methods.base import Context
+from evergraph.models.gcn import gcn_operator
+
+
+def depth(context: Context) -> int:
+    """How many steps of propagation the model's outputs look through."""
+    layers: int | None = getattr(context.model, "num_layers", None)
+    if layers is not None:
+        return layers
+    return context.problem.batcher(context.model, context.task.graph, show_edges=True).num_hops
+
+
+def propagated(graph: Graph, nodes: Tensor, steps: int, dtype: torch.dtype) -> Features:
+    """The rows Ã^steps X of the nodes, with GCN's Ã = D^(-1/2) (A + I) D^(-1/2); sparse where X is sparse."""
+    x = graph.x.to(dtype)
+    if not steps:
+        return take_rows(x, nodes)
+    operator = gcn_operator(graph).to(dtype)
+    for _ in range(steps - 1):
+        x = sparse_product(operator, x)
+    return sparse_product(operator.rows(nodes), x)

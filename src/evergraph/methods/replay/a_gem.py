@@ -1,0 +1,54 @@
+"""Averaged gradient episodic memory (Chaudhry et al., ICLR 2019): GEM with one constraint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evergraph.core.capabilities import capability
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
+from evergraph.methods.memory import MemoryMethod
+from evergraph.methods.replay.gem import add_to_gradient, flat_gradient, memory_gradients
+
+
+@METHODS.register
+@dataclass(repr=False)
+class AGEM(MemoryMethod):
+    """g̃ = g − min(⟨g, m⟩, 0)/⟨m, m⟩ · m: the step may not raise the mean loss on the memory, whose gradient is m.
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: examples of each class that are kept where `memory` is empty.
+        replay_size: examples drawn from the memory at each step for m; 0 takes all of them.
+    """
+
+    name = "a-gem"
+    reference = "Chaudhry et al.: Efficient Lifelong Learning with A-GEM, ICLR 2019"
+    search_space = search_over(replay_size=[0, 32, 128])
+    hold = ()
+
+    replay_size: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replay_size < 0:
+            raise EvergraphError(f"a-gem: replay_size={self.replay_size} must be at least 0")
+
+    def edit_grads(self, step: Step) -> None:
+        """Take out of the gradient what the memory objects to; without waiting for the device."""
+        context, replayed = step.context, self.replayed(step.context)
+        if replayed is None:
+            return
+        batch = replayed.batch
+        if 0 < self.replay_size < batch.num_seeds:
+            batch, _ = replayed.drawn(self.replay_size, context.generator)
+        memory = memory_gradients(context, replayed.problem, batch, torch.zeros_like(batch.y), 1)[0]
+        product = flat_gradient(context.params) @ memory
+        add_to_gradient(context.params, -product.clamp(max=0) / (memory @ memory).clamp(min=1e-30) * memory)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """If the whole memory judges: a draw is made on the CPU, and its neighbourhoods have no fixed shape."""
+        return self.replay_size == 0

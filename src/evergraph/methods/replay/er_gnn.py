@@ -1,0 +1,108 @@
+"""ER-GNN (Zhou and Cao, AAAI 2021): experience replay of single nodes, chosen by one of three rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from evergraph.core.capabilities import capable
+from evergraph.core.sparse import as_dense, take_rows
+from evergraph.curvature import in_mode
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.base import METHODS, Context, search_over
+from evergraph.methods.memory import ReplayMethod
+from evergraph.methods.memory.samplers import influences, mean_distance, nearest_to_mean, strangers_within
+
+SAMPLERS = ("mean-of-feature", "coverage", "influence")
+
+
+@METHODS.register
+@dataclass(repr=False)
+class ERGNN(ReplayMethod):
+    """β L(D) + (1−β) L(M), β = |M|/(|D|+|M|), L summed over the task's nodes D and the memory M.
+
+    So both sets count alike: relative to 1 for a node of the task, a node in memory counts |D|/|M| (`weighting=sets`).
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: examples of each class that are kept where `memory` is empty.
+        strength: factor on the loss of the replayed examples; 0 is fine-tuning.
+        weighting: of replayed examples against the task's: `sets` is the paper's; `classes`, every old class counts
+            as one of the task's does on average; `nodes`, an example counts as many as the training nodes it stands
+            for; `examples`, each counts 1.
+        replay_size: examples drawn from the memory at each step; 0 takes all of them.
+        sampler: `mean-of-feature` keeps the nodes nearest to the mean of their class; `coverage` those with the fewest
+            nodes of other classes of the task within a radius; `influence` those that the loss on the task's
+            validation nodes would miss most.
+        space: where distances are taken: `features` of the nodes, or `embeddings`, what the model's last weight
+            matrix multiplies.
+        radius: of `coverage`; 0 takes half the mean distance between the task's training nodes.
+        damping: of `influence`: added to the diagonal of the Hessian.
+    """
+
+    name = "er-gnn"
+    reference = "Zhou and Cao: Overcoming Catastrophic Forgetting in GNNs with Experience Replay, AAAI 2021"
+    search_space = search_over(strength=(0.1, 1000.0), sampler=list(SAMPLERS))
+
+    weighting: str = "sets"
+    sampler: str = "mean-of-feature"
+    space: str = "features"
+    radius: float = 0.0
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("sampler", self.sampler, SAMPLERS)
+        one_of("space", self.space, ("features", "embeddings"))
+        if self.radius < 0 or not self.damping > 0:
+            raise EvergraphError(f"er-gnn: radius={self.radius} must be at least 0, damping={self.damping} above 0")
+
+    def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
+        """By the rule of `sampler`."""
+        if self.sampler == "influence":
+            return nodes[self.influence(context)[nodes].argsort(descending=True, stable=True)[:number]]
+        x = self.vectors(context, nodes)
+        if self.sampler == "mean-of-feature":
+            return nodes[nearest_to_mean(x)[:number]]
+        train, units = context.task.train, context.batcher.y.cpu()
+        everyone = self.vectors(context, train)
+        radius = self.radius or mean_distance(everyone, context.generator) / 2
+        strangers = everyone[units[train] != units[nodes[0]]]
+        return nodes[strangers_within(x, strangers, radius).argsort(stable=True)[:number]]
+
+    def vectors(self, context: Context, nodes: Tensor) -> Tensor:
+        """A row for each node, in which distances are taken."""
+        if self.space == "features":
+            return as_dense(take_rows(context.task.graph.x, nodes)).float()
+        features = capable(context.model, "features")
+        if features is None:
+            raise EvergraphError("er-gnn: space=embeddings needs a model with a linear head; use space=features")
+        batches = context.batcher.exact().batches(nodes.to(context.device), 2048)
+        with in_mode(context.model, training=False):
+            return torch.cat([features(batch).detach().cpu() for batch in batches]).float()
+
+    def influence(self, context: Context) -> Tensor:
+        """The influence of each node of the graph on the loss at validation nodes; of training nodes alone."""
+        if "influence" not in context.cache:
+            batcher, problem = context.batcher.exact(), context.problem
+            train = batcher.batch(context.train)
+            judged = batcher.batch(context.task.val.to(context.device)) if context.task.val.numel() else train
+            function, judge = (partial(_outputs, context.model, batch) for batch in (train, judged))
+            with in_mode(context.model, training=False):
+                values = influences(
+                    function, context.params, problem, train.y, (judge, judged.y), self.damping, iterations=20
+                )
+            all_nodes = torch.zeros(context.task.graph.num_nodes, dtype=values.dtype)
+            all_nodes[context.task.train] = values.cpu()
+            context.cache["influence"] = all_nodes
+        found: Tensor = context.cache["influence"]
+        return found
+
+
+def _outputs(model: torch.nn.Module, batch: object, params: dict[str, Tensor]) -> Tensor:
+    outputs: Tensor = functional_call(model, params, (batch,))
+    return outputs

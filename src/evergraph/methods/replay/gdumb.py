@@ -1,0 +1,39 @@
+"""GDumb (Prabhu, Torr and Dokania, ECCV 2020): a balanced memory, and a model trained from scratch on it alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from evergraph.data.tasks import Task
+from evergraph.methods.base import METHODS, Context
+from evergraph.methods.memory import MemoryMethod
+
+
+@METHODS.register
+@dataclass(repr=False)
+class GDumb(MemoryMethod):
+    """Keep a balanced random sample of all nodes met; at each task train a new model on it, and on nothing else.
+
+    It learns nothing from the stream but what the memory holds: a floor for methods with an equal memory.
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: examples of each class that are kept where `memory` is empty.
+    """
+
+    name = "gdumb"
+    reference = "Prabhu, Torr and Dokania: GDumb, ECCV 2020"
+    training = MappingProxyType({**MemoryMethod.training, "epochs": 100, "lr": 5e-3})  # there is nothing to forget
+
+    def start_task(self, context: Context) -> None:
+        """Take the task's nodes into the memory, and forget the parameters."""
+        super().end_task(context)
+        context.model.reset_parameters()
+
+    def training_data(self, context: Context) -> Task | None:
+        """The memory alone."""
+        return self.memory_task(context)
+
+    def end_task(self, context: Context) -> None:
+        """The memory has been filled already."""

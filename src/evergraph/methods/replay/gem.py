@@ -1,0 +1,107 @@
+"""Gradient episodic memory (Lopez-Paz and Ranzato, NeurIPS 2017): a step that no old task's memory objects to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.linalg import cholesky, solve_triangular
+from scipy.optimize import nnls
+from torch import Tensor
+
+from evergraph.core.capabilities import capability
+from evergraph.core.params import Params
+from evergraph.curvature import in_mode
+from evergraph.data.batching import Batch
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
+from evergraph.methods.memory import MemoryMethod
+from evergraph.problems.base import Problem
+
+ROUNDING = 1e-10  # added to the diagonal of the gradients' products, relative to its mean: they may be dependent
+
+
+@METHODS.register
+@dataclass(repr=False)
+class GEM(MemoryMethod):
+    """min ½‖g̃ − g‖² over g̃ with ⟨g̃, g_t⟩ ≥ 0 for every old task t: the step may not raise the loss on any memory.
+
+    g_t is the gradient of the loss on the memory of task t. The programme is solved in its dual, of one variable for
+    each old task: v = argmin ½ vᵀGGᵀv + gᵀGᵀv over v ≥ 0, and g̃ = g + Gᵀ(v + margin).
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: examples of each class that are kept where `memory` is empty.
+        margin: γ, added to v where a constraint is violated: pulls beyond its boundary, towards lower losses on old
+            tasks. Theirs is 0.5; with 0 the products are non-negative, and no more.
+    """
+
+    name = "gem"
+    reference = "Lopez-Paz and Ranzato: Gradient Episodic Memory for Continual Learning, NeurIPS 2017"
+    search_space = search_over(margin=(0.0, 1.0))
+    hold = ("margin",)
+
+    margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.margin < 0:
+            raise EvergraphError(f"gem: margin={self.margin} must be at least 0")
+
+    def edit_grads(self, step: Step) -> None:
+        """Project the gradient where an old task objects."""
+        replayed = self.replayed(step.context)
+        if replayed is None:
+            return
+        gradients = memory_gradients(step.context, replayed.problem, replayed.batch, replayed.tasks, len(self.memory_))
+        gradient = flat_gradient(step.context.params)
+        move = projection(gradients, gradient, self.margin)
+        if move is not None:
+            add_to_gradient(step.context.params, move)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """No: the quadratic programme is solved on the CPU."""
+        return not self.memory_
+
+
+def memory_gradients(context: Context, problem: Problem, batch: Batch, groups: Tensor, number: int) -> Tensor:
+    """The gradient of the mean loss on each group of examples, one row per group."""
+    params = list(context.params.values())
+    with in_mode(context.model, training=False), torch.enable_grad():
+        losses = problem.loss(context.model(batch), batch.y)
+        empty = torch.zeros(number, dtype=losses.dtype, device=losses.device)
+        means = empty.index_add(0, groups, losses) / empty.index_add(0, groups, torch.ones_like(losses))
+        rows = [torch.autograd.grad(mean, params, retain_graph=True, allow_unused=True) for mean in means]
+    return torch.stack([_flat(row, params) for row in rows])
+
+
+def projection(gradients: Tensor, gradient: Tensor, margin: float = 0.0) -> Tensor | None:
+    """What to add to the gradient, Gᵀ(v + margin); None where no constraint is violated."""
+    products = (gradients @ gradient).double().cpu().numpy()
+    if products.min() >= 0:
+        return None
+    gram = (gradients @ gradients.T).double().cpu().numpy()
+    gram += np.eye(len(gram)) * (ROUNDING * np.trace(gram) / len(gram) + np.finfo(float).tiny)
+    # ½ vᵀ LLᵀ v + bᵀ v is ½ ‖Lᵀ v + L⁻¹ b‖² up to a constant: non-negative least squares
+    lower = cholesky(gram, lower=True)
+    dual, _ = nnls(lower.T, -solve_triangular(lower, products, lower=True))
+    return torch.from_numpy(dual + margin).to(gradients) @ gradients
+
+
+def flat_gradient(params: Params) -> Tensor:
+    """The parameters' gradients side by side."""
+    return _flat([value.grad for value in params.values()], list(params.values()))
+
+
+def add_to_gradient(params: Params, move: Tensor) -> None:
+    """Add a flat vector to the parameters' gradients."""
+    for value, part in zip(params.values(), move.split([value.numel() for value in params.values()])):
+        change = part.view_as(value)
+        value.grad = change.clone() if value.grad is None else value.grad.add_(change)
+
+
+def _flat(parts: list[Tensor | None] | tuple[Tensor | None, ...], params: list[Tensor]) -> Tensor:
+    present = [torch.zeros_like(value) if part is None else part for part, value in zip(parts, params)]
+    return torch.cat([part.detach().flatten() for part in present])

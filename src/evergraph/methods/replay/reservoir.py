@@ -1,0 +1,47 @@
+"""Plain experience replay with a reservoir: the floor that every replay method has to beat."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from evergraph.methods.base import METHODS, Context
+from evergraph.methods.memory import Piece, ReplayMethod
+
+
+@METHODS.register
+@dataclass(repr=False)
+class Reservoir(ReplayMethod):
+    """A uniform random sample of all training nodes met so far, features and labels alone, trained on again.
+
+    Each node draws a random number when it is met, and those with the smallest numbers stay: for a memory of fixed
+    size that is a reservoir (Vitter, 1985; Li, 1994), in which every node met is equally likely to be.
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: where `memory` is empty, as many examples are kept as there are classes, times this.
+        strength: factor on the loss of the replayed examples; 0 is fine-tuning.
+        weighting: of replayed examples against the task's: `sets`, the memory as a whole counts as the task does, as
+            with equal batches of both; `classes`, every old class counts as one of the task's does on average;
+            `nodes`, an example counts as many as the training nodes it stands for; `examples`, each counts 1.
+        replay_size: examples drawn from the memory at each step; 0 takes all of them.
+    """
+
+    name = "reservoir"
+    reference = "Chaudhry et al.: On Tiny Episodic Memories in Continual Learning, 2019; Vitter: reservoirs, 1985"
+
+    weighting: str = "sets"
+
+    def collect(self, context: Context) -> Piece:
+        """All training nodes that could stay, with their random numbers."""
+        key = torch.rand(context.task.train.numel(), generator=context.generator, dtype=torch.float64)
+        order = key.argsort()[: self.most_in_all(context)]
+        dtype = next(context.model.parameters()).dtype
+        return dataclasses.replace(self.store(context, context.task.train[order]), key=key[order].to(dtype))
+
+    def most_in_all(self, context: Context) -> int:
+        """How many examples the budget could hold."""
+        classes = context.old.numel() + len(context.task.class_names)
+        return self.most_examples(context) * (classes if self.budget().per_class is not None else 1)

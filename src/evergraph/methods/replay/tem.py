@@ -1,0 +1,59 @@
+"""Topology-aware embedding memory (Zhang et al., KDD 2024): propagated vectors in place of nodes and neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergraph.errors import one_of
+from evergraph.methods.base import METHODS, Context
+from evergraph.methods.memory import Piece, ReplayMethod, smaller_form
+from evergraph.methods.memory.samplers import covered
+from evergraph.methods.propagation import depth, propagated
+
+
+@METHODS.register
+@dataclass(repr=False)
+class TEM(ReplayMethod):
+    """A node is kept as the one vector that the model sees of it, Ã^K X at the node: its topology, in O(1) numbers.
+
+    With `pdgnn`, the model that it takes where none is named, a node in memory has the very outputs, and gradients,
+    that it had in its graph. Other models read the vector as the features of a node without neighbours.
+
+    Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+        per_class: examples of each class that are kept where `memory` is empty.
+        strength: factor on the loss of the replayed examples; 0 is fine-tuning.
+        weighting: of replayed examples against the task's: `classes`, every old class counts as one of the task's
+            classes does on average; `nodes`, an example counts as many as the training nodes it stands for; `sets`,
+            the memory as a whole counts as the task does; `examples`, each counts 1.
+        replay_size: examples drawn from the memory at each step; 0 takes all of them.
+        sampler: `coverage` draws nodes with probability proportional to the number of nodes within K hops, the paper's
+            coverage maximization; `uniform` draws them alike.
+    """
+
+    name = "tem"
+    reference = "Zhang et al.: Topology-aware Embedding Memory for Continual Learning on Expanding Networks, KDD 2024"
+    model = "pdgnn"
+
+    sampler: str = "coverage"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("sampler", self.sampler, ("coverage", "uniform"))
+
+    def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
+        """A draw without replacement."""
+        if self.sampler == "uniform":
+            return super().rank(context, nodes, number)
+        if "covered" not in context.cache:
+            context.cache["covered"] = covered(context.task.graph.adjacency, depth(context))
+        return nodes[torch.multinomial(context.cache["covered"][nodes], number, generator=context.generator)]
+
+    def store(self, context: Context, nodes: Tensor) -> Piece:
+        """Their propagated features."""
+        dtype = next(context.model.parameters()).dtype
+        x = propagated(context.task.graph, nodes, depth(context), dtype)
+        return Piece(smaller_form(x), context.batcher.y.cpu()[nodes])

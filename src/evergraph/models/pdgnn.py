@@ -1,0 +1,105 @@
+"""A network whose propagation has no parameters (Zhang et al., KDD 2024): one vector per node says it all."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evergraph.core.capabilities import capability
+from evergraph.core.recording import linear, recorded_products
+from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.gcn import OUTPUTS, gcn_operator
+
+DENSE_FROM = 0.25  # share of non-zero entries from which propagated features are held as a dense matrix
+
+
+@MODELS.register(name="pdgnn")
+class PDGNN(GraphModel):
+    """Logits = MLP(Ã^K X), Ã = D^(-1/2) (A + I) D^(-1/2): a parameter-decoupled graph network.
+
+    Ã^K X is computed once per graph. A node without neighbours is its own vector, so one that is kept with Ã^K X for
+    features has the very outputs that it had in its graph: what `tem` rests on.
+
+    Args:
+        hidden: width of the hidden layers.
+        steps: K, the number of propagation steps.
+        mlp_layers: number of layers of the MLP.
+        dropout: share of hidden units dropped while training.
+    """
+
+    def __init__(self, hidden: int = 256, steps: int = 2, mlp_layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.hidden, self.steps, self.mlp_layers, self.dropout = hidden, steps, mlp_layers, dropout
+        self.weights = nn.ParameterList()
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Glorot-uniform weights, zero biases."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        widths = [in_channels, *[self.hidden] * (self.mlp_layers - 1), out_channels]
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(before + 1, after)) for before, after in itertools.pairwise(widths)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weights, zero biases."""
+        for weight in self.weights:
+            nn.init.xavier_uniform_(weight[:-1])
+            nn.init.zeros_(weight[-1])
+
+    def grow(self, out_channels: int) -> None:
+        """More output units; a new unit's bias starts at zero."""
+        self.weights[-1] = grown(self.weights[-1], out_channels)
+        with torch.no_grad():
+            self.weights[-1][-1, self.out_channels :] = 0
+        self.out_channels = out_channels
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """Ã."""
+        return gcn_operator(graph)
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """Ã^K X, and no hop left; X and K hops where every step's edges are asked for."""
+        if propagate is False:
+            return graph.x, self.steps
+        x: Features = graph.x
+        for _ in range(self.steps):
+            x = sparse_product(operator, x)
+        if isinstance(x, SparseMatrix) and x.nnz > DENSE_FROM * x.num_rows * x.num_columns:
+            x = x.dense()
+        return x, 0
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The steps of propagation that are left, then the MLP."""
+        x: Features = batch.x
+        for number in range(batch.num_hops):
+            x = sparse_product(batch.layer(number), x)
+        hidden = linear(with_ones(x), self.weights[0])
+        for weight in list(self.weights)[1:]:
+            hidden = linear(with_ones(F.dropout(F.relu(hidden), self.dropout, self.training)), weight)
+        return hidden
+
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return f"pdgnn {self.steps}"
+
+    @capability(rests_on=OUTPUTS)
+    def features(self, batch: Batch) -> Tensor:
+        """What the last weight matrix multiplies."""
+        with recorded_products() as products:
+            self.logits(batch)
+        _, rows, _ = products[-1]
+        assert isinstance(rows, Tensor)
+        return rows
+
+    @capability(rests_on=OUTPUTS)
+    def output_weight(self) -> Tensor:
+        """The last weight matrix."""
+        return self.weights[-1]
