@@ -31,6 +31,8 @@ from evergraph.methods.mas import MAS
 from evergraph.methods.si import SI
 from evergraph.methods.lwf import LwF
 from evergraph.methods.twp import TWP
+from evergraph.methods.projection import GPM, NCL
+from evergraph.methods.isolation import FGN, HPN, PIGNN, TPP
 from evergraph.methods.closed_form import Analytic, Auto
 # isort: on
 
@@ -74,10 +76,16 @@ def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 __all__ = [
     "EMA",
     "EWC",
+    "FGN",
+    "GPM",
+    "HPN",
     "KFAC",
     "MAS",
     "METHODS",
+    "NCL",
+    "PIGNN",
     "SI",
+    "TPP",
     "TWP",
     "Access",
     "Analytic",

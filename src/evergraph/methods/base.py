@@ -41,6 +41,7 @@ class Context:
         generator: random numbers of the method's own, so that its draws do not move the loop's.
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
         arrived: the task that arrived.
+        epoch: epochs of this task that are finished; for methods that train in phases.
         cache: what a method computes once per task and can compute again; it is not saved.
     """
 
@@ -54,6 +55,7 @@ class Context:
     generator: torch.Generator
     reduction: str
     arrived: Task | None = None
+    epoch: int = 0
     cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -161,7 +163,7 @@ class View:
         return torch.cat([self.model(batch).cpu() for batch in batches])
 
 
-STEP_HOOKS = ("directions", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")
+STEP_HOOKS = ("directions", "loss", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")
 """The hooks that run inside a training step, in the order in which the loop calls them."""
 
 
@@ -193,6 +195,8 @@ class Method:
     """Training settings that a learner takes where none are named; see `Training`."""
     search_space: ClassVar[SearchSpace] = search_over()
     """What `evergraph tune` searches: settings of the method and, under their own names, of `Training`."""
+    alone: ClassVar[str] = ""
+    """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
 
@@ -217,6 +221,10 @@ class Method:
     def directions(self, context: Context) -> list[Direction]:
         """Directions d in parameter space along which the step shall also carry J d."""
         return []
+
+    def loss(self, step: Step) -> Tensor | None:
+        """What to minimize in place of the examples' loss, for phases with a loss of their own; None for that loss."""
+        return None
 
     def penalty(self, step: Step) -> Tensor | None:
         """A differentiable scalar added to the loss. The graph of the outputs is alive here."""

@@ -9,6 +9,10 @@ from evergraph.models.gat import GAT  # isort: skip  # the order here is the ord
 from evergraph.models.module import ModuleModel, as_model
 from evergraph.models.random_features import RandomFeatures
 
+from evergraph.models.feature_graph import FeatureGraphNetwork  # isort: skip
+from evergraph.models.prompted import PromptedGCN  # isort: skip
+from evergraph.models.prototype_network import PrototypeNetwork  # isort: skip
+
 
 def make_model(name: str, **settings: object) -> GraphModel:
     """A model by its name; settings may be text."""
@@ -20,9 +24,12 @@ __all__ = [
     "GAT",
     "GCN",
     "MODELS",
+    "FeatureGraphNetwork",
     "GraphModel",
     "GraphSAGE",
     "ModuleModel",
+    "PromptedGCN",
+    "PrototypeNetwork",
     "RandomFeatures",
     "as_model",
     "make_model",
