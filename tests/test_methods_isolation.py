@@ -277,7 +277,9 @@ def feature_graph_output(model: eg.FeatureGraphNetwork, x: Tensor, around: list[
     """One node's outputs, written out; the first layer has one channel."""
 
     def adjacency(own: Tensor, others: list[Tensor]) -> Tensor:
-        total = sum((torch.outer(own, y) + torch.outer(y, own) for y in others), torch.zeros(len(own), len(own)).double())
+        total = sum(
+            (torch.outer(own, y) + torch.outer(y, own) for y in others), torch.zeros(len(own), len(own)).double()
+        )
         root = total.sign() * total.abs().clamp(min=1e-8).sqrt()
         return root / (root.abs().sum(1, keepdim=True) + 1e-7)
 
@@ -306,7 +308,10 @@ def test_a_feature_graph_network_is_its_definition_node_by_node(vertices: int) -
 
 def test_fgn_on_its_first_task_is_fine_tuning_and_rehearses_later() -> None:
     small = {"hidden": 4, "channels": 2, "out_hidden": 3}
-    one, two = (eg.Learner(eg.FeatureGraphNetwork(**small), name, **SETTINGS, label_scope="seen") for name in ("fgn", "finetune"))
+    one, two = (
+        eg.Learner(eg.FeatureGraphNetwork(**small), name, **SETTINGS, label_scope="seen")
+        for name in ("fgn", "finetune")
+    )
     for number, alike in enumerate((True, False)):
         for learner in (one, two):
             learner.learn(STREAM[number])

@@ -26,7 +26,9 @@ def after_a_task(method: Method, case: str) -> tuple[Method, eg.Context]:
     method.start_task(context)
     method.prepare(context)
     method.end_task(context)
-    setting.load({name: value + 0.1 * move for (name, value), move in zip(setting.params.items(), setting.direction(3).values())})
+    setting.load(
+        {name: value + 0.1 * move for (name, value), move in zip(setting.params.items(), setting.direction(3).values())}
+    )
     context = setting.context(old=(0, 1))
     method.start_task(context)
     method.prepare(context)
