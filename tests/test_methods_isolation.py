@@ -221,7 +221,7 @@ def test_prototypes_cover_all_embeddings_and_stay_apart() -> None:
         with torch.no_grad():
             establish(model, 0, rows, 0.2)
         assert torch.equal(model.prototypes[0][:count], before[:count])
-        known = model.known(0)
+        known = model.known(0).detach()
         assert count < known.size(0) < 40
         assert float((rows @ known.T).max(1).values.min()) >= 0.8
         alike = known @ known.T - 2 * torch.eye(len(known))
@@ -281,15 +281,20 @@ def feature_graph_output(model: eg.FeatureGraphNetwork, x: Tensor, around: list[
             (torch.outer(own, y) + torch.outer(y, own) for y in others), torch.zeros(len(own), len(own)).double()
         )
         root = total.sign() * total.abs().clamp(min=1e-8).sqrt()
-        return root / (root.abs().sum(1, keepdim=True) + 1e-7)
+        return root / (root.abs().sum(0, keepdim=True) + 1e-7)
+
+    def activated(row: Tensor) -> Tensor:
+        centred = row - row.mean()
+        centred = centred / (centred.square().mean() + 1e-5).sqrt()
+        return centred / (1 + centred.abs())
 
     tie = adjacency(x, around)
     width = model.hidden // model.channels
     first, rest = (
-        [F.softsign(tie @ y @ model.first).view(model.channels, width) for y in group] for group in ([x], around)
+        [activated(tie @ y @ model.first).view(model.channels, width) for y in group] for group in ([x], around)
     )
     channels = [adjacency(first[0][c], [y[c] for y in rest]) @ first[0][c] for c in range(model.channels)]
-    hidden = F.softsign(torch.cat(channels) @ model.second)
+    hidden = activated(torch.cat(channels) @ model.second)
     return torch.cat([hidden, torch.ones(1).double()]) @ model.head
 
 

@@ -22,10 +22,11 @@ class FeatureGraphNetwork(GraphModel):
     """Node classification as classification of feature graphs: a node's features are vertices, tied by its neighbours.
 
     A node x with neighbours N(x), itself among them, has in every channel the feature adjacency
-    A = norm(sgnroot(Σ_{y∈N(x)} x yᵀ + y xᵀ)), sgnroot(a) = sign(a) √|a|, rows divided by their sums of absolute
-    values. A layer maps x to softsign(W vec(A x)) and each neighbour y to softsign(W vec(A y)): the node's own
-    adjacency serves both. After two layers a linear head reads the node. So an example needs one hop of neighbours'
-    features and nothing else of the graph, and can be kept as it is.
+    A = norm(sgnroot(Σ_{y∈N(x)} x yᵀ + y xᵀ)), sgnroot(a) = sign(a) √|a|, columns divided by their sums of absolute
+    values: a feature shares itself out. A layer maps x to σ(W vec(A x)) and each neighbour y to σ(W vec(A y)), with σ
+    the softsign of values that are first brought to mean 0 and variance 1 over the layer. The node's own adjacency
+    serves both. After two layers a linear head reads the node. So an example needs one hop of neighbours' features and
+    nothing else of the graph, and can be kept as it is.
 
     Args:
         hidden: width after the first layer, over all channels.
@@ -94,10 +95,10 @@ class FeatureGraphNetwork(GraphModel):
         near, width = batch.layer(0), self.hidden // self.channels
         own, around = x[: batch.num_seeds].unsqueeze(1), padded(near, x).unsqueeze(2)
         adjacency = feature_adjacency(own, around)
-        own = F.softsign(_broadcast(adjacency, own) @ self.first).unflatten(-1, (self.channels, width))
-        around = F.softsign(_broadcast(adjacency, around) @ self.first).unflatten(-1, (self.channels, width))
+        own = _activated(_broadcast(adjacency, own) @ self.first).unflatten(-1, (self.channels, width))
+        around = _activated(_broadcast(adjacency, around) @ self.first).unflatten(-1, (self.channels, width))
         adjacency = feature_adjacency(own, around)
-        return with_ones(F.softsign(_broadcast(adjacency, own) @ self.second))
+        return with_ones(_activated(_broadcast(adjacency, own) @ self.second))
 
     @capability(rests_on=OUTPUTS)
     def output_weight(self) -> Tensor:
@@ -126,7 +127,12 @@ def feature_adjacency(own: Tensor, around: Tensor) -> Tensor:
     outer = own.unsqueeze(-1) * around.sum(1).unsqueeze(-2)  # Σ x yᵀ = x (Σ y)ᵀ
     both = outer + outer.transpose(-1, -2)
     root = both.sign() * both.abs().clamp(min=1e-8).sqrt()  # the clamp keeps the gradient at zero finite
-    return root / (root.abs().sum(-1, keepdim=True) + 1e-7)
+    return root / (root.abs().sum(-2, keepdim=True) + 1e-7)
+
+
+def _activated(x: Tensor) -> Tensor:
+    """softsign of each row's values, brought to mean 0 and variance 1; a row of zeros stays one."""
+    return F.softsign(F.layer_norm(x, x.shape[-1:]))
 
 
 def _broadcast(adjacency: Tensor, x: Tensor) -> Tensor:
