@@ -61,6 +61,9 @@ class Recorder(eg.Method):
         self.params.append(copy_params(context.model))
         return []
 
+    def loss(self, step: Step) -> None:
+        self.calls.append("loss")
+
     def penalty(self, step: Step) -> None:
         self.calls.append("penalty")
 
