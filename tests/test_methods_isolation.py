@@ -261,6 +261,8 @@ def test_hpn_keeps_extractors_and_old_prototypes() -> None:
         name = f"prototypes.{level}"
         assert count
         assert torch.equal(after[name][:count], before[name][:count])
+    marks = sum(part.numel() for part in learner.method.matched_)
+    assert learner.method.kept_bytes() == marks + int(learner.model.established.sum()) * 3 * 4
 
 
 def test_likeness_is_the_mean_squared_cosine_of_columns_of_different_extractors() -> None:

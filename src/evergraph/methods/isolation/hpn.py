@@ -48,7 +48,7 @@ class HPN(Method):
     name = "hpn"
     family = "prototypes"
     reference = "Zhang, Song and Tao: Hierarchical Prototype Networks for Continual Graph Representation, TPAMI 2022"
-    access = Access(keeps=("prototypes",))
+    access = Access(keeps=("prototypes",), old_labels=True)
     model = "prototype-network"
     training = MappingProxyType({"weight_decay": 0.0, "lr": 0.01})
     search_space = search_over(threshold=(0.05, 0.5), distance=(0.01, 10.0), diversity=(1e-3, 1.0))
@@ -61,6 +61,7 @@ class HPN(Method):
     diversity: float = 0.1
     matched_: list[Tensor] = state(list)  # by atom of a node: which prototypes the nodes of which output unit matched
     before_: list[int] = state(list)  # prototypes of each level that earlier tasks have made
+    prototype_bytes_: int = state(int)
     tasks_: int = state(int)
 
     def __post_init__(self) -> None:
@@ -124,7 +125,12 @@ class HPN(Method):
                 now[prototypes, batch.y] = True
         self.matched_ = matched
         self.before_ = model.established.tolist()
+        self.prototype_bytes_ = sum(self.before_) * model.dim * model.own.element_size()
         self.tasks_ += 1
+
+    def kept_bytes(self) -> int:
+        """The prototypes made so far, which are parameters of the model, and which classes matched them."""
+        return super().kept_bytes() + self.prototype_bytes_
 
     def predict(self, view: View) -> Tensor | None:
         """How near a node's atoms are to the prototypes of each class; None for the head's outputs."""
