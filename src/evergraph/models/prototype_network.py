@@ -35,7 +35,7 @@ class PrototypeNetwork(GraphModel):
     """
 
     def __init__(
-        self, dim: int = 16, node_extractors: int = 4, structure_extractors: int = 4, capacity: int = 1000
+        self, dim: int = 16, node_extractors: int = 4, structure_extractors: int = 4, capacity: int = 4000
     ) -> None:
         super().__init__()
         self.dim, self.capacity = dim, capacity
