@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from evergraph.core.capabilities import capability
 from evergraph.curvature import LABELS, KroneckerFactor
 from evergraph.errors import one_of
-from evergraph.methods.base import METHODS, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.kronecker import KroneckerMemory
 
 
@@ -49,3 +50,8 @@ class KFAC(KroneckerMemory):
                 else:
                     pull = self.diagonal_[name] * gap
                 value.grad = self.strength * pull if value.grad is None else value.grad.add_(pull, alpha=self.strength)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Two products for each weight matrix."""
+        return True
