@@ -65,6 +65,9 @@ class Recorder(eg.Method):
         self.calls.append("loss_outputs")
         return outputs
 
+    def loss(self, step: Step) -> None:
+        self.calls.append("loss")
+
     def penalty(self, step: Step) -> None:
         self.calls.append("penalty")
 
@@ -100,7 +103,10 @@ def test_hooks_run_in_the_order_of_the_contract(small_stream: eg.TaskStream) -> 
     recorder = Recorder()
     learner(recorder, epochs=2, batch_size=0).learn(small_stream[0])
     entering = ["adapt_model", "start_task", "training_data", "prepare", "epochs"]
-    step = ["directions", "loss_outputs", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step"]
+    step = [
+        "directions", "loss_outputs", "loss", "penalty", "logit_cotangent",
+        "replay", "observe", "edit_grads", "after_step",
+    ]  # fmt: skip
     assert step == list(STEP_HOOKS)
     # the first accuracy of the task is measured by the method's own prediction
     assert recorder.calls == [*entering, *step, *step, "end_task", "predict"]

@@ -81,12 +81,15 @@ def _training_option(kind: Any, about: str, name: str, *flags: str) -> Any:
 LabelScope = _training_option(str, f"Classes in the training softmax: {_choices(LABEL_SCOPES)}.", "label_scope")
 Reduction = _training_option(str, "sum or mean of the loss over a batch.", "reduction")
 Epochs = _training_option(int, "Passes over a task's training nodes.", "epochs")
-LearningRate = _training_option(float, "Adam's learning rate.", "lr", "--lr")
-WeightDecay = _training_option(float, "Adam's L2 term.", "weight_decay")
+LearningRate = _training_option(float, "The optimizer's learning rate.", "lr", "--lr")
+WeightDecay = _training_option(float, "The optimizer's L2 term.", "weight_decay")
 BatchSize = _training_option(int, "Seed nodes in a batch; 0 for full batch.", "batch_size")
 Patience = _training_option(int, "Early stopping on the current task's validation loss; 0 is off.", "patience")
 ClassBalanced = Annotated[bool | None, typer.Option("--class-balanced", help="Weigh classes inversely to their size.")]
-KeepOptimizer = Annotated[bool | None, typer.Option("--keep-optimizer", help="Keep Adam's averages between tasks.")]
+KeepOptimizer = Annotated[
+    bool | None, typer.Option("--keep-optimizer", help="Keep the optimizer's averages between tasks.")
+]
+Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
 stderr = Console(stderr=True)
@@ -114,6 +117,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "patience": (Patience, None),
     "fan_out": (FanOut, None),
     "keep_optimizer": (KeepOptimizer, None),
+    "optimizer": (Optimizer, None),
     "jobs": (Jobs, None),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),

@@ -35,6 +35,8 @@ from evergraph.methods.twp import TWP
 from evergraph.methods.replay import AGEM, ERGNN, GEM, SEM, SSM, TEM, GDumb, Reservoir
 from evergraph.methods.condensation import PUMA, CaT, DeLoMe
 from evergraph.methods.logit_adjustment import LogitAdjustment
+from evergraph.methods.projection import GPM, NCL
+from evergraph.methods.isolation import FGN, HPN, PIGNN, TPP
 from evergraph.methods.closed_form import Analytic, Auto
 # isort: on
 
@@ -80,15 +82,21 @@ __all__ = [
     "EMA",
     "ERGNN",
     "EWC",
+    "FGN",
     "GEM",
+    "GPM",
+    "HPN",
     "KFAC",
     "MAS",
     "METHODS",
+    "NCL",
+    "PIGNN",
     "PUMA",
     "SEM",
     "SI",
     "SSM",
     "TEM",
+    "TPP",
     "TWP",
     "Access",
     "Analytic",

@@ -42,6 +42,7 @@ class Context:
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
         arrived: the task that arrived.
         method: the method as a whole: composed methods find one another's capabilities in it (`capability_of_a_part`).
+        epoch: epochs of this task that are finished; for methods that train in phases.
         cache: what a method computes once per task and can compute again; it is not saved.
     """
 
@@ -56,6 +57,7 @@ class Context:
     reduction: str
     arrived: Task | None = None
     method: Method | None = None
+    epoch: int = 0
     cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -172,7 +174,7 @@ class View:
 
 
 STEP_HOOKS = (
-    "directions", "loss_outputs", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step",
+    "directions", "loss_outputs", "loss", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step",
 )  # fmt: skip
 """The hooks that run inside a training step, in the order in which the loop calls them."""
 
@@ -205,6 +207,8 @@ class Method:
     """Training settings that a learner takes where none are named; see `Training`."""
     search_space: ClassVar[SearchSpace] = search_over()
     """What `evergraph tune` searches: settings of the method and, under their own names, of `Training`."""
+    alone: ClassVar[str] = ""
+    """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
 
@@ -236,6 +240,10 @@ class Method:
         Everything else (penalties, curvature, predictions) sees the outputs as they are.
         """
         return outputs
+
+    def loss(self, step: Step) -> Tensor | None:
+        """What to minimize in place of the examples' loss, for phases with a loss of their own; None for that loss."""
+        return None
 
     def penalty(self, step: Step) -> Tensor | None:
         """A differentiable scalar added to the loss. The graph of the outputs is alive here."""

@@ -28,6 +28,10 @@ class Compose(Method):
         if not methods:
             raise EvergraphError("Compose needs at least one method")
         self.methods = list(methods)
+        for part in methods:
+            others = [other for other in methods if other is not part and other.access.keeps]
+            if part.alone and others:
+                raise EvergraphError(f"{part.name} cannot be composed with {others[0].title}: {part.alone}")
         self._shares: list[int] = []
 
     @property
@@ -109,6 +113,14 @@ class Compose(Method):
     def replayed_weight(self, context: Context) -> Tensor | None:
         """The sum."""
         return _total([method.replayed_weight(context) for method in self.methods])
+
+    def loss(self, step: Step) -> Tensor | None:
+        """That of the one part that has one."""
+        offers = [(method, own) for method, share in self._shared(step) if (own := method.loss(share)) is not None]
+        if len(offers) > 1:
+            names = " and ".join(method.name for method, _ in offers)
+            raise EvergraphError(f"{names} each bring a loss of their own and cannot be composed")
+        return offers[0][1] if offers else None
 
     def penalty(self, step: Step) -> Tensor | None:
         """The sum."""

@@ -11,6 +11,10 @@ from evergraph.models.normalized import LayerNormGCN, LayerNormGraphSAGE  # isor
 from evergraph.models.module import ModuleModel, as_model
 from evergraph.models.random_features import RandomFeatures
 
+from evergraph.models.feature_graph import FeatureGraphNetwork  # isort: skip
+from evergraph.models.prompted import PromptedGCN  # isort: skip
+from evergraph.models.prototype_network import PrototypeNetwork  # isort: skip
+
 
 def make_model(name: str, **settings: object) -> GraphModel:
     """A model by its name; settings may be text."""
@@ -23,11 +27,14 @@ __all__ = [
     "GCN",
     "MODELS",
     "PDGNN",
+    "FeatureGraphNetwork",
     "GraphModel",
     "GraphSAGE",
     "LayerNormGCN",
     "LayerNormGraphSAGE",
     "ModuleModel",
+    "PromptedGCN",
+    "PrototypeNetwork",
     "RandomFeatures",
     "as_model",
     "make_model",

@@ -36,6 +36,7 @@ class GraphModel(nn.Module):
     - `example_powers(batch, cotangents, power)`: sums of powers of single-node gradients;
     - `features(batch)` and `output_weight()`: a linear head, `outputs = features @ output_weight`;
     - `feature_blocks()` and `graph_features(…)`: features that fall into blocks by depth of propagation;
+    - `widen(units)`: hidden layers grow, and outputs stay as they are until the new units are trained;
     - `attention(batch)`: attention-like coefficients of every layer's edges;
     - `steps_can_be_captured(batcher, padded)`: a training step is the same kernels every time, on one batch or on
       batches padded to one shape;

@@ -24,6 +24,7 @@ from evergraph.core.sparse import (
 )
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel, grown
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn_powers import two_layer_powers
@@ -85,6 +86,26 @@ class GCN(GraphModel):
         with torch.no_grad():
             self.weights[-1][-1, self.out_channels :] = 0
         self.out_channels = out_channels
+
+    @capability(rests_on=(*OUTPUTS, "setup", "grow"))
+    def widen(self, units: int) -> int:
+        """More units in every hidden layer; returns the width before.
+
+        Old units do not read new ones, and outputs start without them.
+        """
+        if self.num_layers < 2:
+            raise EvergraphError("a GCN of one layer has no hidden units to add to; use num_layers=2 or more")
+        for number, weight in enumerate(self.weights):
+            rows, columns = units * (number > 0), units * (number < self.num_layers - 1)
+            wide = weight.new_zeros(weight.size(0) + rows, weight.size(1) + columns)
+            wide[: weight.size(0) - 1, : weight.size(1)] = weight.detach()[:-1]
+            wide[-1, : weight.size(1)] = weight.detach()[-1]  # the bias stays the last row
+            if columns:
+                fresh = wide.new_empty(wide.size(0) - 1, wide.size(1))
+                wide[:-1, weight.size(1) :] = nn.init.xavier_uniform_(fresh)[:, weight.size(1) :]
+            self.weights[number] = nn.Parameter(wide)
+        self.hidden += units
+        return self.hidden - units
 
     def operator(self, graph: Graph) -> SparseMatrix:
         """Ã."""

@@ -17,6 +17,15 @@ from evergraph.models.base import MODELS
 from evergraph.models.gcn import GCN, OUTPUTS
 
 
+def mean_operator(graph: Graph) -> SparseMatrix:
+    """D⁻¹A: the mean over in-neighbours; zero for a node without any."""
+    adjacency = graph.adjacency
+    total = torch.zeros(graph.num_nodes, dtype=torch.float64, device=adjacency.device)
+    row = adjacency.row_of_entry()
+    total.index_add_(0, row, adjacency.values.double())
+    return adjacency.with_values(adjacency.values.double() / total[row])
+
+
 @MODELS.register(name="sage")
 class GraphSAGE(GCN):
     """H^{l+1}_v = [X^l_v, mean of X^l over v's neighbours, 1] W^l, X^l = σ(H^l).
@@ -43,11 +52,7 @@ class GraphSAGE(GCN):
 
     def operator(self, graph: Graph) -> SparseMatrix:
         """D⁻¹A: the mean over in-neighbours."""
-        adjacency = graph.adjacency
-        total = torch.zeros(graph.num_nodes, dtype=torch.float64, device=adjacency.device)
-        row = adjacency.row_of_entry()
-        total.index_add_(0, row, adjacency.values.double())
-        return adjacency.with_values(adjacency.values.double() / total[row])
+        return mean_operator(graph)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """[X, mean X, 1]."""

@@ -20,7 +20,7 @@ from evergraph.training.executors import EXECUTORS, Executor
 from evergraph.training.settings import Training
 
 OptimizerState = dict[str, dict[str, Tensor]]
-"""Adam's averages and number of steps of each parameter, under the parameter's name."""
+"""The optimizer's averages (and number of steps) of each parameter, under the parameter's name."""
 
 OnEpoch = Callable[["Progress", int], None]
 """Called after every epoch with the progress and the number of epochs planned."""
@@ -38,17 +38,22 @@ class Progress:
     log: list[dict[str, float]] = field(default_factory=list)
 
 
-def make_optimizer(model: GraphModel, settings: Training) -> torch.optim.Adam:
-    """Adam in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
-    on_gpu = next(model.parameters()).is_cuda
-    return torch.optim.Adam(
-        model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True, capturable=on_gpu
-    )
+MOMENTUM = 0.9  # of plain gradient descent
+
+
+def make_optimizer(model: GraphModel, settings: Training) -> torch.optim.Optimizer:
+    """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
+    params, lr, decay = list(model.parameters()), settings.lr, settings.weight_decay
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
+    return torch.optim.Adam(params, lr=lr, weight_decay=decay, fused=True, capturable=params[0].is_cuda)
 
 
 def optimizer_state(model: GraphModel, optimizer: torch.optim.Optimizer) -> OptimizerState:
     """The optimizer's state by parameter; the tensors are the optimizer's own."""
-    return {name: dict(optimizer.state[value]) for name, value in model.named_parameters() if value in optimizer.state}
+    states = {name: optimizer.state[value] for name, value in model.named_parameters() if value in optimizer.state}
+    # a parameter that had no gradient yet may have entries of None
+    return {name: dict(kept) for name, kept in states.items() if all(value is not None for value in kept.values())}
 
 
 def load_optimizer(model: GraphModel, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
@@ -56,7 +61,7 @@ def load_optimizer(model: GraphModel, optimizer: torch.optim.Optimizer, state: O
     known = {
         position: state[name]
         for position, (name, value) in enumerate(model.named_parameters())
-        if name in state and state[name]["exp_avg"].shape == value.shape
+        if name in state and all(kept.shape in (value.shape, ()) for kept in state[name].values())
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": known})
 
@@ -82,6 +87,7 @@ def train(
     executor = next(kind for kind in executors if kind.suits(context, method))(context, step)
     while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
         model.train()
+        context.epoch = progress.epoch
         total = torch.zeros((), dtype=torch.float64, device=seeds.device)
         order = torch.randperm(seeds.numel()).to(seeds.device)
         for batch in executor.batches(seeds[order]):
@@ -117,7 +123,7 @@ def train_step(
     if weigh is not None:
         per_example = weigh(batch.y).to(per_example.dtype) * per_example
     step = Step(context, batch, logits, context.reduced(per_example), tangents)
-    objective = step.loss
+    objective = step.loss if (own := method.loss(step)) is None else own
     if (penalty := method.penalty(step)) is not None:
         objective = objective + penalty
     if (cotangent := method.logit_cotangent(step)) is not None:

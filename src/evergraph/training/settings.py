@@ -8,6 +8,8 @@ from typing import Any
 from evergraph.errors import EvergraphError, one_of
 
 LABEL_SCOPES = ("seen", "current", "all")
+OPTIMIZERS = {"adam": "Adam", "sgd": "SGD, momentum 0.9"}
+"""By name: what a protocol calls them."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,8 @@ class Training:
 
     Args:
         epochs: passes over the training nodes.
-        lr: Adam's learning rate.
-        weight_decay: Adam's L2 term.
+        lr: the optimizer's learning rate.
+        weight_decay: the optimizer's L2 term.
         batch_size: seed nodes in a batch; 0 for all of them at once (full batch).
         label_scope: classes in the training softmax: those `seen` so far, the `current` task's, or `all`.
         reduction: `sum` or `mean` of the loss over a batch. Adam does not mind the scale of a loss, but
@@ -26,8 +28,9 @@ class Training:
         patience: stop after so many epochs without a lower loss on the current task's validation nodes,
             and go back to the best; 0 trains all epochs.
         fan_out: neighbours to sample at each hop, e.g. (10, 25); None takes exact neighbourhoods.
-        keep_optimizer: go on with Adam's averages from task to task, as code does that makes its optimizer once.
-            A parameter whose shape has changed starts afresh.
+        optimizer: `adam`, or `sgd` with momentum 0.9 for methods that precondition gradients themselves.
+        keep_optimizer: go on with the optimizer's averages from task to task, as code does that makes its optimizer
+            once. A parameter whose shape has changed starts afresh.
     """
 
     epochs: int = 50
@@ -40,10 +43,12 @@ class Training:
     patience: int = 0
     fan_out: tuple[int, ...] | None = None
     keep_optimizer: bool = False
+    optimizer: str = "adam"
 
     def __post_init__(self) -> None:
         one_of("label scope", self.label_scope, LABEL_SCOPES)
         one_of("reduction", self.reduction, ("sum", "mean"))
+        one_of("optimizer", self.optimizer, tuple(OPTIMIZERS))
         for name, low in (("epochs", 0), ("batch_size", 0), ("patience", 0), ("weight_decay", 0)):
             if not low <= getattr(self, name) < float("inf"):
                 raise EvergraphError(f"{name}={getattr(self, name)} must be a number of at least {low}")
@@ -56,4 +61,5 @@ class Training:
 
     def protocol(self) -> dict[str, Any]:
         """The settings as plain values."""
-        return {**asdict(self), "fan_out": list(self.fan_out) if self.fan_out else None, "optimizer": "Adam"}
+        fan_out = list(self.fan_out) if self.fan_out else None
+        return {**asdict(self), "fan_out": fan_out, "optimizer": OPTIMIZERS[self.optimizer]}

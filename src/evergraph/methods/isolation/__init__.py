@@ -1,0 +1,9 @@
+"""Methods that give tasks parts of their own: parameters, prompts, prototypes, or examples that stand by themselves."""
+
+from evergraph.methods.isolation.pi_gnn import PIGNN
+from evergraph.methods.isolation.tpp import TPP
+
+from evergraph.methods.isolation.hpn import HPN  # isort: skip
+from evergraph.methods.isolation.fgn import FGN  # isort: skip
+
+__all__ = ["FGN", "HPN", "PIGNN", "TPP"]

@@ -1,0 +1,181 @@
+"""Hierarchical prototype networks (Zhang, Song and Tao, TPAMI 2022): how their prototypes are made and trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from evergraph.core.capabilities import capable
+from evergraph.core.sparse import with_ones
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method, Step, View, search_over
+from evergraph.methods.state import state
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.prototype_network import LEVELS, PrototypeNetwork
+
+
+@METHODS.register
+@dataclass(repr=False)
+class HPN(Method):
+    """Prototypes of atoms, nodes and classes that are added where no old one is near, and matched where one is.
+
+    In the first part of a task the extractors learn to classify by their embeddings. From then on, after each step,
+    an embedding whose cosine with every prototype of its level is below 1 − threshold becomes a prototype itself, and
+    the head learns from what is matched. The loss is the head's cross entropy on prototypes
+
+        + cross entropy of a head on the embeddings + distance · Σ_levels mean ‖embedding − matched prototype‖²
+        + diversity · mean squared cosine between the columns of different extractors.
+
+    From the second task on the extractors and the prototypes of earlier tasks stand still, so that old nodes go on
+    matching what they matched. Every atom prototype remembers which classes matched it, with which atom.
+
+    Args:
+        prediction: `prototypes` takes the class c with the largest Σ_i max cos(a_i, p), over a node's atoms a_i and the
+            prototypes p that nodes of c matched with their i-th atom; `head` is the paper's linear head on what is
+            matched, which a new task's classes overwrite unless the task is known.
+        threshold: how far (1 − cosine) an embedding is from all prototypes to become one; 0.2 in the paper's code.
+        embedding_share: share of a task's epochs that comes before prototypes are made; 35 of 90 there.
+        distance: weight of the distance to matched prototypes.
+        diversity: weight of the extractors' likeness.
+    """
+
+    name = "hpn"
+    family = "prototypes"
+    reference = "Zhang, Song and Tao: Hierarchical Prototype Networks for Continual Graph Representation, TPAMI 2022"
+    access = Access(keeps=("prototypes",), old_labels=True)
+    model = "prototype-network"
+    training = MappingProxyType({"weight_decay": 0.0, "lr": 0.01})
+    search_space = search_over(threshold=(0.05, 0.5), distance=(0.01, 10.0), diversity=(1e-3, 1.0))
+    hold = ()
+
+    prediction: str = "prototypes"
+    threshold: float = 0.1
+    embedding_share: float = 0.4
+    distance: float = 1.0
+    diversity: float = 0.1
+    matched_: list[Tensor] = state(list)  # by atom of a node: which prototypes the nodes of which output unit matched
+    before_: list[int] = state(list)  # prototypes of each level that earlier tasks have made
+    prototype_bytes_: int = state(int)
+    tasks_: int = state(int)
+
+    def __post_init__(self) -> None:
+        one_of("prediction", self.prediction, ("prototypes", "head"))
+        if not 0 < self.threshold < 2:
+            raise EvergraphError(f"hpn: threshold={self.threshold} must be above 0 and below 2 (1 − cosine)")
+        if not 0 <= self.embedding_share < 1:
+            raise EvergraphError(f"hpn: embedding_share={self.embedding_share} must be at least 0 and below 1")
+
+    def adapt_model(self, model: GraphModel, task: object) -> None:
+        """Refuse a model without prototypes."""
+        network(model)
+
+    def epochs(self, context: Context, planned: int) -> int:
+        """Notes when prototypes begin."""
+        context.cache["first epoch with prototypes"] = int(self.embedding_share * planned)
+        return planned
+
+    def penalty(self, step: Step) -> Tensor:
+        """The embeddings' own cross entropy, their distance to prototypes, and the extractors' likeness."""
+        model = network(step.model)
+        atoms = model.atoms(step.batch)
+        embeddings, matched = model.levels(atoms)
+        outputs = with_ones(atoms.flatten(1)) @ model.embedding_head
+        gaps = [(one - other).square().sum(-1).mean(1) for one, other in zip(embeddings, matched)]
+        per_example = step.problem.loss(outputs, step.batch.y) + self.distance * torch.stack(gaps).sum(0)
+        alike = likeness(model.own, model.node_extractors) + likeness(model.around, model.structure_extractors)
+        return step.context.reduced(per_example + self.diversity * alike)
+
+    def prepare(self, context: Context) -> None:
+        """What stands still from the second task on: the extractors, and the prototypes there are."""
+        model = network(context.model)
+        counts = [len(model.own), len(model.around), *self.before_] if self.tasks_ else []
+        fixed = zip((model.own, model.around, *model.prototypes), counts)
+        context.cache["fixed"] = [value.detach()[:count].clone() for value, count in fixed]
+
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Put back what stands still; new prototypes where the batch has embeddings that no old one is near."""
+        model = network(step.model)
+        for value, held in zip((model.own, model.around, *model.prototypes), step.context.cache["fixed"]):
+            value[: len(held)] = held
+        if step.context.epoch < step.context.cache["first epoch with prototypes"]:
+            return
+        atoms = model.atoms(step.batch)
+        for level in range(len(LEVELS)):  # each level sees what the one below has just become
+            embeddings = model.levels(atoms)[0][level].flatten(0, 1)
+            establish(model, level, embeddings, self.threshold)
+
+    @torch.no_grad()
+    def end_task(self, context: Context) -> None:
+        """Remember which classes match which atom prototypes."""
+        model = network(context.model)
+        shape = (int(model.established[0]), model.out_channels or 0)
+        matched = [torch.zeros(shape, dtype=torch.bool, device=context.device) for _ in range(model.num_atoms)]
+        for before, now in zip(self.matched_, matched):
+            now[: before.size(0), : before.size(1)] = before
+        for batch in context.batches(NODES_AT_ONCE):
+            nearest = model.nearest(0, model.atoms(batch)) if shape[0] else batch.y.new_zeros(batch.num_seeds, 0)
+            for prototypes, now in zip(nearest.T, matched):
+                now[prototypes, batch.y] = True
+        self.matched_ = matched
+        self.before_ = model.established.tolist()
+        self.prototype_bytes_ = sum(self.before_) * model.dim * model.own.element_size()
+        self.tasks_ += 1
+
+    def kept_bytes(self) -> int:
+        """The prototypes made so far, which are parameters of the model, and which classes matched them."""
+        return super().kept_bytes() + self.prototype_bytes_
+
+    def predict(self, view: View) -> Tensor | None:
+        """How near a node's atoms are to the prototypes of each class; None for the head's outputs."""
+        model = network(view.model)
+        if self.prediction == "head" or not self.matched_[0].size(0):
+            return None
+        batcher = view.problem.batcher(model, view.graph, device=view.device)
+        units = torch.nonzero(self.matched_[0].any(0)).reshape(-1).tolist()
+        outputs = []
+        for batch in batcher.batches(view.nodes.to(view.device), NODES_AT_ONCE):
+            cosines = model.atoms(batch) @ model.known(0)[: self.matched_[0].size(0)].T
+            scores = cosines.new_full((batch.num_seeds, model.out_channels or 0), -float(model.num_atoms))
+            for unit in units:
+                near = [cosine[:, own[:, unit]].max(1).values for cosine, own in zip(cosines.unbind(1), self.matched_)]
+                scores[:, unit] = torch.stack(near).sum(0)
+            outputs.append(scores.cpu())
+        return torch.cat(outputs)
+
+
+def network(model: GraphModel) -> PrototypeNetwork:
+    """The model, which has to be one of prototypes."""
+    if capable(model, "levels") is None:
+        raise EvergraphError("hpn needs a model of prototypes; use --model prototype-network, or leave the model out")
+    return cast(PrototypeNetwork, model)
+
+
+def establish(model: PrototypeNetwork, level: int, embeddings: Tensor, threshold: float) -> None:
+    """Make prototypes of embeddings, one by one, until each has one with a cosine of at least 1 − threshold."""
+    count = int(model.established[level])
+    known = F.normalize(model.prototypes[level][:count], dim=1)
+    left = embeddings[embeddings.norm(dim=1) > 0]
+    if count:
+        left = left[(left @ known.T).max(1).values < 1 - threshold]
+    while left.size(0) and count < model.capacity:
+        model.prototypes[level][count] = left[0]
+        count += 1
+        left = left[1:][left[1:] @ left[0] < 1 - threshold]
+    model.established[level] = count
+
+
+def likeness(weight: Tensor, extractors: int) -> Tensor:
+    """The mean squared cosine between columns of different extractors, which stand side by side in the matrix."""
+    if extractors < 2:
+        return weight.new_zeros(())
+    columns = F.normalize(weight, dim=0)
+    block = torch.arange(extractors, device=weight.device).repeat_interleave(weight.size(1) // extractors)
+    apart = (block.unsqueeze(0) != block.unsqueeze(1)).to(weight.dtype)
+    return ((columns.T @ columns).square() * apart).sum() / apart.sum()

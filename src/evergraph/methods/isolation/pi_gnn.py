@@ -1,0 +1,199 @@
+"""Parameter isolation (Zhang, Yan, Li, Wang and Zhang, SIGIR 2023): rectify and freeze old parameters, add new ones."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.core.params import copy_params
+from evergraph.core.sparse import SparseMatrix
+from evergraph.data.batching import Batch, Neighbourhoods
+from evergraph.data.graph import Graph
+from evergraph.data.tasks import Task, union
+from evergraph.errors import EvergraphError
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method, Replay, Step, search_over
+from evergraph.methods.isolation.node_memory import Kept, hops_around, remember, replayed
+from evergraph.methods.state import state
+from evergraph.models.base import GraphModel
+
+
+@METHODS.register
+@dataclass(repr=False)
+class PIGNN(Method):
+    """Old parameters are corrected and then stand still; new hidden units learn the new task and read the old ones.
+
+    From the second task on every hidden layer gets `expansion` units, which old units do not read. Then
+
+    1. rectification: for `rectify_epochs` the old parameters alone minimize the loss of stable nodes of the memory
+       minus `unstable_weight` · the loss of unstable ones in their old neighbourhoods. A kept node is unstable if the
+       new task's graph has it with other neighbours (streams with `edges_between_tasks`).
+    2. isolation: the new parameters alone (new hidden units, their weights to the outputs, and output units of classes
+       met for the first time) minimize the loss of the task's nodes + `memory_weight` · the loss of the memory, with
+       unstable nodes in their new neighbourhoods.
+
+    Args:
+        expansion: units that each hidden layer gets for a task; 12 in the paper, where layers begin with 12.
+        memory: nodes kept, each with the subgraph that the model sees; 64 to 128 in the paper.
+        rectify_epochs: epochs of rectification before those of a task; 10 there.
+        unstable_weight: β₁ of rectification; 0.01 in the paper's code.
+        memory_weight: β₂ of isolation, against the loss as it is reduced; 0.1 there.
+    """
+
+    name = "pi-gnn"
+    family = "architecture"
+    reference = "Zhang et al.: Continual Learning on Dynamic Graphs via Parameter Isolation, SIGIR 2023"
+    access = Access(keeps=("real nodes",), old_labels=True)
+    alone = "the parameters of learned tasks stand still and their shapes grow, so there is nothing to hold"
+    training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
+    search_space = search_over(memory_weight=(0.01, 10.0), expansion=[12, 32, 64])
+    hold = ("memory_weight",)
+
+    expansion: int = 32
+    memory: int = 128
+    rectify_epochs: int = 10
+    unstable_weight: float = 0.01
+    memory_weight: float = 1.0
+    memory_: list[Kept] = state(list, replaced=True)
+    tasks_: int = state(int)
+    expanded_: int = state(int)  # tasks that the model has been widened for
+    units_: list[int] = state(list)  # output units trained so far
+    width_: int = state(int)  # hidden units of earlier tasks
+
+    def __post_init__(self) -> None:
+        for name, low in (("expansion", 1), ("memory", 1), ("rectify_epochs", 0)):
+            if getattr(self, name) < low:
+                raise EvergraphError(f"pi-gnn: {name}={getattr(self, name)} must be at least {low}")
+
+    def adapt_model(self, model: GraphModel, task: Task) -> None:
+        """Widen the hidden layers, unless a resumed run has done so already."""
+        widen = capable(model, "widen")
+        if widen is None:
+            raise EvergraphError("pi-gnn adds hidden units, which gcn alone can; use --model gcn")
+        if self.expanded_ < self.tasks_:
+            self.width_ = widen(self.expansion)
+            self.expanded_ = self.tasks_
+
+    def prepare(self, context: Context) -> None:
+        """Which entries of the parameters are new, and which kept nodes are unstable."""
+        if not self.tasks_:
+            return
+        units = context.batcher.y[context.train].unique().tolist()
+        fresh = [unit for unit in units if unit not in self.units_]
+        context.cache["new"] = new_entries(context, self.width_, self.expansion, fresh)
+        whole = union([Task.unpack(kept) for kept in self.memory_])
+        seeds, moved = unstable_nodes(whole.graph, whole.train, context.task.graph)
+        batcher = context.problem.batcher(context.model, whole.graph, targets=whole.graph.y, device=context.device)
+        stable = whole.train[~torch.isin(whole.train, seeds)]
+        context.cache["parts"] = (batcher, stable.to(context.device), seeds.to(context.device))
+        context.cache["moved"] = (moved.to(context.device), whole.graph.y[seeds].to(context.device))
+
+    def epochs(self, context: Context, planned: int) -> int:
+        """Rectification comes first."""
+        return planned + (self.rectify_epochs if self.tasks_ else 0)
+
+    def rectifies(self, context: Context) -> bool:
+        """Whether the old parameters are being corrected."""
+        return self.tasks_ > 0 and context.epoch < self.rectify_epochs
+
+    def loss(self, step: Step) -> Tensor | None:
+        """While rectifying: stable nodes minus unstable ones, reduced as over a batch of the step's size."""
+        if not self.rectifies(step.context):
+            return None
+        batcher, stable, unstable = step.context.cache["parts"]
+        total = step.logits.new_zeros(())
+        for nodes, weight in ((stable, 1.0), (unstable, -self.unstable_weight)):
+            if nodes.numel():
+                total = total + weight * self._mean_loss(step, batcher, nodes)
+        return total * (step.batch.num_seeds if step.context.reduction == "sum" else 1)
+
+    def _mean_loss(self, step: Step, batcher: Neighbourhoods, nodes: Tensor) -> Tensor:
+        batch = batcher.batch(nodes)
+        return step.problem.loss(step.model(batch), batch.y).mean()
+
+    def replay(self, step: Step) -> list[Replay]:
+        """While isolating: nodes of the memory, and unstable ones where they are now."""
+        if not self.tasks_ or self.rectifies(step.context) or not self.memory_weight:
+            return []
+        batches: list[Batch] = [replayed(step, self.memory_)]
+        nodes, units = step.context.cache["moved"]
+        if nodes.numel():
+            batches.append(step.context.batcher.exact().batch(nodes))
+            batches[-1].y = units
+        scale = self.memory_weight * (step.batch.num_seeds if step.context.reduction == "sum" else 1)
+        return [Replay(b, weights=torch.full((b.num_seeds,), scale / b.num_seeds).to(step.logits)) for b in batches]
+
+    def observe(self, step: Step) -> None:
+        """Remember where the step began."""
+        if self.tasks_:
+            step.context.cache["before"] = copy_params(step.model)
+
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Put back what stands still: the new entries while rectifying, all others while isolating."""
+        if not self.tasks_:
+            return
+        before, rectifies = step.context.cache["before"], self.rectifies(step.context)
+        for name, value in step.model.named_parameters():
+            old, new = step.context.cache["new"][name]
+            value.copy_(torch.where(old if rectifies else new, value, before[name]))
+
+    def end_task(self, context: Context) -> None:
+        """Make room for the task's nodes in the memory, and draw them."""
+        self.memory_ = remember(self.memory_, context, self.memory, hops_around(context))
+        self.units_ = sorted({*self.units_, *context.batcher.y[context.train].unique().tolist()})
+        self.tasks_ += 1
+
+
+def new_entries(context: Context, width: int, expansion: int, fresh: list[int]) -> dict[str, tuple[Tensor, Tensor]]:
+    """For each weight matrix, which entries are old and which are new; weights from new to old units are neither.
+
+    Args:
+        context: the task.
+        width: hidden units of earlier tasks.
+        expansion: hidden units of this one.
+        fresh: output units of classes met for the first time.
+    """
+    masks = {}
+    last = len(context.params) - 1
+    for number, (name, value) in enumerate(context.params.items()):
+        new_row = torch.zeros(value.size(0), 1, dtype=torch.bool, device=value.device)
+        new_column = torch.zeros(1, value.size(1), dtype=torch.bool, device=value.device)
+        if number:
+            new_row[width : width + expansion] = True
+        if number == last:
+            new_column[:, fresh] = True
+            masks[name] = (~(new_row | new_column), new_row | new_column)
+        else:
+            new_column[:, width:] = True
+            masks[name] = (~(new_row | new_column), new_column.expand_as(value))
+    return masks
+
+
+def unstable_nodes(memory: Graph, seeds: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+    """Kept nodes that a graph has with another number of neighbours, and their numbers there.
+
+    Graphs number their nodes anew, so a node is known by its features; those that several nodes share name none.
+    """
+    place: dict[bytes, int] = {}
+    for node, key in enumerate(_row_keys(graph)):
+        place[key] = -1 if key in place else node
+    keys, degree, there = _row_keys(memory), memory.adjacency.counts(), graph.adjacency.counts()
+    pairs = [(seed, place.get(keys[seed], -1)) for seed in seeds.tolist()]
+    moved = [(seed, node) for seed, node in pairs if node >= 0 and degree[seed] != there[node]]
+    found = torch.tensor(moved, dtype=torch.long).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def _row_keys(graph: Graph) -> list[bytes]:
+    """Each node's features as bytes."""
+    x = graph.x
+    if isinstance(x, SparseMatrix):
+        ends, columns, values = x.indptr.tolist(), x.indices.numpy(), x.values.numpy()
+        return [columns[a:b].tobytes() + values[a:b].tobytes() for a, b in itertools.pairwise(ends)]
+    return [row.tobytes() for row in x.contiguous().numpy()]

@@ -1,0 +1,190 @@
+"""Task profiling and prompting (Niu, Pang, Chen and Liu, NeurIPS 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from evergraph.core.capabilities import capable
+from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, Context, Method, Step, View, search_over
+from evergraph.methods.state import state
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.gcn import gcn_operator
+from evergraph.models.prompted import PromptedGCN
+
+NEVER = -30.0  # the output of units of other tasks than the one inferred, beside log-probabilities
+
+
+@METHODS.register
+@dataclass(repr=False)
+class TPP(Method):
+    """An encoder pretrained on the first task, a prompt and a head for every task, and a guess which task to ask.
+
+    Pretraining is contrastive: the embeddings of a node in the batch and in a copy with edges and features dropped
+    shall be alike, those of different nodes not (GRACE; Zhu et al., 2020). After that only the task's own prompt and
+    head are trained, so nothing is forgotten. A task's profile is the mean of its training nodes' features after
+    `smoothing` steps of Laplacian smoothing, D^(−½) Ã^s X; at test time the head of the nearest profile answers.
+
+    Args:
+        inference: whose features are compared with the profiles. `node` compares those of the node asked for, smoothed
+            over its own neighbourhood, by their cosine. `graph` is the published rule: the mean over *all nodes asked
+            for* decides for all of them at once. Where each task is tested on a graph of its own, that gives the task
+            away; asked for nodes of several tasks it is wrong for all tasks but one.
+        smoothing: steps s; 3 in the paper.
+        pretrain_epochs: epochs of contrastive pretraining before those of the first task.
+        drop_edges: share of edges dropped in the copy; 0.2 in the paper's code.
+        drop_features: share of features dropped in the copy; 0.3 there.
+        temperature: of the contrastive loss; 0.5 there.
+    """
+
+    name = "tpp"
+    family = "task inference"
+    reference = "Niu et al.: Replay-and-Forget-Free Graph Class-Incremental Learning, NeurIPS 2024"
+    access = Access(keeps=("statistics",))
+    model = "prompted-gcn"
+    alone = "the parameters of learned tasks stand still, so there is nothing for another method to hold"
+    training = MappingProxyType({"label_scope": "current", "lr": 0.01})
+    search_space = search_over(smoothing=[1, 2, 3, 5])
+    hold = ()
+
+    inference: str = "node"
+    smoothing: int = 3
+    pretrain_epochs: int = 20
+    drop_edges: float = 0.2
+    drop_features: float = 0.3
+    temperature: float = 0.5
+    profiles_: list[Tensor] = state(list)
+    units_: list[list[int]] = state(list)  # the output units of each task's classes
+
+    def __post_init__(self) -> None:
+        if one_of("inference", self.inference, ("node", "graph")) == "graph":
+            self.access = dataclasses.replace(type(self).access, transductive=True)  # type: ignore[misc]
+        for name in ("drop_edges", "drop_features"):
+            if not 0 <= getattr(self, name) < 1:
+                raise EvergraphError(f"tpp: {name}={getattr(self, name)} must be at least 0 and below 1")
+        if not self.temperature > 0:
+            raise EvergraphError(f"tpp: temperature={self.temperature} must be above 0")
+        if self.smoothing < 0 or self.pretrain_epochs < 0:
+            raise EvergraphError("tpp: smoothing and pretrain_epochs must be at least 0")
+
+    # learning
+
+    def adapt_model(self, model: GraphModel, task: object) -> None:
+        """A prompt and a head for the task, unless a resumed run has them already."""
+        if capable(model, "add_task") is None:
+            raise EvergraphError("tpp needs a model with prompts; use --model prompted-gcn, or leave the model out")
+        prompted = cast(PromptedGCN, model)
+        if prompted.num_tasks == len(self.profiles_):
+            prompted.add_task()
+
+    def epochs(self, context: Context, planned: int) -> int:
+        """Pretraining comes first."""
+        return planned + self._pretraining(context)
+
+    def _pretraining(self, context: Context) -> int:
+        return 0 if self.profiles_ else self.pretrain_epochs
+
+    def loss(self, step: Step) -> Tensor | None:
+        """While pretraining, the contrastive loss of the batch."""
+        if step.context.epoch >= self._pretraining(step.context):
+            return None
+        model, batch = cast(PromptedGCN, step.model), step.batch
+        views = (batch, self.perturbed(batch, step.context.generator))
+        one, two = (model.project(model.embed(view, 0, trained=True)) for view in views)
+        return step.context.reduced(contrast(one, two, self.temperature))
+
+    def perturbed(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """The batch with some edges, and some features of all nodes, dropped; self-loops and the ones stay."""
+        operator, x = batch.operator, batch.x
+        kept = torch.rand(operator.nnz, generator=generator).to(batch.y.device) >= self.drop_edges
+        kept |= operator.indices == operator.row_of_entry()
+        columns = (torch.rand(x.size(1), generator=generator).to(batch.y.device) >= self.drop_features).to(x.dtype)
+        columns[-1] = 1
+        thinned = x.with_values(x.values * columns[x.indices]) if isinstance(x, SparseMatrix) else x * columns
+        return dataclasses.replace(batch, x=thinned, operator=operator.with_values(operator.values * kept), source=None)
+
+    def end_task(self, context: Context) -> None:
+        """The task's profile."""
+        graph, train = context.task.graph, context.task.train
+        dtype = next(context.model.parameters()).dtype
+        self.profiles_ = [*self.profiles_, profile(graph, train, self.smoothing).to(dtype).to(context.device)]
+        self.units_ = [*self.units_, context.batcher.y[context.train].unique().tolist()]
+
+    # prediction
+
+    def predict(self, view: View) -> Tensor:
+        """Log-probabilities within the task inferred."""
+        model = cast(PromptedGCN, view.model)
+        tasks = self.infer(view.graph, view.nodes)
+        width = model.out_channels or 0
+        outputs = torch.full((view.nodes.numel(), width), NEVER, dtype=model.heads[0].dtype)
+        batcher = view.problem.batcher(model, view.graph, device=view.device)
+        for task in tasks.unique().tolist():
+            rows = torch.nonzero(tasks == task).reshape(-1)
+            units = torch.tensor(self.units_[task])
+            for piece in rows.split(NODES_AT_ONCE):
+                logits = model.task_logits(batcher.batch(view.nodes[piece].to(view.device)), task).cpu()
+                outputs[piece.unsqueeze(1), units] = logits[:, units].log_softmax(1).clamp(min=NEVER + 1)
+        return outputs
+
+    def infer(self, graph: Graph, nodes: Tensor) -> Tensor:
+        """The task of each node: that of the nearest profile."""
+        profiles = torch.stack(self.profiles_).cpu().double()
+        products = smoothed_products(graph, profiles, self.smoothing)[nodes]
+        if self.inference == "graph":
+            nearest = (products.mean(0) - profiles.square().sum(1) / 2).argmax()  # argmin ‖mean − profile‖²
+            return nearest.expand(nodes.numel())
+        return (products / profiles.norm(dim=1).clamp(min=1e-30)).argmax(1)
+
+
+def contrast(one: Tensor, two: Tensor, temperature: float) -> Tensor:
+    """GRACE's loss of each node, both views in turn: −log of its twin's share among all of both views."""
+    one, two = F.normalize(one), F.normalize(two)
+
+    def half(a: Tensor, b: Tensor) -> Tensor:
+        between, within = a @ b.T / temperature, a @ a.T / temperature
+        others = within.masked_fill(torch.eye(len(a), dtype=torch.bool, device=a.device), -torch.inf)
+        return torch.cat([between, others], dim=1).logsumexp(1) - between.diagonal()
+
+    return (half(one, two) + half(two, one)) / 2
+
+
+def smoother(graph: Graph) -> tuple[SparseMatrix, Tensor]:
+    """Ã, and D^(−½) as a column, in float64; D counts a node itself."""
+    degree = (graph.adjacency.counts() + 1).double()
+    return gcn_operator(graph), degree.rsqrt().unsqueeze(1)
+
+
+def profile(graph: Graph, nodes: Tensor, steps: int) -> Tensor:
+    """The mean over the nodes of D^(−½) Ã^s X, by s products with a vector."""
+    operator, scale = smoother(graph)
+    weights = torch.zeros(graph.num_nodes, 1, dtype=torch.float64)
+    weights[nodes] = scale[nodes] / nodes.numel()
+    for _ in range(steps):
+        weights = operator.t() @ weights
+    return _transposed_product(graph.x, weights).squeeze(1)
+
+
+def smoothed_products(graph: Graph, profiles: Tensor, steps: int) -> Tensor:
+    """D^(−½) Ã^s X Pᵀ: the products of every node's smoothed features with each profile."""
+    operator, scale = smoother(graph)
+    products = graph.x.to(torch.float64) @ profiles.T
+    for _ in range(steps):
+        products = operator @ products
+    return scale * products
+
+
+def _transposed_product(x: Features, dense: Tensor) -> Tensor:
+    x = x.to(torch.float64)
+    return x.t() @ dense if isinstance(x, SparseMatrix) else x.T @ dense

@@ -1,0 +1,70 @@
+"""What methods with Kronecker factors of past tasks share: how the factors are measured, merged and grown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from evergraph.core.params import Params, copy_params
+from evergraph.core.recording import recorded_products
+from evergraph.curvature import fisher_diagonal, kronecker_factors, measuring
+from evergraph.errors import EvergraphError
+from evergraph.methods.access import Access
+from evergraph.methods.base import Context, Method
+from evergraph.methods.state import state
+
+
+@dataclass(repr=False)
+class KroneckerMemory(Method):
+    """The Fisher of all past tasks as A ⊗ G in every layer, and the parameters after the last of them.
+
+    After each task the factors are merged with the running ones (A as a mean, G as a sum over tasks: the
+    sum of the tasks' products where they share A) and the anchor moves to the present parameters.
+    Parameters that are not weight matrices (attention vectors) get the Fisher diagonal.
+    """
+
+    access = Access(keeps=("parameters",))
+    labels = "exact"
+
+    factors_: dict[str, Params] = state(dict)
+    diagonal_: Params = state(dict, like="params")
+    anchor_: Params = state(dict, like="params", new="values")
+    num_tasks_: int = state(int)
+
+    def start_task(self, context: Context) -> None:
+        """Factors need the layers' inputs and outputs: refuse a model that does not show them."""
+        require_shown_layers(context, self.name, "online-ewc")
+
+    def end_task(self, context: Context) -> None:
+        """Measure the factors over the task's training nodes and merge them."""
+        over = (context.problem, self.labels, context.generator)
+        with measuring(context.model, next(context.batches(1))):
+            factors = kronecker_factors(context.model, context.batches, *over)
+            rest = [name for name in context.params if name not in factors]
+            diagonal = fisher_diagonal(context.model, context.batches, *over) if rest else {}
+        self.num_tasks_ += 1
+        for name, new in factors.items():
+            old = self.factors_.setdefault(name, {"inputs": new.inputs, "outputs": torch.zeros_like(new.outputs)})
+            mean = old["inputs"] + (new.inputs - old["inputs"]) / self.num_tasks_
+            self.factors_[name] = {"inputs": mean, "outputs": old["outputs"] + new.outputs}
+        for name in rest:
+            self.diagonal_[name] = self.diagonal_.get(name, 0) + diagonal[name] / context.num_train
+        self.anchor_ = copy_params(context.model)
+
+    def grow(self, before: Params, after: Params) -> None:
+        """New output units have no curvature yet: pad the output factors with zeros."""
+        super().grow(before, after)
+        for name, factor in self.factors_.items():
+            wide = factor["outputs"].new_zeros(after[name].size(1), after[name].size(1))
+            size = factor["outputs"].size(0)
+            wide[:size, :size] = factor["outputs"]
+            self.factors_[name] = {"inputs": factor["inputs"], "outputs": wide}
+
+
+def require_shown_layers(context: Context, name: str, instead: str) -> None:
+    """Refuse a model that does not show what its weight matrices multiply."""
+    with torch.no_grad(), recorded_products() as products:
+        context.model(next(context.batches(1)))
+    if not products:
+        raise EvergraphError(f"{name} needs gcn, sage or gat; a foreign module does not show its layers: use {instead}")

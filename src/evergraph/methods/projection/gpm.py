@@ -1,0 +1,150 @@
+"""Gradient projection memory (Saha, Garg and Roy, ICLR 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capability
+from evergraph.core.params import Params
+from evergraph.core.recording import recorded_products
+from evergraph.core.sparse import as_dense, take_rows
+from evergraph.curvature import measuring
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.access import Access
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
+from evergraph.methods.kronecker import require_shown_layers
+from evergraph.methods.state import state
+
+
+@METHODS.register
+@dataclass(repr=False)
+class GPM(Method):
+    """Steps orthogonal to the inputs of old tasks: where BᵀΔW = 0, a layer answers inputs in span(B) as before.
+
+    The inputs of a layer are the rows that its weight multiplies; in a graph layer they are propagated, so a row is
+    a node with its neighbours. After each task B grows by the leading left singular vectors of the new inputs'
+    part outside of span(B), as few as it takes for B to hold `threshold` of the inputs' squared norm. Gradients lose
+    their part in span(B); since Adam scales single entries, which turns a step back into span(B), the step loses it
+    too: BᵀW stays what it was at the task's start, whatever the optimizer, weight decay and other methods do.
+
+    Parameters that multiply no rows (attention vectors) stand still from the second task on.
+
+    Args:
+        threshold: share of the inputs' squared norm that the basis holds after the first task; 0.97 in the paper's
+            ten-task runs.
+        threshold_step: added to it for every later task; 0.003 there.
+        samples: nodes drawn from a task, and rows taken of each layer's inputs, to find the basis from.
+        head: `project` treats the output layer as any other, so that neither old nor new units change their answer
+            to old inputs; `tasks` is the paper's head per task: the old classes' units stand still, new ones are free.
+    """
+
+    name = "gpm"
+    family = "projection"
+    reference = "Saha, Garg and Roy: Gradient Projection Memory for Continual Learning, ICLR 2021"
+    access = Access(keeps=("statistics",))
+    training = MappingProxyType({"label_scope": "seen"})
+    search_space = search_over(threshold=[0.9, 0.95, 0.97, 0.99, 0.999])
+    hold = ("threshold",)
+
+    threshold: float = 0.97
+    threshold_step: float = 0.003
+    samples: int = 300
+    head: str = "project"
+    basis_: Params = state(dict)  # orthonormal columns, by weight; without a column for what stands still
+    held_: Params = state(dict)  # BᵀW at the task's start; of what stands still, the values
+    num_tasks_: int = state(int)
+
+    def __post_init__(self) -> None:
+        one_of("head", self.head, ("project", "tasks"))
+        if not 0 < self.threshold <= 1:
+            raise EvergraphError(f"gpm: threshold={self.threshold} must be above 0 and at most 1")
+        if self.samples < 1:
+            raise EvergraphError(f"gpm: samples={self.samples} must be at least 1")
+
+    def start_task(self, context: Context) -> None:
+        """What has to stay as it is."""
+        require_shown_layers(context, self.name, "ewc")
+        now = {name: value.detach() for name, value in context.params.items()}
+        if self.num_tasks_:
+            self.held_ = {
+                n: self.basis_[n].T @ value if n in self.basis_ else value.clone() for n, value in now.items()
+            }
+            if self.head == "tasks":
+                name = head_name(context)
+                self.basis_ = {key: basis for key, basis in self.basis_.items() if key != name}
+                self.held_[name] = now[name][:, context.old].clone()
+
+    def edit_grads(self, step: Step) -> None:
+        """∇ ← ∇ − B Bᵀ∇."""
+        for name, value in step.model.named_parameters():
+            if value.grad is not None and name in self.basis_ and self.num_tasks_:
+                basis = self.basis_[name]
+                value.grad.sub_(basis @ (basis.T @ value.grad))
+
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """W ← W − B (BᵀW − what it was)."""
+        if not self.num_tasks_:
+            return
+        for name, value in step.model.named_parameters():
+            held = self.held_[name]
+            if name in self.basis_:
+                basis = self.basis_[name]
+                value.sub_(basis @ (basis.T @ value - held))
+            elif held.shape == value.shape:
+                value.copy_(held)
+            else:
+                value[:, step.context.old] = held
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Two thin matrix products per weight, twice."""
+        return True
+
+    @torch.no_grad()
+    def end_task(self, context: Context) -> None:
+        """Let the basis of each layer grow by what the task's inputs need."""
+        share = min(self.threshold + self.threshold_step * self.num_tasks_, 1.0)
+        for name, rows in layer_inputs(context, self.samples).items():
+            self.basis_[name] = grown_basis(self.basis_.get(name), rows, share)
+        self.num_tasks_ += 1
+
+
+def layer_inputs(context: Context, samples: int) -> Params:
+    """At most `samples` of the rows that each weight multiplies for at most `samples` training nodes, by weight."""
+    names = {id(value): name for name, value in context.params.items()}
+    order = torch.randperm(context.num_train, generator=context.generator)[:samples].to(context.device)
+    batch = context.batcher.exact().batch(context.train[order])
+    with measuring(context.model, batch), recorded_products() as products:
+        context.model(batch)
+    found = {}
+    for weight, x, _ in products:
+        chosen = torch.randperm(x.size(0), generator=context.generator)[:samples].to(context.device)
+        found[names[id(weight)]] = as_dense(take_rows(x, chosen))
+    return found
+
+
+def grown_basis(basis: Tensor | None, rows: Tensor, share: float) -> Tensor:
+    """The basis with as few more orthonormal columns as hold the share of the rows' squared norm."""
+    exact = rows.double()
+    before = exact.new_zeros(exact.size(1), 0) if basis is None else basis.double()
+    inside = (exact @ before).square().sum()
+    rest = exact - (exact @ before) @ before.T
+    _, values, directions = torch.linalg.svd(rest, full_matrices=False)
+    needed = share * exact.square().sum() - inside
+    held = values.square().cumsum(0)
+    number = int((held < needed * (1 - 1e-12)).sum()) + 1 if float(needed) > 0 else 0
+    number = min(number, int((values > 1e-7 * exact.norm()).sum()), exact.size(1) - before.size(1))
+    wide = torch.cat([before, directions[:number].T], dim=1)
+    return torch.linalg.qr(wide).Q.to(rows.dtype) if number else before.to(rows.dtype)
+
+
+def head_name(context: Context) -> str:
+    """The name of the weight matrix that makes the outputs."""
+    with torch.no_grad(), recorded_products() as products:
+        context.model(next(context.batches(1)))
+    return next(name for name, value in context.params.items() if value is products[-1][0])

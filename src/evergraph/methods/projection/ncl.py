@@ -1,0 +1,88 @@
+"""Natural continual learning (Kao, Jensen, van de Ven, Bernacchia and Hennequin, NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capability
+from evergraph.curvature import LABELS
+from evergraph.errors import EvergraphError, one_of
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
+from evergraph.methods.kronecker import KroneckerMemory
+
+
+@METHODS.register
+@dataclass(repr=False)
+class NCL(KroneckerMemory):
+    """Steps of gradient descent in the metric of the prior, which past tasks have made: θ ← θ − γ (Λ⁻¹∇ℓ + θ − μ).
+
+    Bayes' rule makes the last posterior, N(μ, Λ⁻¹), the prior of this task. With the precision per example
+    Λ = prior · I + F, F the past tasks' Fisher as A ⊗ G in every layer, and ∇ℓ the gradient of the loss per example,
+    a step within a trust region of the prior's own metric follows
+
+        prior · Λ⁻¹ ∇ℓ + prior · (θ − μ),
+
+    which is the gradient itself where the past has no curvature, and shrinks by prior / (prior + curvature) where it
+    has some. In the eigenvectors U of A and V of G, with eigenvalues a and g, the inverse is exact:
+    Λ⁻¹ ∇ = U [(Uᵀ ∇ V)_ij / (prior + a_i g_j)] Vᵀ.
+
+    Args:
+        prior: precision of the very first prior, per example (p_w⁻² in the paper, divided by the number of examples).
+            The smaller, the more firmly old tasks are held; the larger, the more every parameter stays at μ.
+        labels: of the Fisher: `empirical`, `sample`, `pred` or `exact`.
+    """
+
+    name = "ncl"
+    family = "projection"
+    reference = "Kao et al.: Natural continual learning: success is a journey, not (just) a destination, NeurIPS 2021"
+    training = MappingProxyType({"optimizer": "sgd", "lr": 0.05, "reduction": "mean", "weight_decay": 0.0})
+    search_space = MappingProxyType({"prior": (1e-8, 1e-1), "lr": (1e-3, 1.0)})
+    hold = ()
+
+    prior: float = 1e-4
+    labels: str = "exact"
+
+    def __post_init__(self) -> None:
+        one_of("kind of labels", self.labels, LABELS)
+        if not self.prior > 0:
+            raise EvergraphError(f"ncl: prior={self.prior} must be above 0")
+
+    def prepare(self, context: Context) -> None:
+        """The factors' eigenvectors, in float64: they stand still during a task."""
+        context.cache["eigenvectors"] = {
+            name: (torch.linalg.eigh(factor["inputs"].double()), torch.linalg.eigh(factor["outputs"].double()))
+            for name, factor in self.factors_.items()
+        }
+
+    def edit_grads(self, step: Step) -> None:
+        """prior · (Λ⁻¹ ∇ + θ − μ) in the gradient's place; against a summed loss, times the batch's size."""
+        if not self.anchor_:
+            return
+        scale = self.prior * (step.batch.num_seeds if step.context.reduction == "sum" else 1)
+        with torch.no_grad():
+            for name, value in step.model.named_parameters():
+                pulled = scale * (value - self.anchor_[name])
+                value.grad = (
+                    pulled if value.grad is None else self.preconditioned(step.context, name, value.grad) + pulled
+                )
+
+    def preconditioned(self, context: Context, name: str, grad: Tensor) -> Tensor:
+        """prior · Λ⁻¹ ∇ for one parameter."""
+        if name not in self.factors_:
+            return grad * (self.prior / (self.prior + self.diagonal_[name]))
+        key = ("preconditioner", name, grad.dtype)
+        if key not in context.cache:  # once per task: a step shall do products alone
+            (a, u), (g, v) = context.cache["eigenvectors"][name]
+            shrink = self.prior / (self.prior + a.clamp(min=0).unsqueeze(1) * g.clamp(min=0))
+            context.cache[key] = (u.to(grad.dtype), v.to(grad.dtype), shrink.to(grad.dtype))
+        u, v, shrink = context.cache[key]
+        return u @ (shrink * (u.T @ grad @ v)) @ v.T
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Four matrix products per weight."""
+        return True

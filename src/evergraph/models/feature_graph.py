@@ -1,0 +1,142 @@
+"""Feature graph networks (Wang, Qiu, Gao and Scherer, CVPR 2022): a node is a graph whose nodes are its features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evergraph.core.capabilities import capability
+from evergraph.core.recording import linear
+from evergraph.core.sparse import Features, SparseMatrix, with_ones, with_self_loops
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
+from evergraph.models.base import MODELS, GraphModel, grown
+
+OUTPUTS = ("forward", "logits")
+
+
+@MODELS.register(name="feature-graph")
+class FeatureGraphNetwork(GraphModel):
+    """Node classification as classification of feature graphs: a node's features are vertices, tied by its neighbours.
+
+    A node x with neighbours N(x), itself among them, has in every channel the feature adjacency
+    A = norm(sgnroot(Σ_{y∈N(x)} x yᵀ + y xᵀ)), sgnroot(a) = sign(a) √|a|, columns divided by their sums of absolute
+    values: a feature shares itself out. A layer maps x to σ(W vec(A x)) and each neighbour y to σ(W vec(A y)), with σ
+    the softsign of values that are first brought to mean 0 and variance 1 over the layer. The node's own adjacency
+    serves both. After two layers a linear head reads the node. So an example needs one hop of neighbours' features and
+    nothing else of the graph, and can be kept as it is.
+
+    Args:
+        hidden: width after the first layer, over all channels.
+        channels: channels after the first layer; `hidden` is divided among them.
+        out_hidden: width after the second layer.
+        vertices: largest number of vertices of the first feature graph. Where there are more features than that, a
+            learned linear layer maps them there first: the adjacency of 6,805 words would have 46 million entries for
+            every node.
+    """
+
+    def __init__(self, hidden: int = 64, channels: int = 4, out_hidden: int = 32, vertices: int = 64) -> None:
+        super().__init__()
+        self.hidden, self.channels, self.out_hidden, self.vertices = hidden, channels, out_hidden, vertices
+        if channels < 1 or hidden % channels:
+            raise EvergraphError(f"feature-graph: hidden={hidden} cannot be divided among channels={channels}")
+        self.stem: nn.Parameter | None = None
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Glorot-uniform weights, zero biases."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        width = min(in_channels, self.vertices)
+        if in_channels > self.vertices:
+            self.stem = nn.Parameter(torch.empty(in_channels, width))
+        self.first = nn.Parameter(torch.empty(width, self.hidden))
+        self.second = nn.Parameter(torch.empty(self.hidden, self.out_hidden))
+        self.head = nn.Parameter(torch.empty(self.out_hidden + 1, out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weights; a stem keeps lengths; the head's bias is zero."""
+        if self.stem is not None:
+            nn.init.normal_(self.stem, std=self.stem.size(1) ** -0.5)
+        nn.init.xavier_uniform_(self.first)
+        nn.init.xavier_uniform_(self.second)
+        nn.init.xavier_uniform_(self.head[:-1])
+        nn.init.zeros_(self.head[-1])
+
+    def grow(self, out_channels: int) -> None:
+        """More output units; a new unit's bias starts at zero."""
+        self.head = grown(self.head, out_channels)
+        with torch.no_grad():
+            self.head[-1, self.out_channels :] = 0
+        self.out_channels = out_channels
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """A + I: who is near whom."""
+        return with_self_loops(graph.adjacency)
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """The features themselves, and one hop."""
+        return graph.x, 1
+
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return "feature graph"
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Two layers of feature graphs and a linear head."""
+        return linear(self.features(batch), self.head)
+
+    @capability(rests_on=OUTPUTS)
+    def features(self, batch: Batch) -> Tensor:
+        """What the head reads at the seeds: the second layer, and a one."""
+        x = batch.x @ self.stem if self.stem is not None else batch.dense_x
+        near, width = batch.layer(0), self.hidden // self.channels
+        own, around = x[: batch.num_seeds].unsqueeze(1), padded(near, x).unsqueeze(2)
+        adjacency = feature_adjacency(own, around)
+        own = _activated(_broadcast(adjacency, own) @ self.first).unflatten(-1, (self.channels, width))
+        around = _activated(_broadcast(adjacency, around) @ self.first).unflatten(-1, (self.channels, width))
+        adjacency = feature_adjacency(own, around)
+        return with_ones(_activated(_broadcast(adjacency, own) @ self.second))
+
+    @capability(rests_on=OUTPUTS)
+    def output_weight(self) -> Tensor:
+        """The head."""
+        return self.head
+
+
+def padded(near: SparseMatrix, x: Tensor) -> Tensor:
+    """The neighbours' features of every node, `(nodes, most neighbours, features)`, with zeros for those there are not.
+
+    A zero stays zero in every layer, and adds nothing to an adjacency.
+    """
+    node, place = near.row_of_entry(), torch.arange(near.nnz, device=x.device)
+    place = place - near.indptr[node]
+    filled = x.new_zeros(near.num_rows, int(near.counts().max()), x.size(1))
+    return filled.index_put((node, place), x[near.indices])
+
+
+def feature_adjacency(own: Tensor, around: Tensor) -> Tensor:
+    """norm(sgnroot(Σ x yᵀ + y xᵀ)) for every node and channel: `(nodes, channels, features, features)`.
+
+    Args:
+        own: `(nodes, channels, features)`: x.
+        around: `(nodes, neighbours, channels, features)`: y.
+    """
+    outer = own.unsqueeze(-1) * around.sum(1).unsqueeze(-2)  # Σ x yᵀ = x (Σ y)ᵀ
+    both = outer + outer.transpose(-1, -2)
+    root = both.sign() * both.abs().clamp(min=1e-8).sqrt()  # the clamp keeps the gradient at zero finite
+    return root / (root.abs().sum(-2, keepdim=True) + 1e-7)
+
+
+def _activated(x: Tensor) -> Tensor:
+    """softsign of each row's values, brought to mean 0 and variance 1; a row of zeros stays one."""
+    return F.softsign(F.layer_norm(x, x.shape[-1:]))
+
+
+def _broadcast(adjacency: Tensor, x: Tensor) -> Tensor:
+    """vec(A x), channel after channel, for nodes `(nodes, channels, features)` or for all their neighbours."""
+    if x.dim() == 3:
+        return (adjacency @ x.unsqueeze(-1)).flatten(1)
+    return torch.einsum("ncab,nkcb->nkca", adjacency, x).flatten(2)

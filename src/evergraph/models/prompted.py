@@ -1,0 +1,123 @@
+"""A graph encoder that is trained once, with a prompt and a head of its own for every task."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evergraph.core.capabilities import capability
+from evergraph.core.recording import linear
+from evergraph.core.sparse import Features, SparseMatrix, with_ones
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.gcn import convolve, gcn_operator
+
+
+@MODELS.register(name="prompted-gcn")
+class PromptedGCN(GraphModel):
+    """A GCN encoder that reads features plus a task's prompt, under the task's linear head (Niu et al., NeurIPS 2024).
+
+    Task t adds to every node's features x the prompt p_t(x) = Σ_j softmax_j(x S_t) v_tj, a mixture of `prompts`
+    vectors with weights that depend on the node (GPF-plus; Fang et al., NeurIPS 2023); the first task has none. As the
+    first layer is linear, Ã(X + P)W = Ã(XW + softmax(XS)(VW)), so a prompted graph is never written out. Outputs send
+    no gradient to the encoder: it is trained by `embed(…, trained=True)` alone.
+
+    Args:
+        hidden: width of the encoder's layers and of its output.
+        num_layers: message-passing layers of the encoder.
+        prompts: vectors in a task's prompt.
+        num_tasks: tasks that there are prompts and heads for.
+    """
+
+    def __init__(self, hidden: int = 256, num_layers: int = 2, prompts: int = 3, num_tasks: int = 0) -> None:
+        super().__init__()
+        self.hidden, self.num_layers, self.prompts, self.num_tasks = hidden, num_layers, prompts, num_tasks
+        self.weights, self.projector = nn.ParameterList(), nn.ParameterList()
+        self.vectors, self.scores, self.heads = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Glorot-uniform weights, zero biases."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        widths = [in_channels, *[self.hidden] * self.num_layers]
+        self.weights = nn.ParameterList(_weight(before, self.hidden) for before in widths[:-1])
+        sizes = [(self.hidden, 2 * self.hidden), (2 * self.hidden, self.hidden)]
+        self.projector = nn.ParameterList(_weight(*size) for size in sizes)
+        tasks, self.num_tasks = self.num_tasks, 0
+        for _ in range(tasks):
+            self.add_task()
+
+    def reset_parameters(self) -> None:
+        """A new encoder, and no tasks."""
+        assert self.in_channels is not None
+        assert self.out_channels is not None
+        self.vectors, self.scores, self.heads = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
+        self.num_tasks = 0
+        self.setup(self.in_channels, self.out_channels)
+
+    @capability(rests_on=("forward", "logits", "task_logits", "embed"))
+    def add_task(self) -> None:
+        """A prompt and a head for one more task."""
+        assert self.in_channels is not None
+        assert self.out_channels is not None
+        kind = {"dtype": self.weights[0].dtype, "device": self.weights[0].device}
+        if self.num_tasks:
+            self.vectors.append(nn.Parameter(nn.init.xavier_uniform_(torch.empty(self.prompts, self.in_channels))))
+            self.scores.append(_weight(self.in_channels, self.prompts))
+        self.heads.append(_weight(self.hidden, self.out_channels))
+        self.num_tasks += 1
+        self.to(**kind)
+
+    def grow(self, out_channels: int) -> None:
+        """More output units in every head; a new unit's bias starts at zero."""
+        for number, head in enumerate(self.heads):
+            self.heads[number] = grown(head, out_channels)
+            with torch.no_grad():
+                self.heads[number][-1, self.out_channels :] = 0
+        self.out_channels = out_channels
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """GCN's Ã."""
+        return gcn_operator(graph)
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """[X 1]: a prompt depends on a node's own features, so they are not propagated here."""
+        return with_ones(graph.x), self.num_layers
+
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return f"prompted gcn {self.num_layers}"
+
+    def embed(self, batch: Batch, task: int, trained: bool = False) -> Tensor:
+        """The encoder's output at the seeds, with a task's prompt."""
+        weights = [weight if trained else weight.detach() for weight in self.weights]
+        hidden = batch.x @ weights[0]
+        if task:
+            mixture = (batch.x @ self.scores[task - 1]).softmax(1)
+            hidden = hidden + mixture @ (self.vectors[task - 1] @ weights[0][:-1])
+        hidden = batch.layer(0) @ hidden
+        for number, weight in enumerate(weights[1:], start=1):
+            hidden = convolve(batch.layer(number), with_ones(F.relu(hidden)), weight)
+        return hidden
+
+    def project(self, embedding: Tensor) -> Tensor:
+        """What a contrastive loss compares: two layers on top of the encoder, used for pretraining alone."""
+        first, second = self.projector
+        return with_ones(F.elu(with_ones(embedding) @ first)) @ second
+
+    def task_logits(self, batch: Batch, task: int) -> Tensor:
+        """A task's head on what the encoder makes of the task's prompt."""
+        return linear(with_ones(self.embed(batch, task)), self.heads[task])
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Those of the latest task."""
+        return self.task_logits(batch, self.num_tasks - 1)
+
+
+def _weight(before: int, after: int) -> nn.Parameter:
+    """A weight matrix whose last row is the bias."""
+    weight = torch.zeros(before + 1, after)
+    nn.init.xavier_uniform_(weight[:-1])
+    return nn.Parameter(weight)

@@ -1,0 +1,131 @@
+"""Hierarchical prototype networks (Zhang, Song and Tao, TPAMI 2022): prototypes of atoms, nodes and classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evergraph.core.capabilities import capability
+from evergraph.core.recording import linear
+from evergraph.core.sparse import Features, SparseMatrix, with_ones
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.sage import mean_operator
+
+LEVELS = ("atom", "node", "class")
+HOPS = 2
+
+
+@MODELS.register(name="prototype-network")
+class PrototypeNetwork(GraphModel):
+    """A node as the prototypes it matches, on three levels, under a linear head.
+
+    Atoms: linear extractors of a node's features, and of the mean features of its neighbours one and two hops away,
+    each scaled to length one. Every atom is replaced by the atom prototype with the largest cosine. The matched atoms
+    make a node embedding, which is matched to node prototypes; that makes a class embedding, matched to class
+    prototypes. The head reads all that was matched. Where a level has no prototypes yet, embeddings pass as they are.
+
+    Args:
+        dim: width of atoms and of the embeddings of nodes and classes.
+        node_extractors: extractors of a node's own features.
+        structure_extractors: extractors of its neighbours' features, at each distance.
+        capacity: prototypes that each level has room for.
+    """
+
+    def __init__(
+        self, dim: int = 16, node_extractors: int = 4, structure_extractors: int = 4, capacity: int = 4000
+    ) -> None:
+        super().__init__()
+        self.dim, self.capacity = dim, capacity
+        self.node_extractors, self.structure_extractors = node_extractors, structure_extractors
+        self.established: Tensor
+
+    @property
+    def num_atoms(self) -> int:
+        """Atoms of a node."""
+        return self.node_extractors + HOPS * self.structure_extractors
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Glorot-uniform weights, zero biases, no prototypes."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        width, dim = self.num_atoms * self.dim, self.dim
+        self.own = nn.Parameter(torch.empty(in_channels, self.node_extractors * dim))
+        self.around = nn.Parameter(torch.empty(in_channels, self.structure_extractors * dim))
+        self.to_node = nn.Parameter(torch.empty(width + 1, dim))
+        self.to_class = nn.Parameter(torch.empty(dim + 1, dim))
+        self.embedding_head = nn.Parameter(torch.empty(width + 1, out_channels))
+        self.head = nn.Parameter(torch.empty(width + 2 * dim + 1, out_channels))
+        self.prototypes = nn.ParameterList(nn.Parameter(torch.empty(self.capacity, dim)) for _ in LEVELS)
+        self.register_buffer("established", torch.zeros(len(LEVELS), dtype=torch.long))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weights, zero biases, no prototypes."""
+        for weight in (self.own, self.around):
+            nn.init.xavier_uniform_(weight)
+        for weight in (self.to_node, self.to_class, self.embedding_head, self.head):
+            nn.init.xavier_uniform_(weight[:-1])
+            nn.init.zeros_(weight[-1])
+        for rows in self.prototypes:
+            nn.init.zeros_(rows)
+        self.established.zero_()
+
+    def grow(self, out_channels: int) -> None:
+        """More output units; a new unit's bias starts at zero."""
+        for name in ("embedding_head", "head"):
+            wide = grown(getattr(self, name), out_channels)
+            with torch.no_grad():
+                wide[-1, self.out_channels :] = 0
+            setattr(self, name, wide)
+        self.out_channels = out_channels
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """The mean over neighbours."""
+        return mean_operator(graph)
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """The features themselves, and two hops."""
+        return graph.x, HOPS
+
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return "prototype network"
+
+    def atoms(self, batch: Batch) -> Tensor:
+        """The atoms of each seed, of length one: `(seeds, atoms, dim)`."""
+        seeds, near = batch.sizes[0], batch.sizes[1]
+        own, around = (batch.x @ self.own)[:seeds], batch.x @ self.around
+        one = batch.layer(1) @ around[:near]
+        two = batch.layer(1) @ (batch.layer(0) @ around)
+        return F.normalize(torch.cat([own, one, two], dim=1).view(seeds, self.num_atoms, self.dim), dim=-1)
+
+    @capability(rests_on=("forward", "logits", "atoms", "match"))
+    def levels(self, atoms: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """From atoms to the embeddings of all three levels, and what they match: `(examples, vectors, dim)` each."""
+        embeddings, matched = [atoms], [self.match(0, atoms)]
+        for level, weight in ((1, self.to_node), (2, self.to_class)):
+            below = matched[-1].flatten(1)
+            embeddings.append(F.normalize(with_ones(below) @ weight, dim=-1).unsqueeze(1))
+            matched.append(self.match(level, embeddings[-1]))
+        return embeddings, matched
+
+    def match(self, level: int, embeddings: Tensor) -> Tensor:
+        """The prototype nearest to each embedding, of length one; the embedding itself where there is none."""
+        known = self.known(level)
+        return known[self.nearest(level, embeddings)] if known.size(0) else embeddings
+
+    def known(self, level: int) -> Tensor:
+        """The prototypes of a level, of length one."""
+        return F.normalize(self.prototypes[level][: int(self.established[level])], dim=1)
+
+    def nearest(self, level: int, embeddings: Tensor) -> Tensor:
+        """The number of the prototype with the largest cosine."""
+        return (embeddings.detach() @ self.known(level).detach().T).argmax(-1)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The head on all that was matched."""
+        _, matched = self.levels(self.atoms(batch))
+        return linear(with_ones(torch.cat([level.flatten(1) for level in matched], dim=1)), self.head)

@@ -1,0 +1,365 @@
+"""Methods that give tasks parts of their own, against their definitions on small graphs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import evergraph as eg
+from brute_force import seeded, tiny_graph
+from evergraph.data.datasets.sbm import sbm
+from evergraph.data.graph import Graph
+from evergraph.data.tasks import Task, union
+from evergraph.methods.isolation.hpn import establish, likeness
+from evergraph.methods.isolation.pi_gnn import unstable_nodes
+from evergraph.methods.isolation.tpp import contrast, profile, smoothed_products
+from evergraph.models import neighbourhoods
+
+GRAPH = sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1)
+STREAM = eg.TaskStream(GRAPH, 2)
+SETTINGS = {"epochs": 3, "lr": 0.05, "batch_size": 7, "device": "cpu"}
+
+
+def dense(graph: Graph) -> tuple[Tensor, Tensor]:
+    """Adjacency and features as ordinary matrices."""
+    return graph.adjacency.dense().double(), graph.x.double()
+
+
+def smoothing(graph: Graph, steps: int) -> Tensor:
+    """D^(−½) Ã^s X, written out."""
+    adjacency, x = dense(graph)
+    looped = adjacency + torch.eye(len(x)).double()
+    degree = looped.sum(1)
+    normal = looped / (degree.sqrt().unsqueeze(1) * degree.sqrt())
+    return torch.linalg.matrix_power(normal, steps) @ x / degree.sqrt().unsqueeze(1)
+
+
+# tpp
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_profile_is_the_mean_of_smoothed_features(steps: int) -> None:
+    graph, nodes = tiny_graph(), torch.tensor([1, 4, 7])
+    want = smoothing(graph, steps)
+    assert torch.allclose(profile(graph, nodes, steps), want[nodes].mean(0), atol=1e-12)
+    profiles = torch.randn(3, graph.num_features, dtype=torch.float64)
+    assert torch.allclose(smoothed_products(graph, profiles, steps), want @ profiles.T, atol=1e-12)
+
+
+def test_the_contrastive_loss_is_graces() -> None:
+    one, two = (F.normalize(torch.randn(5, 3, generator=seeded(seed), dtype=torch.float64)) for seed in (1, 2))
+    got = contrast(one, two, 0.5)
+    for i in range(5):
+        halves = []
+        for a, b in ((one, two), (two, one)):
+            positive = math.exp(float(a[i] @ b[i]) / 0.5)
+            strangers = [math.exp(float(a[i] @ b[k]) / 0.5) for k in range(5) if k != i]
+            strangers += [math.exp(float(a[i] @ a[k]) / 0.5) for k in range(5) if k != i]
+            halves.append(-math.log(positive / (positive + sum(strangers))))
+        assert float(got[i]) == pytest.approx(sum(halves) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_prompt_is_added_to_the_features(task: int) -> None:
+    """The model without prompts reads the graph whose features have the prompt in them."""
+    graph = tiny_graph()
+    model = eg.PromptedGCN(hidden=3, prompts=2, num_tasks=2)
+    model.setup(graph.num_features, 4)
+    model.double()
+    x, nodes = graph.x.double(), torch.arange(graph.num_nodes)
+    prompted = x
+    if task:
+        ones = torch.ones(len(x), 1).double()
+        prompted = x + (torch.cat([x, ones], 1) @ model.scores[0]).softmax(1) @ model.vectors[0]
+    other = Graph(prompted.detach(), graph.adjacency, graph.y, graph.class_names)
+    got, want = (neighbourhoods(model, one).batch(nodes) for one in (graph, other))
+    assert torch.allclose(model.embed(got, task), model.embed(want, 0), atol=1e-12)
+
+
+def test_tpp_pretrains_once_and_then_moves_the_new_tasks_prompt_and_head_alone() -> None:
+    learner = eg.Learner("prompted-gcn", eg.TPP(pretrain_epochs=2), **SETTINGS)
+    phases: list[dict[str, Tensor]] = []
+    log = learner.learn(STREAM[0], lambda progress, epochs: phases.append(eg.copy_params(learner.model)))
+    assert len(log) == 5  # two of pretraining
+
+    def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+        return {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+
+    assert moved(phases[0], phases[1]) == {"weights", "projector"}
+    assert moved(phases[1], phases[-1]) == {"heads"}
+    before = eg.copy_params(learner.model)
+    first = learner.logits(STREAM[0].graph, STREAM[0].test)
+    assert len(learner.learn(STREAM[1])) == 3
+    after = eg.copy_params(learner.model)
+    assert moved(before, {name: after[name] for name in before}) == set()
+    assert {name for name in after if name not in before} == {"heads.1", "vectors.0", "scores.0"}
+    # what is answered where the first task is inferred is what was answered then
+    again = learner.logits(STREAM[0].graph, STREAM[0].test)
+    same = learner.method.infer(STREAM[0].graph, STREAM[0].test) == 0
+    assert same.any()
+    assert torch.equal(again[same][:, :2], first[same][:, :2])
+
+
+@pytest.mark.parametrize("inference", ["node", "graph"])
+def test_only_the_published_inference_looks_at_other_nodes_asked_for(inference: str) -> None:
+    learner = eg.Learner(None, eg.TPP(inference=inference, pretrain_epochs=0), **SETTINGS).fit(STREAM)
+    assert learner.method.access.transductive == (inference == "graph")
+    graph = STREAM.seen(2).graph
+    nodes = STREAM.seen(2).test
+    together = learner.method.infer(graph, nodes)
+    alone = torch.cat([learner.method.infer(graph, node.reshape(1)) for node in nodes])
+    assert (together.unique().numel() == 1) == (inference == "graph")
+    assert torch.equal(together, alone) == (inference == "node")
+    profiles = torch.stack(learner.method.profiles_).double()
+    for node, found in zip(nodes.tolist(), alone.tolist()):
+        row = smoothing(graph, 3)[node]
+        if inference == "graph":
+            want = (profiles - row).norm(dim=1).argmin()
+        else:
+            want = F.cosine_similarity(profiles, row.unsqueeze(0)).argmax()
+        assert found == int(want)
+
+
+def test_tpp_and_hpn_say_which_model_they_need() -> None:
+    for name, model in (("tpp", "prompted-gcn"), ("hpn", "prototype-network"), ("pi-gnn", "gcn")):
+        with pytest.raises(eg.EvergraphError, match=f"^{name} .*--model {model}"):
+            eg.Learner("sage", name, **SETTINGS).learn(STREAM[0])
+
+
+# pi-gnn
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_wider_layers_leave_the_outputs_as_they_were(layers: int) -> None:
+    graph, nodes = tiny_graph(), torch.arange(12)
+    model = eg.GCN(hidden=3, num_layers=layers)
+    model.setup(graph.num_features, 4)
+    model.double()
+    for weight in model.weights:
+        torch.nn.init.normal_(weight)  # biases too
+    before = model(neighbourhoods(model, graph).batch(nodes))
+    assert eg.capable(model, "widen")(2) == 3
+    assert torch.allclose(model(neighbourhoods(model, graph).batch(nodes)), before, atol=1e-12)
+    assert [tuple(weight.shape) for weight in model.weights] == [(5, 5), *[(6, 5)] * (layers - 2), (6, 4)]
+    with pytest.raises(eg.EvergraphError, match="one layer"):
+        eg.GCN(num_layers=1).widen(2)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_isolation_moves_new_parameters_alone_and_rectification_old_ones(layers: int) -> None:
+    learner = eg.Learner(eg.GCN(hidden=4, num_layers=layers), eg.PIGNN(expansion=2, rectify_epochs=1), **SETTINGS)
+    learner.learn(STREAM[0])
+    before = eg.copy_params(learner.model)
+    phases: list[dict[str, Tensor]] = []
+    learner.learn(STREAM[1], lambda progress, epochs: phases.append(eg.copy_params(learner.model)))
+    assert len(phases) == 4
+    assert learner.model.hidden == 6
+    rectified, isolated = phases[0], phases[-1]
+    for number in range(layers):
+        name, last = f"weights.{number}", number == layers - 1
+        old_columns = slice(2) if last else slice(4)  # units of the first task's classes; of the first task's layers
+        rows = torch.tensor([*range(5), 5] if not number else [0, 1, 2, 3, 6])  # the last is the bias
+        old = before[name][:, old_columns]
+        assert not torch.equal(rectified[name][rows][:, old_columns], old)
+        assert torch.equal(isolated[name][rows][:, old_columns], rectified[name][rows][:, old_columns])
+        assert not torch.equal(isolated[name][:, 4 if not last else 2 :], rectified[name][:, 4 if not last else 2 :])
+        if number and not last:
+            assert not isolated[name][4:6, :4].any()  # old units do not read new ones
+        if last:
+            assert not rectified[name][4:6].any()  # nor did outputs read them before they were trained
+            assert isolated[name][4:6].all(0).any()
+
+
+def test_kept_nodes_whose_neighbours_changed_are_found_and_rectified_against() -> None:
+    stream = eg.TaskStream(GRAPH, 2, edges_between_tasks=True)
+    learner = eg.Learner(eg.GCN(hidden=4), eg.PIGNN(expansion=2, memory=10, rectify_epochs=1), **SETTINGS)
+    learner.learn(stream[0])
+    kept = union([Task.unpack(part) for part in learner.method.memory_])
+    seeds, moved = unstable_nodes(kept.graph, kept.train, stream[1].graph)
+    found = dict(zip(seeds.tolist(), moved.tolist()))
+    for seed in kept.train.tolist():
+        place = int((stream[1].graph.x == kept.graph.x[seed]).all(1).nonzero())
+        changed = int(kept.graph.adjacency.counts()[seed]) != int(stream[1].graph.adjacency.counts()[place])
+        assert found.get(seed) == (place if changed else None)
+    assert found
+    assert unstable_nodes(kept.graph, kept.train, STREAM[1].graph)[0].numel() == 0  # a graph of new nodes alone
+    learner.learn(stream[1])
+    assert all(torch.isfinite(value).all() for value in learner.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["pi-gnn", "fgn"])
+def test_a_kept_node_is_answered_as_in_its_graph_and_the_memory_keeps_to_its_size(name: str) -> None:
+    learner = eg.Learner(None, eg.make_method(name, {"memory": 9}), dtype=torch.float64, **SETTINGS)
+    for count, task in enumerate(STREAM, start=1):
+        learner.learn(task)
+        assert len(learner.method.memory_) == count
+        assert sum(part["train"].numel() for part in learner.method.memory_) <= 9
+    kept = Task.unpack(learner.method.memory_[-1])
+    assert kept.train.numel() == 3
+    if name == "fgn":  # which looks one hop far, and at no degrees
+        for node in kept.train.tolist():
+            place = (STREAM[2].graph.x == kept.graph.x[node]).all(1).nonzero()[0]
+            there, here = learner.logits(STREAM[2].graph, place), learner.logits(kept.graph, torch.tensor([node]))
+            assert torch.allclose(there, here, atol=1e-12)
+            assert kept.graph.y[node] == STREAM[2].graph.y[place]
+    assert learner.method.kept_bytes() > 0
+
+
+# hpn
+
+
+def test_prototypes_cover_all_embeddings_and_stay_apart() -> None:
+    model = eg.PrototypeNetwork(dim=3, capacity=50)
+    model.setup(5, 4)
+    for seed in (1, 2):
+        rows = F.normalize(torch.randn(40, 3, generator=seeded(seed)), dim=1)
+        before, count = model.prototypes[0].detach().clone(), int(model.established[0])
+        with torch.no_grad():
+            establish(model, 0, rows, 0.2)
+        assert torch.equal(model.prototypes[0][:count], before[:count])
+        known = model.known(0).detach()
+        assert count < known.size(0) < 40
+        assert float((rows @ known.T).max(1).values.min()) >= 0.8
+        alike = known @ known.T - 2 * torch.eye(len(known))
+        assert float(alike.max()) < 0.8
+
+
+def test_a_node_is_what_its_atoms_match() -> None:
+    learner = eg.Learner(
+        eg.PrototypeNetwork(dim=3, node_extractors=2, structure_extractors=1), eg.HPN(threshold=0.3), **SETTINGS
+    ).fit(STREAM)
+    model, graph = learner.model, STREAM[1].graph
+    adjacency, x = graph.adjacency.dense(), graph.x
+    mean = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
+    rows = torch.cat([x @ model.own, mean @ x @ model.around, mean @ mean @ x @ model.around], dim=1)
+    atoms = F.normalize(rows.view(-1, 4, 3), dim=-1)
+    nodes = STREAM[1].test
+    got, known = learner.logits(graph, nodes), model.known(0)
+    for position, node in enumerate(nodes.tolist()):
+        for unit in range(6):
+            score = 0.0
+            for atom in range(4):
+                own = [p for p in range(len(known)) if learner.method.matched_[atom][p, unit]]
+                score += max(float(atoms[node, atom] @ known[p]) for p in own)
+            assert float(got[position, unit]) == pytest.approx(score, abs=1e-5)
+
+
+def test_hpn_keeps_extractors_and_old_prototypes() -> None:
+    learner = eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), eg.HPN(threshold=0.3), **SETTINGS)
+    learner.learn(STREAM[0])
+    counts, before = learner.model.established.tolist(), eg.copy_params(learner.model)
+    learner.learn(STREAM[1])
+    after = eg.copy_params(learner.model)
+    assert torch.equal(after["own"], before["own"])
+    assert torch.equal(after["around"], before["around"])
+    assert not torch.equal(after["head"], before["head"])
+    for level, count in enumerate(counts):
+        name = f"prototypes.{level}"
+        assert count
+        assert torch.equal(after[name][:count], before[name][:count])
+    marks = sum(part.numel() for part in learner.method.matched_)
+    assert learner.method.kept_bytes() == marks + int(learner.model.established.sum()) * 3 * 4
+
+
+def test_likeness_is_the_mean_squared_cosine_of_columns_of_different_extractors() -> None:
+    weight = torch.randn(5, 6, generator=seeded(), dtype=torch.float64)  # two extractors of three columns
+    pairs = [float(F.cosine_similarity(weight[:, i], weight[:, j], dim=0)) ** 2 for i in range(3) for j in range(3, 6)]
+    assert float(likeness(weight, 2)) == pytest.approx(sum(pairs) / len(pairs))
+    assert float(likeness(weight, 1)) == 0
+
+
+# fgn
+
+
+def feature_graph_output(model: eg.FeatureGraphNetwork, x: Tensor, around: list[Tensor]) -> Tensor:
+    """One node's outputs, written out; the first layer has one channel."""
+
+    def adjacency(own: Tensor, others: list[Tensor]) -> Tensor:
+        total = sum(
+            (torch.outer(own, y) + torch.outer(y, own) for y in others), torch.zeros(len(own), len(own)).double()
+        )
+        root = total.sign() * total.abs().clamp(min=1e-8).sqrt()
+        return root / (root.abs().sum(0, keepdim=True) + 1e-7)
+
+    def activated(row: Tensor) -> Tensor:
+        centred = row - row.mean()
+        centred = centred / (centred.square().mean() + 1e-5).sqrt()
+        return centred / (1 + centred.abs())
+
+    tie = adjacency(x, around)
+    width = model.hidden // model.channels
+    first, rest = (
+        [activated(tie @ y @ model.first).view(model.channels, width) for y in group] for group in ([x], around)
+    )
+    channels = [adjacency(first[0][c], [y[c] for y in rest]) @ first[0][c] for c in range(model.channels)]
+    hidden = activated(torch.cat(channels) @ model.second)
+    return torch.cat([hidden, torch.ones(1).double()]) @ model.head
+
+
+@pytest.mark.parametrize("vertices", [64, 3], ids=["all features", "mapped first"])
+def test_a_feature_graph_network_is_its_definition_node_by_node(vertices: int) -> None:
+    graph = tiny_graph()
+    model = eg.FeatureGraphNetwork(hidden=6, channels=2, out_hidden=3, vertices=vertices)
+    model.setup(graph.num_features, 4)
+    model.double()
+    got = model(neighbourhoods(model, graph).batch(torch.arange(12)))
+    x = graph.x.double() if model.stem is None else graph.x.double() @ model.stem
+    for node in range(12):
+        near = [node, *graph.adjacency.rows(torch.tensor([node])).indices.tolist()]
+        assert torch.allclose(got[node], feature_graph_output(model, x[node], [x[y] for y in near]), atol=1e-10)
+
+
+def test_fgn_on_its_first_task_is_fine_tuning_and_rehearses_later() -> None:
+    small = {"hidden": 4, "channels": 2, "out_hidden": 3}
+    one, two = (
+        eg.Learner(eg.FeatureGraphNetwork(**small), name, **SETTINGS, label_scope="seen")
+        for name in ("fgn", "finetune")
+    )
+    for number, alike in enumerate((True, False)):
+        for learner in (one, two):
+            learner.learn(STREAM[number])
+        equal = all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters()))
+        assert equal == alike
+    with pytest.raises(eg.EvergraphError, match="hidden=5 cannot be divided"):
+        eg.FeatureGraphNetwork(hidden=5, channels=2)
+
+
+# what the contract gained
+
+
+class OwnLoss(eg.Method):
+    """Minimizes the squared outputs instead."""
+
+    def loss(self, step: eg.Step) -> Tensor:
+        return step.logits.square().sum()
+
+
+def test_a_method_may_minimize_something_else_but_only_one_may() -> None:
+    learner = eg.Learner(eg.GCN(hidden=4), OwnLoss(), **{**SETTINGS, "epochs": 60}).fit(STREAM)
+    assert float(learner.logits(STREAM[2].graph).abs().max()) < 0.1
+    with pytest.raises(eg.EvergraphError, match="each bring a loss of their own"):
+        eg.Learner(eg.GCN(hidden=4), eg.Compose(OwnLoss(), OwnLoss()), **SETTINGS).learn(STREAM[0])
+
+
+@pytest.mark.parametrize(
+    ("make_one", "message"),
+    [
+        (lambda: eg.TPP(inference="task"), "inference"),
+        (lambda: eg.TPP(drop_edges=1.0), "tpp: drop_edges=1.0 must be at least 0 and below 1"),
+        (lambda: eg.TPP(temperature=0.0), "tpp: temperature=0.0 must be above 0"),
+        (lambda: eg.PIGNN(expansion=0), "pi-gnn: expansion=0 must be at least 1"),
+        (lambda: eg.HPN(threshold=0.0), "hpn: threshold=0.0"),
+        (lambda: eg.HPN(embedding_share=1.0), "hpn: embedding_share=1.0"),
+        (lambda: eg.FGN(memory=0), "fgn: memory=0 must be at least 1 node"),
+        (lambda: eg.FGN(strength=-1.0), "fgn: strength=-1.0 must be at least 0"),
+        (lambda: eg.Compose(eg.EWC(), eg.TPP()), "tpp cannot be composed with ewc: "),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(make_one: object, message: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=message) as refused:
+        make_one()  # type: ignore[operator]
+    assert "\n" not in str(refused.value)
