@@ -17,6 +17,7 @@ from evergraph.data.tasks import Task, union
 from evergraph.methods.isolation.hpn import establish, likeness
 from evergraph.methods.isolation.pi_gnn import unstable_nodes
 from evergraph.methods.isolation.tpp import contrast, profile, smoothed_products
+from evergraph.methods.state import count_bytes
 from evergraph.models import neighbourhoods
 
 GRAPH = sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1)
@@ -176,7 +177,7 @@ def test_isolation_moves_new_parameters_alone_and_rectification_old_ones(layers:
 
 def test_kept_nodes_whose_neighbours_changed_are_found_and_rectified_against() -> None:
     stream = eg.TaskStream(GRAPH, 2, edges_between_tasks=True)
-    learner = eg.Learner(eg.GCN(hidden=4), eg.PIGNN(expansion=2, memory=10, rectify_epochs=1), **SETTINGS)
+    learner = eg.Learner(eg.GCN(hidden=4), eg.PIGNN(expansion=2, kept_nodes=10, rectify_epochs=1), **SETTINGS)
     learner.learn(stream[0])
     kept = union([Task.unpack(part) for part in learner.method.memory_])
     seeds, moved = unstable_nodes(kept.graph, kept.train, stream[1].graph)
@@ -193,7 +194,7 @@ def test_kept_nodes_whose_neighbours_changed_are_found_and_rectified_against() -
 
 @pytest.mark.parametrize("name", ["pi-gnn", "fgn"])
 def test_a_kept_node_is_answered_as_in_its_graph_and_the_memory_keeps_to_its_size(name: str) -> None:
-    learner = eg.Learner(None, eg.make_method(name, {"memory": 9}), dtype=torch.float64, **SETTINGS)
+    learner = eg.Learner(None, eg.make_method(name, {"kept_nodes": 9}), dtype=torch.float64, **SETTINGS)
     for count, task in enumerate(STREAM, start=1):
         learner.learn(task)
         assert len(learner.method.memory_) == count
@@ -262,7 +263,11 @@ def test_hpn_keeps_extractors_and_old_prototypes() -> None:
         assert count
         assert torch.equal(after[name][:count], before[name][:count])
     marks = sum(part.numel() for part in learner.method.matched_)
-    assert learner.method.kept_bytes() == marks + int(learner.model.established.sum()) * 3 * 4
+    assert count_bytes(learner.method.matched_) == marks
+    assert (
+        learner.method.kept_bytes()
+        == count_bytes(learner.method.state_dict()) + int(learner.model.established.sum()) * 3 * 4
+    )
 
 
 def test_likeness_is_the_mean_squared_cosine_of_columns_of_different_extractors() -> None:
@@ -354,7 +359,7 @@ def test_a_method_may_minimize_something_else_but_only_one_may() -> None:
         (lambda: eg.PIGNN(expansion=0), "pi-gnn: expansion=0 must be at least 1"),
         (lambda: eg.HPN(threshold=0.0), "hpn: threshold=0.0"),
         (lambda: eg.HPN(embedding_share=1.0), "hpn: embedding_share=1.0"),
-        (lambda: eg.FGN(memory=0), "fgn: memory=0 must be at least 1 node"),
+        (lambda: eg.FGN(kept_nodes=0), "fgn: kept_nodes=0 must be at least 1 node"),
         (lambda: eg.FGN(strength=-1.0), "fgn: strength=-1.0 must be at least 0"),
         (lambda: eg.Compose(eg.EWC(), eg.TPP()), "tpp cannot be composed with ewc: "),
     ],

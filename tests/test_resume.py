@@ -32,8 +32,9 @@ def stream():
 def learner(method="finetune", model=None, **settings):
     settings = {"epochs": 4, "batch_size": 16, "device": "cpu", **settings}
     preferred = preferred_model(method)
-    hidden = 8 if MODELS[preferred]().hyperparameters()["hidden"] == 256 else 64
-    return Learner(model or make_model(preferred, hidden=hidden), make_method(method), **settings)
+    sizes = {key: value for key, value in MODELS[preferred]().hyperparameters().items() if key == "hidden"}
+    narrow = {"hidden": 8 if sizes["hidden"] == 256 else 64} if sizes else {}
+    return Learner(model or make_model(preferred, **narrow), make_method(method), **settings)
 
 
 def learn_all(one, stream, keep=None):

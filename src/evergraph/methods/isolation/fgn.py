@@ -24,7 +24,7 @@ class FGN(Method):
     each ever seen about equally likely; a step adds the loss of as many of them as its batch has nodes.
 
     Args:
-        memory: nodes kept, each with its neighbours' features; 500 in the paper.
+        kept_nodes: nodes kept, each with its neighbours' features; 500 in the paper.
         strength: weight of the rehearsed examples' loss, reduced as the step's own.
     """
 
@@ -34,15 +34,15 @@ class FGN(Method):
     access = Access(keeps=("real nodes",), old_labels=True)
     model = "feature-graph"
     training = MappingProxyType({"label_scope": "seen", "lr": 0.01})
-    search_space = search_over(memory=[100, 200, 500, 1000], strength=(0.1, 10.0))
+    search_space = search_over(kept_nodes=[100, 200, 500, 1000], strength=(0.1, 10.0))
 
-    memory: int = 500
+    kept_nodes: int = 500
     strength: float = 1.0
     memory_: list[Kept] = state(list, replaced=True)
 
     def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise EvergraphError(f"fgn: memory={self.memory} must be at least 1 node")
+        if self.kept_nodes < 1:
+            raise EvergraphError(f"fgn: kept_nodes={self.kept_nodes} must be at least 1 node")
         if self.strength < 0:
             raise EvergraphError(f"fgn: strength={self.strength} must be at least 0")
 
@@ -57,4 +57,4 @@ class FGN(Method):
 
     def end_task(self, context: Context) -> None:
         """Make room for the task's nodes, and draw them."""
-        self.memory_ = remember(self.memory_, context, self.memory, hops_around(context))
+        self.memory_ = remember(self.memory_, context, self.kept_nodes, hops_around(context))

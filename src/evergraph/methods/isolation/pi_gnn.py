@@ -39,7 +39,7 @@ class PIGNN(Method):
 
     Args:
         expansion: units that each hidden layer gets for a task; 12 in the paper, where layers begin with 12.
-        memory: nodes kept, each with the subgraph that the model sees; 64 to 128 in the paper.
+        kept_nodes: nodes kept, each with the subgraph that the model sees; 64 to 128 in the paper.
         rectify_epochs: epochs of rectification before those of a task; 10 there.
         unstable_weight: β₁ of rectification; 0.01 in the paper's code.
         memory_weight: β₂ of isolation, against the loss as it is reduced; 0.1 there.
@@ -55,7 +55,7 @@ class PIGNN(Method):
     hold = ("memory_weight",)
 
     expansion: int = 32
-    memory: int = 128
+    kept_nodes: int = 128
     rectify_epochs: int = 10
     unstable_weight: float = 0.01
     memory_weight: float = 1.0
@@ -66,7 +66,7 @@ class PIGNN(Method):
     width_: int = state(int)  # hidden units of earlier tasks
 
     def __post_init__(self) -> None:
-        for name, low in (("expansion", 1), ("memory", 1), ("rectify_epochs", 0)):
+        for name, low in (("expansion", 1), ("kept_nodes", 1), ("rectify_epochs", 0)):
             if getattr(self, name) < low:
                 raise EvergraphError(f"pi-gnn: {name}={getattr(self, name)} must be at least {low}")
 
@@ -145,7 +145,7 @@ class PIGNN(Method):
 
     def end_task(self, context: Context) -> None:
         """Make room for the task's nodes in the memory, and draw them."""
-        self.memory_ = remember(self.memory_, context, self.memory, hops_around(context))
+        self.memory_ = remember(self.memory_, context, self.kept_nodes, hops_around(context))
         self.units_ = sorted({*self.units_, *context.batcher.y[context.train].unique().tolist()})
         self.tasks_ += 1
 

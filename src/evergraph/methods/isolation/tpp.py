@@ -143,8 +143,9 @@ class TPP(Method):
         profiles = torch.stack(self.profiles_).cpu().double()
         products = smoothed_products(graph, profiles, self.smoothing)[nodes]
         if self.inference == "graph":
-            nearest = (products.mean(0) - profiles.square().sum(1) / 2).argmax()  # argmin ‖mean − profile‖²
-            return nearest.expand(nodes.numel())
+            if graph.joining is None:  # nodes that join the graph alone are not averaged with others
+                products = products.mean(0, keepdim=True).expand_as(products)
+            return (products - profiles.square().sum(1) / 2).argmax(1)  # argmin ‖mean − profile‖²
         return (products / profiles.norm(dim=1).clamp(min=1e-30)).argmax(1)
 
 

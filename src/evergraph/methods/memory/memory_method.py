@@ -20,7 +20,7 @@ from evergraph.methods.base import Context, Method, search_over
 from evergraph.methods.memory.budget import Budget
 from evergraph.methods.memory.piece import Piece, smaller_form
 from evergraph.methods.memory.replayed import Replayed, memory_task
-from evergraph.methods.state import state
+from evergraph.methods.state import count_bytes, state
 
 
 @dataclass(repr=False)
@@ -59,6 +59,10 @@ class MemoryMethod(Method):
     def pieces(self) -> list[Piece]:
         """What is kept, task by task."""
         return [Piece.unpack(packed) for packed in self.memory_]
+
+    def kept_bytes(self) -> int:
+        """The examples, which the budget limits; a name and a count for each class come on top."""
+        return count_bytes(self.memory_)
 
     # filling the memory
 
