@@ -4,6 +4,7 @@ from evergraph import curvature, evaluation, experiments, registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.recording import linear
+from evergraph.core.settings import BelowOne, Bounds, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from evergraph.data import Batch, Dataset, Graph, OfficialGraph, Task, TaskStream, from_pyg, make_graph, stream
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import Evaluation, Metric, average_forgetting, average_performance
@@ -60,6 +61,8 @@ __all__ = [
     "Auto",
     "Batch",
     "BatchCurvature",
+    "BelowOne",
+    "Bounds",
     "Compose",
     "Context",
     "Dataset",
@@ -67,6 +70,7 @@ __all__ = [
     "Evaluation",
     "EvergraphError",
     "Finetune",
+    "Fraction",
     "Graph",
     "GraphModel",
     "GraphSAGE",
@@ -79,9 +83,13 @@ __all__ = [
     "Metric",
     "ModuleModel",
     "NodeClassification",
+    "NonNegative",
+    "NonNegativeInt",
     "OfficialGraph",
     "OnlineCurvature",
     "OnlineEWC",
+    "Positive",
+    "PositiveInt",
     "Prediction",
     "Problem",
     "Progress",

@@ -24,6 +24,16 @@ def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
     return value
 
 
+def shown(value: object, length: int = 60) -> str:
+    """A value as Python writes it, cut where it is long; never an error itself."""
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of thousands of digits; an object whose repr is broken
+        return f"<{type(value).__name__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def first_line(error: Exception) -> str:
     """The first line of another library's error, short enough to quote in one of ours."""
     return (str(error) or type(error).__name__).splitlines()[0][:120]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt, checked
 from evergraph.data.arrangement import Order, group_classes, split_nodes
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.files import GRAPH_FILES, read_graph_file
@@ -24,7 +25,7 @@ DEFAULT_STREAM = "digits"
 MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
 
 
-class TaskStream:
+class TaskStream(metaclass=Checked):
     """A sequence of tasks over one graph, each with classes of its own.
 
     Args:
@@ -45,11 +46,11 @@ class TaskStream:
     def __init__(
         self,
         graph: Graph,
-        classes_per_task: int = 2,
+        classes_per_task: PositiveInt = 2,
         *,
-        min_class_size: int = 0,
+        min_class_size: NonNegativeInt = 0,
         order: Order = "labelled",
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
         edges_between_tasks: bool = False,
         test_graph: str = "task",
         task_incremental: bool = False,
@@ -213,13 +214,14 @@ class TaskStream:
         return f"TaskStream({self.name!r}, {len(self)} tasks, {self.num_classes} classes, {self.graph.num_nodes} nodes)"
 
 
+@checked
 def stream(
     source: str | Path | Graph | Any = DEFAULT_STREAM,
     *,
-    classes_per_task: int | None = None,
-    min_class_size: int | None = None,
+    classes_per_task: PositiveInt | None = None,
+    min_class_size: NonNegativeInt | None = None,
     data_root: str | Path | None = None,
-    first_tasks: int = 0,
+    first_tasks: NonNegativeInt = 0,
     pseudo_stream: bool = False,
     **options: Any,
 ) -> TaskStream:

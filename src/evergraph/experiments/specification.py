@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from evergraph.core.settings import Checked, NonNegativeInt, NotEmpty
 from evergraph.data import TaskStream, stream
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -17,7 +18,7 @@ from evergraph.training import Learner, Training
 
 
 @dataclass
-class RunSpec:
+class RunSpec(metaclass=Checked):
     """Everything a run's numbers depend on, as plain values.
 
     Args:
@@ -44,7 +45,7 @@ class RunSpec:
     model: str = ""
     model_settings: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: Annotated[list[NonNegativeInt], NotEmpty()] = field(default_factory=lambda: [0])
     device: str = "auto"
     also_test: list[str] = field(default_factory=list)
     validate: bool = False

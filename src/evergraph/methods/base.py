@@ -14,6 +14,7 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Direction, Params, named_params
+from evergraph.core.settings import Checked
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task
@@ -174,10 +175,11 @@ def search_over(**settings: tuple[float, float] | list[Any]) -> SearchSpace:
     return MappingProxyType({**settings, "lr": (1e-4, 1e-2)})
 
 
-class Method:
+class Method(metaclass=Checked):
     """A way to learn a new task without forgetting the old ones. Every hook may be left out.
 
-    Constructor arguments are hyper-parameters (make subclasses dataclasses); attributes that end in `_`
+    Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
+    (`evergraph.core.settings`); attributes that end in `_`
     are learned state: tensors, numbers, and lists or dictionaries of them. They are saved and loaded
     without another line; `state` declares how they grow. Hooks never call backward, zero_grad or optimizer.step.
     """

@@ -8,8 +8,10 @@ import torch
 
 from evergraph.core.params import Params, copy_params
 from evergraph.core.recording import recorded_products
-from evergraph.curvature import LABELS, KroneckerFactor, fisher_diagonal, kronecker_factors, measuring
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import NonNegative
+from evergraph.curvature import KroneckerFactor, fisher_diagonal, kronecker_factors, measuring
+from evergraph.curvature.labels import Labels
+from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Step, search_over
 from evergraph.methods.state import state
@@ -35,15 +37,12 @@ class KFAC(Method):
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(1e-1, 1e10))
 
-    strength: float = 1e4
-    labels: str = "exact"
+    strength: NonNegative = 1e4
+    labels: Labels = "exact"
     factors_: dict[str, Params] = state(dict)
     diagonal_: Params = state(dict, like="params")
     anchor_: Params = state(dict, like="params", new="values")
     num_tasks_: int = state(int)
-
-    def __post_init__(self) -> None:
-        one_of("kind of labels", self.labels, LABELS)
 
     def start_task(self, context: Context) -> None:
         """Factors need the layers' inputs and outputs: refuse a model that does not show them."""

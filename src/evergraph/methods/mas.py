@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import NonNegative
 from evergraph.curvature import measuring, sum_of_powers
 from evergraph.data.batching import Batch
-from evergraph.errors import one_of
 from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.quadratic import Quadratic, mean_squared_gradient
 from evergraph.methods.state import state
@@ -35,14 +36,10 @@ class MAS(Quadratic):
     reference = "Aljundi et al.: Memory Aware Synapses, ECCV 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 
-    strength: float = 1e4
-    importance: str = "per-node"
-    over_tasks: str = "sum"
+    strength: NonNegative = 1e4
+    importance: Literal["per-node", "squared-batch"] = "per-node"
+    over_tasks: Literal["sum", "mean"] = "sum"
     num_nodes_: int = state(int)
-
-    def __post_init__(self) -> None:
-        one_of("importance", self.importance, ("per-node", "squared-batch"))
-        one_of("merging over tasks", self.over_tasks, ("sum", "mean"))
 
     def measure(self, context: Context) -> Params:
         """The task's importance over its training nodes."""

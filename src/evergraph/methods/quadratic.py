@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
 from evergraph.methods.base import STEP_HOOKS, Context, Method, Step
 from evergraph.methods.state import state
@@ -30,7 +31,7 @@ class Quadratic(Method):
 
     access = Access(keeps=("parameters",))
 
-    strength: float = 1.0
+    strength: NonNegative = 1.0
     importance_: Params = state(dict, like="params")
     anchor_: Params = state(dict, like="params", new="values")
     constant_: float = state(float)

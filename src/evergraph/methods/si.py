@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import NonNegative, Positive
 from evergraph.methods.base import METHODS, Context, Step, search_over
 from evergraph.methods.quadratic import Quadratic
 from evergraph.methods.state import state
@@ -31,8 +32,8 @@ class SI(Quadratic):
     reference = "Zenke, Poole and Ganguli: Continual Learning Through Synaptic Intelligence, ICML 2017"
     search_space = search_over(strength=(1e-3, 1e5))
 
-    strength: float = 2.0
-    damping: float = 1e-3
+    strength: NonNegative = 2.0
+    damping: Positive = 1e-3
     path_: Params = state(dict, like="params")
     start_: Params = state(dict, like="params")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from evergraph import registry
 from evergraph.core.capabilities import capable
-from evergraph.core.settings import settings_of
+from evergraph.core.settings import Checked, settings_of
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -22,7 +22,7 @@ DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GP
 NODES_AT_ONCE = 4096  # nodes in a batch when no gradient is needed
 
 
-class GraphModel(nn.Module):
+class GraphModel(nn.Module, metaclass=Checked):
     """Computes the outputs of a batch's seed nodes.
 
     Input and output sizes may be left open: the learner calls `setup` at the first task. A model says

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.recording import linear, recorded_products, recording
+from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
     Features,
@@ -54,9 +55,9 @@ class GCN(GraphModel):
 
     def __init__(
         self,
-        hidden: int = 256,
-        num_layers: int = 2,
-        dropout: float = 0.0,
+        hidden: PositiveInt = 256,
+        num_layers: PositiveInt = 2,
+        dropout: BelowOne = 0.0,
         propagate_inputs: bool | None = None,
     ) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capability
+from evergraph.core.settings import NonNegativeInt
 from evergraph.core.sparse import Features, SparseMatrix, as_dense
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -25,7 +26,7 @@ class ModuleModel(GraphModel):
             divides by out-degrees, as ChebConv does, sees too few of them.)
     """
 
-    def __init__(self, module: nn.Module, num_hops: int | None = None) -> None:
+    def __init__(self, module: nn.Module, num_hops: NonNegativeInt | None = None) -> None:
         super().__init__()
         self.module = module
         self.num_hops = num_hops

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt
 from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream, as_graph
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import METRICS, Evaluation
@@ -44,7 +45,7 @@ class Prediction:
         return self.labels[index]
 
 
-class Learner:
+class Learner(metaclass=Checked):
     """Learns one task after another and remembers.
 
     Args:
@@ -68,10 +69,10 @@ class Learner:
         training: Training | None = None,
         *,
         problem: str = "node-classification",
-        num_classes: int | None = None,
+        num_classes: PositiveInt | None = None,
         device: str = "auto",
         dtype: torch.dtype | None = None,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
         **settings: Any,
     ) -> None:
         unknown_settings = sorted(set(settings) - set(Training.__dataclass_fields__))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph import registry
-from evergraph.core.settings import parse_setting
+from evergraph.core.settings import check_arguments, parse_setting
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
 
@@ -46,8 +46,9 @@ class Dataset:
         return graph
 
     def _parse(self, text: str) -> dict[str, Any]:
-        parameters = list(inspect.signature(self.settings_like or self.load).parameters.values())
-        known = {p.name: p.default for p in (parameters if self.settings_like else parameters[1:])}
+        source = self.settings_like or self.load
+        parameters = list(inspect.signature(source).parameters.values())
+        known = [p.name for p in (parameters if self.settings_like else parameters[1:])]
         if text and not known:
             raise EvergraphError(
                 f"{self.name} takes no settings, found {text!r}; only generated graphs do: sbm:nodes=5000"
@@ -57,5 +58,6 @@ class Dataset:
             key, _, value = item.partition("=")
             if key not in known:
                 raise unknown(f"{self.name} setting", key, known)
-            settings[key] = parse_setting(self.name, key, value, known[key])
-        return settings
+            settings[key] = parse_setting(source, key, value, owner=self.name)
+        given = check_arguments(source, self.name, [] if self.settings_like else [None], settings)
+        return {key: given.arguments[key] for key in settings}

@@ -10,7 +10,7 @@ from evergraph.core.capabilities import capability
 from evergraph.core.params import Direction
 from evergraph.curvature import apply_output_fisher
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Estimator, labels_of
 
 
 @METHODS.register
@@ -34,11 +34,7 @@ class BatchCurvature(AnchoredCurvature):
 
     name = "batch-curvature"
 
-    estimator: str = "exact"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        labels_of(self.estimator)
+    estimator: Estimator = "exact"
 
     def directions(self, context: Context) -> list[Direction]:
         """D."""

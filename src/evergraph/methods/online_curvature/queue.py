@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from evergraph.core.params import Params
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import PositiveInt
 from evergraph.methods.base import METHODS, Context, Step
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
 from evergraph.methods.state import state
+
+QueueRule = Literal["text", "algorithm"]
 
 
 @METHODS.register
@@ -37,16 +40,10 @@ class QueueCurvature(AnchoredCurvature):
 
     name = "queue-curvature"
 
-    queue_size: int = 128
-    queue_rule: str = "text"
+    queue_size: PositiveInt = 128
+    queue_rule: QueueRule = "text"
     queue_: Params = state(dict)  # a ring of gradients, one row each
     pushed_: int = state(int)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
-        if self.queue_size < 1:
-            raise EvergraphError(f"{self.name}: queue_size={self.queue_size} must be at least 1")
 
     def start_task(self, context: Context) -> None:
         """An empty queue."""

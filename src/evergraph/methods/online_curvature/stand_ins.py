@@ -9,11 +9,11 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
+from evergraph.core.settings import NonNegative, NonNegativeInt
 from evergraph.curvature import apply_output_fisher
-from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, search_over
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Anchors, Estimator, labels_of
 from evergraph.methods.online_curvature.class_means import add_sums, class_sums, mean_batch
 from evergraph.methods.online_curvature.prototypes import add_prototypes, prototype_sums
 from evergraph.methods.state import state
@@ -48,17 +48,11 @@ class StandInCurvature(AnchoredCurvature):
     training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
     measures_while_training = False  # stand-ins are seen in evaluation mode
 
-    strength: float = 10.0
-    anchors: str = "latest"
-    estimator: str = "exact"
-    prototypes: int = 0
+    strength: NonNegative = 10.0
+    anchors: Anchors = "latest"
+    estimator: Estimator = "exact"
+    prototypes: NonNegativeInt = 0
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        labels_of(self.estimator)
-        if self.prototypes < 0:
-            raise EvergraphError(f"{self.name}: prototypes={self.prototypes} must be at least 0 (one mean per class)")
 
     def end_task(self, context: Context) -> None:
         """Add the task's nodes to the sums of their classes, or their clusters to the prototypes."""
