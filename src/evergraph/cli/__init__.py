@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from evergraph.errors import EvergraphError
+from evergraph.cli.failures import drop_output, flush, one_line, prepare_streams
 
 UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options and commands, wherever typer keeps it
 
@@ -30,21 +30,27 @@ def make_app() -> typer.Typer:
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
     try:
-        sys.exit(make_app()(prog_name="evergraph", standalone_mode=False) or 0)
+        prepare_streams()
+        status = make_app()(prog_name="evergraph", standalone_mode=False) or 0
+        flush()
+        sys.exit(status)
     except UsageError as error:
         if message := error.format_message():  # without any arguments the help was printed already
             command = error.ctx.command_path if error.ctx else "evergraph"
             _complain(f"{message.rstrip('.')}{_value_given(error)}; see {command} --help")
         sys.exit(2)
-    except EvergraphError as error:
-        _complain(str(error))
-        sys.exit(2)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nothing is left to say
+        drop_output()  # the reader of our output has gone; nothing is left to say
         sys.exit(0)
+    except Exception as error:
+        if (message := one_line(error)) is None:
+            raise  # a mistake of ours: the traceback helps to mend it
+        _complain(message)
+        drop_output() if isinstance(error, OSError) else None
+        sys.exit(2)
 
 
 def _complain(message: str) -> None:

@@ -22,7 +22,7 @@ from evergraph.data import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
-from evergraph.experiments.result_file import RESULTS
+from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.run import OnProgress
 from evergraph.methods import make_method
 from evergraph.models import MODELS
@@ -81,7 +81,13 @@ ClassBalanced = Annotated[bool | None, typer.Option("--class-balanced", help="We
 KeepOptimizer = Annotated[bool | None, typer.Option("--keep-optimizer", help="Keep Adam's averages between tasks.")]
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
-stderr = Console(stderr=True)
+
+def console(stderr: bool = False) -> Console:
+    """A terminal that prints text as it is: a class may be called «[/b]», which would else be mark-up."""
+    return Console(stderr=stderr, markup=False, emoji=False)
+
+
+stderr = console(stderr=True)
 RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "set_": (Set, None),
     "model": (Model, None),
@@ -149,6 +155,8 @@ def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, 
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise EvergraphError(f"{option} {item!r} is not KEY=VALUE, e.g. {option} strength=0.1")
+        if key in settings:
+            raise EvergraphError(f"{option} {key} is given twice ({settings[key]!r} and {value!r}); leave one out")
         settings[key] = value
     return settings
 
@@ -216,10 +224,11 @@ def _begun(folder: Path) -> bool:
     return any(any(folder.rglob(name)) for name in ("run.json", RESULTS))
 
 
-def refuse_strangers(folder: Path, what: str) -> None:
-    """An error where the folder holds something, and no run: `what` would be mixed into it."""
+def look_for_results(folder: Path, what: str) -> dict[str, dict[str, Any]]:
+    """The results that a folder holds; an error where it holds something, and no run: `what` would be mixed into it."""
     if holds_something(folder) and not _begun(folder):
         raise EvergraphError(f"{folder} exists and is not {what}'s folder; name another with --out")
+    return read_results(folder)
 
 
 def how_to_resume(folder: Path) -> str:
@@ -253,7 +262,7 @@ def print_json(value: Any) -> None:
 @contextmanager
 def progress_bar(label: str, seeds: int) -> Iterator[OnProgress]:
     """A bar on stderr with the time left; it counts epochs over all tasks and seeds."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
     hidden = not stderr.is_terminal  # elsewhere it would leave an empty line
     with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True, disable=hidden) as bar:
         line = bar.add_task(label, total=None)

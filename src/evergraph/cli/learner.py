@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
@@ -59,20 +58,30 @@ def learn_command(
     Method, model and seed are chosen at the first call. Training settings may change from call to call;
     those not given stay as they were. Killed or stopped, the same command goes on where it was.
     """
+    given = common.training_options(options)
     named = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
     if all_nodes and options["patience"]:
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
     data = find_graph(graph, options["data_root"])[0]
-    known = 0
+    known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
+
+    def fits(begun: Learner) -> None:
+        """A task that was left in the middle goes on as it was begun."""
+        _check_same(begun, checkpoint, named, wanted)
+        for name, value in given.items():
+            if getattr(begun.training, name) != value:
+                raise EvergraphError(
+                    f"{checkpoint}: the task left in the middle was begun with {name}="
+                    f"{getattr(begun.training, name)}, not {value}; leave it out, or add --restart to begin anew"
+                )
 
     def prepare(learner: Learner | None) -> tuple[Learner, Task]:
         nonlocal known
         if learner is None:
             learner = _make_learner(method, num_classes, seed, options)
         else:
-            wanted = {**options, "method": method, "seed": seed, "num_classes": num_classes}
             _check_same(learner, checkpoint, named, wanted)
-            learner.training = dataclasses.replace(learner.training, **common.training_options(options))
+            learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
         return learner, Task.of(
             data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
@@ -87,6 +96,7 @@ def learn_command(
             grow=grow,
             restart=restart,
             on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
+            fits=fits,
         )
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
@@ -167,7 +177,7 @@ def info_command(
         accuracy = "not measured" if task["test_accuracy"] is None else f"{task['test_accuracy']:.1f} % when learned"
         line = f"{_listed(task['classes'])}: {task['nodes']} nodes, {task['epochs']} epochs, {accuracy}"
         table.add_row(f"task {number}", line)
-    Console().print(table)
+    common.console().print(table)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
@@ -21,7 +21,7 @@ from evergraph.experiments.cells import Cell, run_cells
 from evergraph.experiments.comparison import cell_key, check_names, settings_by_method, table_rows, write_tables
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.report import write_report
-from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
+from evergraph.experiments.result_file import CELLS, known_result, write_results
 from evergraph.experiments.run import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
@@ -55,7 +55,7 @@ def run_command(
     if json:
         common.print_json(result)
         return
-    console = Console()
+    console = common.console()
     console.print(common.result_table([result]))
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
@@ -94,9 +94,9 @@ def compare_command(
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
             spec.make_stream(0, options["data_root"])
     folder = options["out"] or default_folder(axes["stream"][0], "compare")
-    common.refuse_strangers(folder, "a comparison")
-    with common.on_interrupt(lambda: common.how_to_resume(folder)), taken_folder(folder, "name another with --out"):
-        entries = read_results(folder)
+    look = partial(common.look_for_results, folder, "a comparison")
+    holding = taken_folder(folder, look, advice="name another with --out")
+    with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as entries:
         results = _finish_cells(specs, folder, entries, options)
         write_results(folder, specs, results)
         rows = table_rows(results.values())
@@ -107,7 +107,7 @@ def compare_command(
         results_list = list(results.values())
         common.print_json({"results": results_list, "table": rows, "heatmaps": str(picture), "report": str(page)})
         return
-    console = Console()
+    console = common.console()
     if len(specs) == len(axes["method"]):
         console.print(common.result_table(list(results.values())))
     else:
@@ -137,9 +137,8 @@ def _finish_cells(
 def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """One run: in this process with a progress bar and loggers, or its seeds side by side."""
     if (options["jobs"] or 1) > 1:
-        check_folder(folder, spec, options["resume"])
-        with taken_folder(folder, "name another with --out"):
-            check_folder(folder, spec, options["resume"])
+        look = partial(check_folder, folder, spec, options["resume"])
+        with taken_folder(folder, look, advice="name another with --out"):
             return _side_by_side({"": spec}, folder, options)[""]
     loggers = make_loggers([name for name in (options["log"] or "").split(",") if name])
     with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
@@ -187,7 +186,7 @@ def methods_command(json: common.Json = False) -> None:
         settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())
         keeps = ", ".join(row["access"]["keeps"]) or "nothing"
         table.add_row(row["name"], row["family"], keeps, settings, row["reference"])
-    Console().print(table)
+    common.console().print(table)
 
 
 def models_command(json: common.Json = False) -> None:
@@ -203,7 +202,7 @@ def models_command(json: common.Json = False) -> None:
     for row in rows:
         settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())  # type: ignore[attr-defined]
         table.add_row(str(row["name"]), settings, str(row["about"]))
-    Console().print(table)
+    common.console().print(table)
 
 
 def streams_command(json: common.Json = False) -> None:
@@ -225,4 +224,4 @@ def streams_command(json: common.Json = False) -> None:
     for row in rows:
         smallest = str(row["min_class_size"] or "any")
         table.add_row(str(row["name"]), str(row["classes_per_task"]), smallest, str(row["about"]))
-    Console().print(table)
+    common.console().print(table)

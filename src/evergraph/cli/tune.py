@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
@@ -87,7 +86,7 @@ def tune_command(
         sys.stdout.write((folder / "table.md").read_text(encoding="utf-8"))
         _print_notes([f"{row['rule']}: {row['note']}" for row in found["rules"] if row.get("note")], folder)
     else:
-        Console().print(_trials_table(found, searched))
+        common.console().print(_trials_table(found, searched))
         command = shlex.join(["evergraph", "run", stream, *_given(method, seeds, options), *found["run_options"]])
         _print_notes([*([found["note"]] if found["note"] else []), f"use it: {command}"], folder)
 

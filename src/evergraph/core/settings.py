@@ -23,7 +23,7 @@ import weakref
 from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 
@@ -155,6 +155,21 @@ def check_setting(owner: str, name: str, value: Any, kind: Any) -> Any:
     return found
 
 
+def misfit(value: Any, kind: Any) -> str:
+    """Why a value that was read is not what it is declared to be (`TypedDict`s say it key by key); empty if it is."""
+    if not is_typeddict(kind):
+        return "" if _conform(value, kind)[1] else f"{shown(value)} must be {_words(kind)}"
+    if not isinstance(value, dict):
+        return f"{shown(value)} must be an object"
+    for key, declared in get_type_hints(kind, include_extras=True).items():
+        if key not in value:
+            if key in kind.__required_keys__:
+                return f"there is no {key!r}"
+        elif not _conform(value[key], declared)[1]:
+            return f"{key}={shown(value[key])} must be {_words(declared)}"
+    return ""
+
+
 def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
     """The value as it is declared, and whether it can be."""
     if get_origin(kind) is Annotated:
@@ -171,6 +186,11 @@ def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
             return value, False
         parts = [_conform(item, get_args(kind)[0]) for item in value]
         return container(found for found, _ in parts), all(fits for _, fits in parts)
+    if get_origin(kind) is dict:
+        fits = isinstance(value, dict) and all(_conform(item, get_args(kind)[1])[1] for item in value.values())
+        return value, fits
+    if is_typeddict(kind):
+        return value, not misfit(value, kind)
     is_bool = isinstance(value, (bool, np.bool_))
     if kind is bool:
         return (bool(value), True) if is_bool else (value, False)

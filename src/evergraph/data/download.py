@@ -14,6 +14,7 @@ from pathlib import Path
 
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash
+from evergraph.persistence.reading import MissingFileError, read_text
 
 LISTING = "SHA256SUMS"
 TIMEOUT = 60.0  # seconds without an answer
@@ -106,10 +107,8 @@ def _files(path: Path) -> list[Path]:
 def _read_listing(root: Path) -> dict[str, str]:
     """File → hash, as `sha256sum` writes them; nothing where there is no listing."""
     try:
-        lines = (root / LISTING).read_text().splitlines()
-    except FileNotFoundError:
+        lines = read_text(root / LISTING).splitlines()
+    except MissingFileError:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise EvergraphError(f"cannot read {root / LISTING} ({first_line(error)})") from None
     pairs = [line.split(maxsplit=1) for line in lines]
     return {pair[1].strip().lstrip("*"): pair[0].lower() for pair in pairs if len(pair) == 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import struct
 import tokenize
@@ -17,9 +18,10 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.graph import Graph, from_pyg, make_graph
+from evergraph.data.graph import Graph, from_pyg, make_graph, native
 from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.reading import MissingFileError, regular_file
 
 GRAPH_FILES = {".npz", ".pt", ".pth"}
 ADJACENCY = ("adj_indices", "adj_indptr")
@@ -39,8 +41,10 @@ def read_graph_file(path: str | Path) -> Graph:
         return read_mapped(path)
     if path.suffix not in GRAPH_FILES:
         raise EvergraphError(f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data)")
-    if not path.is_file():
-        raise EvergraphError(f"no file {path}; give a stream's name or the path of an .npz or .pt file")
+    try:
+        regular_file(path)
+    except MissingFileError as error:
+        raise EvergraphError(f"{error}; give a stream's name or the path of an .npz or .pt file") from None
     return read_npz(path) if path.suffix == ".npz" else read_saved_data(path)
 
 
@@ -59,7 +63,7 @@ def read_npz(path: str | Path, *, name: str | None = None, named_classes: bool =
     wanted = {*ADJACENCY, *ATTRIBUTES, "attr_matrix", "labels"} | ({"class_names"} if named_classes else set())
     try:
         with np.load(path, allow_pickle=False) as file:
-            parts = {key: file[key] for key in file.files if key in wanted}
+            parts = {key: native(file[key]) for key in file.files if key in wanted}
     except DAMAGE as error:
         if "allow_pickle" in str(error):
             raise EvergraphError(f"{path}: holds pickled objects, which are refused; save plain arrays") from None
@@ -71,14 +75,14 @@ def read_npz(path: str | Path, *, name: str | None = None, named_classes: bool =
         x = parts["attr_matrix"] if "attr_matrix" in parts else _attributes(parts)
         target = np.repeat(np.arange(parts["adj_indptr"].size - 1), np.diff(parts["adj_indptr"]))
         edges = np.stack([parts["adj_indices"], target])
-    except (ValueError, IndexError, TypeError) as error:
+    except (ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
         raise EvergraphError(f"{path}: inconsistent arrays ({first_line(error)})") from None
     if parts["adj_indptr"].size - 1 != x.shape[0]:
         raise EvergraphError(
             f"{path}: the adjacency has {parts['adj_indptr'].size - 1} rows, the features have {x.shape[0]}; "
             "both need one row per node"
         )
-    names = parts["class_names"].tolist() if "class_names" in parts else None
+    names = parts["class_names"].reshape(-1).tolist() if "class_names" in parts else None
     labels = parts.get("labels")
     return make_graph(x, edges, labels, class_names=names, undirected=True, name=name or path.stem)
 
@@ -120,6 +124,16 @@ def _parts_of_data() -> list[Any]:
     from torch_geometric.data.storage import BaseStorage, GlobalStorage
 
     return [Data, DataEdgeAttr, DataTensorAttr, EdgeLayout, _FieldStatus, BaseStorage, GlobalStorage]
+
+
+def content_mark(graph: Graph) -> str:
+    """SHA-256 of everything that results depend on; of a graph on disk what `convert` said of its arrays."""
+    digest = hashlib.sha256(json.dumps([graph.class_names, graph.mark, list(graph.x.shape)]).encode())
+    if not graph.mark:
+        digest.update(fingerprint(graph).encode())
+        values = graph.x.values if isinstance(graph.x, SparseMatrix) else graph.x
+        digest.update(np.ascontiguousarray(values.numpy()).data)
+    return digest.hexdigest()
 
 
 def fingerprint(graph: Graph) -> str:

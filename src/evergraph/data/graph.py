@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, first_line, shown
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
@@ -33,6 +33,7 @@ class Graph:
         cache: what models that read it alike have computed of it.
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
         private_cache: what single models have computed of it; gone with them.
+        mark: hash of its content, where that is known without reading all of it.
     """
 
     x: Features
@@ -43,6 +44,7 @@ class Graph:
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
     on_disk: bool = False
     private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
+    mark: str = field(default="", repr=False)
 
     @property
     def num_nodes(self) -> int:
@@ -146,8 +148,18 @@ def as_graph(graph: Graph | Any) -> Graph:
 
 
 def _array(values: Any) -> np.ndarray:
-    """As a numpy array, from wherever it is."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    """As a numpy array of this machine's types, from wherever it is."""
+    try:
+        return native(values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise EvergraphError(f"{shown(values)} is not an array ({first_line(error)})") from None
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """An array in this machine's byte order; long doubles, which torch does not know, as doubles."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _features(x: Any, name: str) -> Features:
@@ -181,6 +193,8 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
         raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
         raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
+    if values.dtype.kind in "fu" and values.size and values.max() >= 2**63:
+        raise EvergraphError(f"{name}: label {values.max():g} is out of range; labels are 0, 1, 2, … or -1 for none")
     labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
@@ -197,6 +211,8 @@ def _class_names(class_names: Sequence[ClassName] | None, labels: Tensor, name: 
             )
         return list(range(largest + 1))
     names: list[ClassName] = [entry.item() if isinstance(entry, np.generic) else entry for entry in class_names]
+    if odd := [entry for entry in names if isinstance(entry, bool) or not isinstance(entry, (str, int))]:
+        raise EvergraphError(f"{name}: a class is called {shown(odd[0])}; names are text or whole numbers")
     if largest >= len(names):
         raise EvergraphError(
             f"{name}: label {largest} is out of range: there are {len(names)} class names; "

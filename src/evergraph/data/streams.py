@@ -15,11 +15,12 @@ from torch import Tensor
 from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt, checked
 from evergraph.data.arrangement import Order, group_classes, split_nodes
 from evergraph.data.datasets import DATASETS, Dataset
-from evergraph.data.files import GRAPH_FILES, read_graph_file
+from evergraph.data.files import GRAPH_FILES, content_mark, read_graph_file
 from evergraph.data.graph import Graph, as_graph
 from evergraph.data.tasks import Part, Task
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError, unknown
+from evergraph.persistence.reading import exists
 
 DEFAULT_STREAM = "digits"
 MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
@@ -57,6 +58,7 @@ class TaskStream(metaclass=Checked):
         problem: str = "node-classification",
     ) -> None:
         TEST_GRAPHS[test_graph]  # an unknown name is refused here
+        self.graph_mark = ""  # what the whole graph is, where `stream` made this of it
         self.name = graph.name
         self.seed, self.order = seed, order
         self.classes_per_task, self.min_class_size = classes_per_task, min_class_size
@@ -247,7 +249,9 @@ def stream(
         **options,
     )
     tasks = tasks.first(first_tasks) if first_tasks else tasks
-    return tasks.within_task(0) if pseudo_stream else tasks
+    tasks = tasks.within_task(0) if pseudo_stream else tasks
+    tasks.graph_mark = content_mark(graph)
+    return tasks
 
 
 def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = None) -> tuple[Graph, Dataset]:
@@ -258,6 +262,6 @@ def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = 
     name, _, settings = str(source).partition(":")
     if name in DATASETS:
         return DATASETS[name].graph(data_root, settings), DATASETS[name]
-    if Path(source).suffix in GRAPH_FILES or Path(source).exists():
+    if Path(source).suffix in GRAPH_FILES or exists(source):
         return read_graph_file(source), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file"])

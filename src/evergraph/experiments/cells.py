@@ -41,8 +41,10 @@ class Cell:
     def finish(self, out: str | Path, data_root: str | Path | None) -> dict[str, Any]:
         """What is left to do for it, in this process; returns its result."""
         folder = Path(out) / self.key
-        check_folder(folder, self.spec, resume=True)
-        with taken_folder(folder) if self.key else nullcontext():  # the table's own folder is the caller's to hold
+        look = partial(check_folder, folder, self.spec, resume=True)
+        with (
+            taken_folder(folder, look) if self.key else nullcontext()
+        ):  # the table's own folder is the caller's to hold
             return finish_run(self.spec, folder, data_root=data_root)
 
 

@@ -7,15 +7,17 @@ import io
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 
-from evergraph.data import Part, TaskStream
-from evergraph.errors import EvergraphError, first_line
+from evergraph.core.settings import NotEmpty
+from evergraph.data import DATASETS, Part, TaskStream, find_graph
+from evergraph.data.files import content_mark
+from evergraph.errors import EvergraphError
 from evergraph.evaluation import summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.specification import RunSpec
@@ -28,6 +30,7 @@ from evergraph.persistence.files import (
     taken_folder,
     write_atomically,
 )
+from evergraph.persistence.reading import HASH, as_json, content_hash, exists, read_json, read_record, write_record
 from evergraph.training import Learner, Progress, pick_device
 from evergraph.training.driver import Driver
 from evergraph.training.snapshot import model_name
@@ -36,6 +39,44 @@ from evergraph.version import __version__
 ROW = list[float | None]
 OnProgress = Callable[[int, int, int, int, int], None]
 """Called as (seed number, task, number of tasks, epoch, number of epochs)."""
+
+
+Matrix = list[list[float | None]]
+
+
+class RunRecord(TypedDict):
+    """What `run.json` holds."""
+
+    spec: dict[str, Any]
+    graph: str
+    versions: dict[str, str]
+    device: str
+
+
+class SeedRecord(TypedDict):
+    """What `matrix.json` holds."""
+
+    matrix: Matrix
+    also_tested: dict[str, Matrix]
+    validation: Matrix
+    log: list[dict[str, Any]]
+    kept_bytes: list[int]
+    seconds: float
+    finished: bool
+    run: str
+    seed: int
+
+
+class ResultRecord(TypedDict):
+    """What `result.json` holds at least."""
+
+    stream: str
+    method: str
+    matrices: Annotated[list[Matrix], NotEmpty()]
+    ap: dict[str, float]
+    af: dict[str, float]
+    protocol: dict[str, Any]
+    seeds: Annotated[list[int], NotEmpty()]
 
 
 def run(
@@ -63,9 +104,7 @@ def run(
         loggers: where else the numbers go.
     """
     folder = Path(out)
-    check_folder(folder, spec, resume)  # a stranger's folder is not even locked
-    with taken_folder(folder, "name another with --out"):
-        check_folder(folder, spec, resume)
+    with taken_folder(folder, lambda: check_folder(folder, spec, resume), advice="name another with --out"):
         return finish_run(spec, folder, data_root=data_root, on_progress=on_progress, loggers=loggers)
 
 
@@ -79,23 +118,26 @@ def finish_run(
 ) -> dict[str, Any]:
     """What is left of a run, in a folder that the caller has checked and holds."""
     if (folder / "result.json").exists():
-        return read_result(folder)
+        result = read_result(folder)
+        check_graph(spec, result.get("graph"), folder)
+        return result
     # everything that can be wrong with the input is found before anything is written
     device = pick_device(spec.device)
     spec.check()
     first = spec.make_stream(spec.seeds[0], data_root)
     learner = spec.learner(spec.seeds[0], first.problem)
     with Logging(loggers) as logging:
-        _write_new(folder, spec)
+        mark = _write_new(folder, spec, first)
         logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
         results = []
         for number, seed in enumerate(spec.seeds):
             tasks = first if number == 0 else spec.make_stream(seed, data_root)
-            one = _SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging)
+            check_same_graph(tasks.graph_mark, first.graph_mark, folder)
+            one = _SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark)
             results.append(one.finish())
-        result = _result(spec, folder, first, learner, device, results)
+        result = {**_result(spec, folder, first, learner, device, results), "run": mark, "graph": first.graph_mark}
         logging.finish(result)
-        write_atomically(folder / "result.json", json.dumps(result, indent=1))
+        write_record(folder / "result.json", result, indent=1)
     return result
 
 
@@ -106,10 +148,10 @@ def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path
     spec.check()
     tasks = spec.make_stream(seed, data_root)
     make_folder(folder, "name another with --out")
-    _write_new(folder, spec)
+    mark = _write_new(folder, spec, tasks)
     make_folder(seed_folder)
     with only_writer(seed_folder), Logging(()) as logging:
-        _SeedRun(spec, seed_folder, tasks, seed, spec.seeds.index(seed), None, logging).finish()
+        _SeedRun(spec, seed_folder, tasks, seed, spec.seeds.index(seed), None, logging, mark).finish()
 
 
 def _result(
@@ -166,11 +208,13 @@ class _SeedRun:
         number: int,
         on_progress: OnProgress | None,
         logging: Logging,
+        mark: str,
     ) -> None:
         make_folder(folder)
         remove_scratch(folder)
         self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
         self.on_progress, self.logging = on_progress, logging
+        self.mark = {"run": mark, "seed": seed}  # every part of the seed's folder carries it
         self.checkpoint = folder / "checkpoint"
         self.driver = Driver(self.checkpoint, advice="; the run can go on with --resume when there is room")
         self.clock = time.perf_counter()
@@ -183,7 +227,7 @@ class _SeedRun:
             return done
         learner = self.spec.learner(self.seed, self.tasks.problem)
         state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
-        state |= {"validation": [], "log": [], "kept_bytes": [], "seconds": 0.0, "finished": False}
+        state |= {"validation": [], "log": [], "kept_bytes": [], "seconds": 0.0, "finished": False, **self.mark}
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
@@ -191,7 +235,7 @@ class _SeedRun:
             self._learn(learner, index, state)
         state["finished"] = True
         write_atomically(self.folder / "log.csv", _as_csv(state["log"]))
-        write_atomically(self.folder / "matrix.json", json.dumps(state))  # from here on the seed is done
+        write_record(self.folder / "matrix.json", state)  # from here on the seed is done
         remove_tree(self.checkpoint)
         return state
 
@@ -219,7 +263,7 @@ class _SeedRun:
         state["kept_bytes"].append(learner.method.kept_bytes())
         self.logging.task(self.seed, state["matrix"])
         self.driver.commit(learner, notes)
-        write_atomically(self.folder / "matrix.json", json.dumps(state))
+        write_record(self.folder / "matrix.json", state)
 
     def _row(self, learner: Learner, test_graph: str, part: Part = "test") -> ROW:
         """The newest row of an accuracy matrix."""
@@ -228,23 +272,27 @@ class _SeedRun:
         return values + [None] * (len(self.tasks) - len(values))
 
     def _load(self) -> Learner:
+        advice = f"remove {self.checkpoint} to begin seed {self.seed} anew"
         try:
-            return Learner.load(self.checkpoint, device=self.spec.device)
+            learner = Learner.load(self.checkpoint, device=self.spec.device)
         except EvergraphError as error:
-            raise EvergraphError(f"{error}; remove {self.checkpoint} to begin seed {self.seed} anew") from None
+            raise EvergraphError(f"{error}; {advice}") from None
+        self._check_mark(learner.notes, self.checkpoint, advice)
+        return learner
+
+    def _check_mark(self, record: Mapping[str, Any], place: Path, advice: str) -> None:
+        """An error where a part of the folder is another run's or another seed's."""
+        if any(record.get(key) != value for key, value in self.mark.items()):
+            raise EvergraphError(f"{place} is another run's or another seed's; {advice}")
 
     def _read_finished(self) -> dict[str, Any] | None:
         """The seed's result, if it is done."""
-        try:
-            state: dict[str, Any] = json.loads((self.folder / "matrix.json").read_text())
-            return state if state["finished"] else None
-        except FileNotFoundError:
+        path, advice = self.folder / "matrix.json", f"remove {self.folder} to begin seed {self.seed} anew"
+        if not exists(path):
             return None
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise EvergraphError(
-                f"{self.folder / 'matrix.json'} is damaged ({first_line(error)}); remove {self.folder} "
-                f"to begin seed {self.seed} anew"
-            ) from None
+        state = read_record(path, SeedRecord, advice)
+        self._check_mark(state, path, advice)
+        return state if state["finished"] else None
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:
@@ -265,26 +313,43 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
         return
     if not resume:
         raise EvergraphError(f"{folder} holds a run already; add --resume to go on with it, or name another with --out")
-    try:
-        saved = json.loads(config.read_text())["spec"]
-    except (ValueError, KeyError):
-        raise EvergraphError(f"{config} is damaged; name another folder with --out") from None
+    saved = read_record(config, RunRecord, "name another folder with --out")["spec"]
     if keys := spec.differences(saved):
         raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
 
 
-def _write_new(folder: Path, spec: RunSpec) -> None:
-    """What the run is, written once; a run resumed under other versions says so."""
+def check_same_graph(graph: str, known: str, place: str | Path) -> None:
+    """An error where a run would be mixed from two graphs, given the marks of both."""
+    if graph != known:
+        raise EvergraphError(f"{place} was run on another graph: the file has changed since; name another with --out")
+
+
+def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
+    """An error where the graph file that a finished run was made of has changed; named datasets check their own."""
+    if known is not None and spec.source.partition(":")[0] not in DATASETS:
+        check_same_graph(content_mark(find_graph(spec.source)[0]), known, place)
+
+
+def _write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
+    """What the run is, written once; a run resumed under other versions says so. Returns the run's mark."""
     path = folder / "run.json"
     now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
     if not path.exists():
-        content = {"spec": spec.as_dict(), **now}
+        content = {"spec": json.loads(as_json(spec.as_dict())), "graph": tasks.graph_mark, **now}
     else:
-        content = json.loads(path.read_text())
+        content = read_record(path, RunRecord, "name another folder with --out")
+        check_same_graph(tasks.graph_mark, content["graph"], folder)
         if now in ({key: content[key] for key in now}, content.get("resumed_with")):
-            return
+            return run_mark(content)
         content["resumed_with"] = now
-    write_atomically(path, json.dumps(content, indent=1))
+    write_record(path, content, indent=1)
+    return run_mark(content)
+
+
+def run_mark(record: Mapping[str, Any]) -> str:
+    """What every part of a run carries: a hash of its settings and its graph; seeds and devices may be added later."""
+    settings = {key: value for key, value in record["spec"].items() if key not in {"seeds", "device"}}
+    return content_hash([settings, record["graph"]])
 
 
 def read_result(folder: str | Path) -> dict[str, Any]:
@@ -293,18 +358,18 @@ def read_result(folder: str | Path) -> dict[str, Any]:
     if not path.exists():
         state = "a run that is not finished" if (Path(folder) / "run.json").exists() else "no run"
         raise EvergraphError(f"{folder} holds {state}; finish it with --resume or name a run's folder")
-    try:
-        result = json.loads(path.read_text())
-        if not {"matrices", "ap", "af", "method", "protocol"} <= result.keys():
-            raise ValueError("keys are missing")
-    except (ValueError, AttributeError) as error:
-        raise EvergraphError(f"{path} is damaged ({first_line(error)})") from None
+    result: dict[str, Any] = read_json(path, ResultRecord)
+    if HASH in result or "run" in result:  # those of version 0.1 have none
+        result = read_record(path, ResultRecord)
+        config = Path(folder) / "run.json"
+        if exists(config) and run_mark(read_record(config, RunRecord)) != result.get("run"):
+            raise EvergraphError(f"{path} is another run's than {config}; restore it from a copy")
     return {**result, "run_dir": str(folder)}
 
 
 def default_folder(source: str, method: str) -> Path:
     """A new folder under `runs/`, named after the stream, the method and the time."""
-    name = f"{Path(source.split(':')[0]).stem}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{Path(source.split(':')[0]).stem[:80]}-{method[:80]}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evergraph.core.finite import has_nan, is_finite, is_prediction
 from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt
 from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream, as_graph
-from evergraph.errors import EvergraphError, unknown
+from evergraph.errors import DivergedError, EvergraphError, unknown
 from evergraph.evaluation import METRICS, Evaluation
 from evergraph.methods import Context, Method, View, make_method
 from evergraph.models import MODELS, GraphModel, as_model, make_model
@@ -123,7 +124,7 @@ class Learner(metaclass=Checked):
             progress = train(context, self.method, self.training, self.progress, self._between_epochs(on_epoch))
             self.model.eval()
             self.method.end_task(context)
-            if not all(bool(torch.isfinite(value).all()) for value in self.model.parameters()):
+            if not is_finite(self.model.parameters()) or has_nan(self.method.state_dict()):
                 raise diverged(context, self.training, progress)
             self.first_accuracies = [*self.first_accuracies, self._test(task)]
         self.optimizer_state = progress.optimizer if self.training.keep_optimizer else None
@@ -400,7 +401,13 @@ class Learner(metaclass=Checked):
         self.model.eval()
         view = View(self.model, self.problem, graph, nodes, self.device)
         outputs = self.method.predict(view)
-        return view.outputs() if outputs is None else outputs
+        outputs = view.outputs() if outputs is None else outputs
+        if not is_prediction(outputs):
+            raise DivergedError(
+                f"{graph.name}: the outputs are not finite numbers, so the model diverged or the features are not "
+                f"finite; lower lr (now {self.training.lr:g}) or the method's strength"
+            )
+        return outputs
 
     def __repr__(self) -> str:
         counts = f"{self.num_tasks} tasks, {len(self.classes_)} classes"

@@ -14,6 +14,7 @@ from evergraph.data.download import check_listed, downloaded, keep
 from evergraph.data.files import fingerprint, read_npz
 from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.reading import regular_file
 
 GNN_BENCHMARK = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
 
@@ -97,7 +98,7 @@ def _read_csv_gz(path: Path, kind: type) -> np.ndarray:
     if not path.exists():
         raise EvergraphError(f"{path} is missing; the folder must hold OGB's raw csv.gz files")
     try:
-        with gzip.open(path, "rt") as lines:
+        with gzip.open(regular_file(path), "rt", encoding="utf-8") as lines:
             return np.loadtxt(lines, delimiter=",", dtype=kind, ndmin=2)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None

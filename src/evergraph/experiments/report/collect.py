@@ -6,7 +6,6 @@ page's scripts only print and draw.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
 from evergraph.experiments.result_file import CELLS, RESULTS, read_results
 from evergraph.experiments.run import read_result
+from evergraph.persistence.reading import read_rows
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
 MOST_NAMED = 6  # settings in a label
@@ -161,8 +161,7 @@ def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
     path = folder / f"seed-{seed}" / "log.csv"
     if not path.exists():
         return None
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(path)
     try:
         columns = (
             {key: [float(row[key]) if row[key] else math.nan for row in rows] for key in rows[0] if key} if rows else {}
