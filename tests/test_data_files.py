@@ -134,7 +134,7 @@ def test_what_is_not_a_graph_is_refused(tmp_path: Path) -> None:
         "text.npz": "pickled objects|not an npz file",  # numpy takes unknown bytes for a pickle
         "array.npz": "not an npz file",
         "graph.csv": "reads .npz and .pt",
-        "folder.npz": "no file",
+        "folder.npz": "is a folder, not a file",
         "missing.npz": "no file",
     }.items():
         with pytest.raises(eg.EvergraphError, match=message):

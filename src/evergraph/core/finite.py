@@ -26,6 +26,11 @@ def has_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
+def is_overflow(error: Exception) -> bool:
+    """Whether an error says that a number left the range of its type (a strength of 1e300 against float32)."""
+    return isinstance(error, OverflowError) or "without overflow" in str(error)
+
+
 def is_prediction(outputs: Tensor) -> bool:
     """Whether outputs can be compared: minus infinity rules a class out, all else must be finite."""
     return not bool(torch.isnan(outputs).any() or torch.isposinf(outputs).any())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergraph.core.finite import has_nan, is_finite, is_prediction
+from evergraph.core.finite import has_nan, is_finite, is_overflow, is_prediction
 from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt
 from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream, as_graph
 from evergraph.errors import DivergedError, EvergraphError, unknown
@@ -121,9 +121,15 @@ class Learner(metaclass=Checked):
                 context = self._context(data, task)
             self.method.prepare(context)
             assert self.progress is not None
-            progress = train(context, self.method, self.training, self.progress, self._between_epochs(on_epoch))
-            self.model.eval()
-            self.method.end_task(context)
+            progress = self.progress
+            try:
+                train(context, self.method, self.training, progress, self._between_epochs(on_epoch))
+                self.model.eval()
+                self.method.end_task(context)
+            except (RuntimeError, OverflowError) as error:
+                if not is_overflow(error):
+                    raise
+                raise diverged(context, self.training, progress) from None
             if not is_finite(self.model.parameters()) or has_nan(self.method.state_dict()):
                 raise diverged(context, self.training, progress)
             self.first_accuracies = [*self.first_accuracies, self._test(task)]
