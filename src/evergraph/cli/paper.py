@@ -57,7 +57,14 @@ def paper_command(
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise EvergraphError(f"{folder} is not empty; add --resume to go on with it, or name another with --out")
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    bar = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=common.stderr)
+    bar = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=common.stderr,
+        disable=not common.stderr.is_terminal,
+    )
     line = bar.add_task("starting", total=None)
 
     def on_done(key: str, done: int, total: int) -> None:

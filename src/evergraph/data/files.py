@@ -5,11 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import struct
-import tokenize
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +17,12 @@ from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph, from_pyg, make_graph, native
 from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
-from evergraph.persistence.reading import MissingFileError, regular_file
+from evergraph.persistence.reading import DAMAGE, MissingFileError, regular_file
 
 GRAPH_FILES = {".npz", ".pt", ".pth"}
 ADJACENCY = ("adj_indices", "adj_indptr")
 ATTRIBUTES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
 DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense: it is smaller then
-# what zipfile, zlib and numpy raise on files that are cut short, altered or something else altogether
-DAMAGE = (
-    zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError, KeyError,
-    TypeError, SyntaxError, NotImplementedError, RuntimeError, MemoryError, OverflowError,
-)  # fmt: skip
 
 
 def read_graph_file(path: str | Path) -> Graph:
@@ -132,7 +123,8 @@ def content_mark(graph: Graph) -> str:
     if not graph.mark:
         digest.update(fingerprint(graph).encode())
         values = graph.x.values if isinstance(graph.x, SparseMatrix) else graph.x
-        digest.update(np.ascontiguousarray(values.numpy()).data)
+        for part in (values, graph.adjacency.values):
+            digest.update(np.ascontiguousarray(part.numpy()).data)
     return digest.hexdigest()
 
 

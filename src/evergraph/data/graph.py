@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -210,6 +210,10 @@ def _class_names(class_names: Sequence[ClassName] | None, labels: Tensor, name: 
                 f"{name}: label {largest} is out of range; number the classes 0, 1, 2, … without large gaps"
             )
         return list(range(largest + 1))
+    if isinstance(class_names, (str, bytes)) or not isinstance(class_names, Iterable):
+        raise EvergraphError(f"{name}: class_names={shown(class_names)} is not a list of names")
+    if isinstance(class_names, (np.ndarray, Tensor)):
+        class_names = _array(class_names).reshape(-1).tolist()
     names: list[ClassName] = [entry.item() if isinstance(entry, np.generic) else entry for entry in class_names]
     if odd := [entry for entry in names if isinstance(entry, bool) or not isinstance(entry, (str, int))]:
         raise EvergraphError(f"{name}: a class is called {shown(odd[0])}; names are text or whole numbers")

@@ -24,7 +24,7 @@ from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import ClassName, Graph
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash
-from evergraph.persistence.reading import content_hash, read_record, regular_file, write_record
+from evergraph.persistence.reading import DAMAGE, content_hash, read_record, regular_file, write_record
 
 HEADER = "graph.json"
 ROWS_AT_ONCE = 2**22  # entries sorted at once when neighbour lists are put in order
@@ -170,7 +170,7 @@ def read_mapped(folder: str | Path) -> Graph:
             x = SparseMatrix(arrays["x_indptr"], arrays["x_indices"], arrays["x_values"], num_features)
         if tuple(x.shape) != (y.numel(), num_features):
             raise ValueError("the arrays do not fit together")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, RuntimeError, OverflowError) as error:
+    except DAMAGE as error:
         raise EvergraphError(f"{path}: damaged or not a converted graph ({first_line(error)}); convert again") from None
     return Graph(x, adjacency, y, names, header["name"], on_disk=True, mark=content_hash(header["arrays"]))
 

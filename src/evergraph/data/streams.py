@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph import registry
 from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt, checked
 from evergraph.data.arrangement import Order, group_classes, split_nodes
 from evergraph.data.datasets import DATASETS, Dataset
@@ -57,7 +58,7 @@ class TaskStream(metaclass=Checked):
         task_incremental: bool = False,
         problem: str = "node-classification",
     ) -> None:
-        TEST_GRAPHS[test_graph]  # an unknown name is refused here
+        TEST_GRAPHS[test_graph], registry.problems[problem]  # an unknown name is refused here
         self.graph_mark = ""  # what the whole graph is, where `stream` made this of it
         self.name = graph.name
         self.seed, self.order = seed, order
@@ -245,8 +246,7 @@ def stream(
         graph,
         dataset.classes_per_task if classes_per_task is None else classes_per_task,
         min_class_size=dataset.min_class_size if min_class_size is None else min_class_size,
-        problem=dataset.problem,
-        **options,
+        **{"problem": dataset.problem, **options},
     )
     tasks = tasks.first(first_tasks) if first_tasks else tasks
     tasks = tasks.within_task(0) if pseudo_stream else tasks

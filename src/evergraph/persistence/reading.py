@@ -10,6 +10,10 @@ import hashlib
 import json
 import os
 import stat
+import struct
+import tokenize
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +23,11 @@ from evergraph.persistence.files import write_atomically
 
 LARGEST_TEXT = 2**30  # bytes of a text file; ours are far smaller
 HASH = "sha256"
+# what zipfile, zlib and numpy raise on files that are cut short, altered or something else altogether
+DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError, KeyError,
+    IndexError, TypeError, SyntaxError, NotImplementedError, RuntimeError, MemoryError, OverflowError,
+)  # fmt: skip
 RESTORE = "restore it from a copy"
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
