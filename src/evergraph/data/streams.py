@@ -16,6 +16,7 @@ from evergraph import registry
 from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt, checked
 from evergraph.data.arrangement import Order, group_classes, split_nodes
 from evergraph.data.datasets import DATASETS, Dataset
+from evergraph.data.datasets.official import find_data_root
 from evergraph.data.files import GRAPH_FILES, content_mark, read_graph_file
 from evergraph.data.graph import Graph, as_graph
 from evergraph.data.tasks import Part, Task
@@ -256,6 +257,8 @@ def stream(
 
 def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = None) -> tuple[Graph, Dataset]:
     """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said."""
+    if data_root is not None:
+        find_data_root(data_root)  # a folder that is not there is refused even where nothing is read from it
     unnamed = Dataset("graph", lambda data_root: as_graph(source))
     if not isinstance(source, (str, Path)):
         return as_graph(source), unnamed
