@@ -432,3 +432,45 @@ def test_random_words_are_one_line_with_exit_status_2(empty, words):
     words = [word.replace("\0", "") for word in words if word not in {"--help"}]
     runs = words and words[0] in {"run", "compare", "tune", "paper"}
     refused_on_the_command_line([*words, "--nonsense"] if runs else ["zz", *words])
+
+
+# learners: what is asked of one that has learned something
+
+
+@pytest.fixture(scope="module")
+def learner(graph):
+    return eg.Learner(eg.GCN(hidden=4), "ewc", epochs=1, device="cpu").fit(eg.TaskStream(graph, 2))
+
+
+CALLS = {
+    "predict": lambda learner, graph, value: learner.predict(value),
+    "predict nodes": lambda learner, graph, value: learner.predict(graph, value),
+    "predict classes": lambda learner, graph, value: learner.predict(graph, classes=value),
+    "logits": lambda learner, graph, value: learner.logits(value),
+    "probabilities": lambda learner, graph, value: learner.predict_proba(graph, value),
+    "learn": lambda learner, graph, value: learner.learn(value),
+    "fit": lambda learner, graph, value: learner.fit(value),
+    "evaluate": lambda learner, graph, value: learner.evaluate(value),
+    "evaluate metric": lambda learner, graph, value: learner.evaluate(eg.TaskStream(graph, 2), metric=value),
+    "grow": lambda learner, graph, value: learner.grow(value),
+    "load": lambda learner, graph, value: eg.Learner.load(value),
+    "task": lambda learner, graph, value: eg.Task.of(graph, value),
+    "from_pyg": lambda learner, graph, value: eg.from_pyg(value),
+    "make_method": lambda learner, graph, value: eg.make_method(value),
+    "make_model": lambda learner, graph, value: eg.make_model(value),
+    "stream": lambda learner, graph, value: eg.stream(value),
+    "run": lambda learner, graph, value: eg.run(value, "out"),
+    "report": lambda learner, graph, value: eg.write_report(value),
+    "compose": lambda learner, graph, value: eg.Compose(value),
+}
+
+
+@given(st.sampled_from(list(CALLS)), JUNK)
+@examples(250)
+def test_calls_with_wrong_values_work_or_are_one_line(empty, learner, graph, name, value):
+    before = learner.num_tasks
+    try:
+        CALLS[name](learner, graph, value)
+    except Exception as error:
+        refused(error)
+    assert learner.num_tasks == before or name in {"learn", "fit"}

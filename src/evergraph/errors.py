@@ -13,7 +13,7 @@ class DivergedError(EvergraphError):
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
     """The error for a name that is not on the list: says what the list is."""
-    return EvergraphError(f"unknown {kind} {name!r}; choose one of: {', '.join(choices)}")
+    return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(choices)}")
 
 
 def one_of(kind: str, value: str, choices: Iterable[str]) -> str:

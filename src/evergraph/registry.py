@@ -55,7 +55,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         load_plugins()
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
 
@@ -66,7 +66,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __contains__(self, name: object) -> bool:
         load_plugins()
-        return name in self._entries
+        return isinstance(name, str) and name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()

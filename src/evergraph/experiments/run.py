@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypedDict
 
 import torch
 
-from evergraph.core.settings import NotEmpty
+from evergraph.core.settings import NotEmpty, checked
 from evergraph.data import DATASETS, Part, TaskStream, find_graph
 from evergraph.data.files import content_mark
 from evergraph.errors import EvergraphError
@@ -79,6 +79,7 @@ class ResultRecord(TypedDict):
     seeds: Annotated[list[int], NotEmpty()]
 
 
+@checked
 def run(
     spec: RunSpec,
     out: str | Path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evergraph.core.settings import configure, settings_of
+from evergraph.core.settings import checked, configure, settings_of
 from evergraph.errors import unknown
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Replay, Step, View
@@ -51,6 +51,7 @@ def preferred_model(name: str) -> str:
     return next((kind.model for kind in kinds if kind.model != Method.model), Method.model)
 
 
+@checked
 def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """A method by its name; `a+b` composes several.
 

@@ -1,3 +1,5 @@
+from evergraph.core.settings import checked
+
 """Models: the paper's GCN, GraphSAGE, GAT, random propagation features, and a wrapper for any PyG-style module."""
 
 from evergraph.core.settings import configure
@@ -10,6 +12,7 @@ from evergraph.models.module import ModuleModel, as_model
 from evergraph.models.random_features import RandomFeatures
 
 
+@checked
 def make_model(name: str, **settings: object) -> GraphModel:
     """A model by its name; settings may be text."""
     model: GraphModel = configure(MODELS[name], name, settings)

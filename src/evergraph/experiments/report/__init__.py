@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from evergraph.core.settings import checked
 from evergraph.errors import EvergraphError
 from evergraph.experiments.plots import FIGURES, common_metric, draw, value_limits
 from evergraph.experiments.report.collect import find_runs, flat, read_runs, summary_titles
@@ -33,6 +34,7 @@ class Report:
     unfinished: list[Path]
 
 
+@checked
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None, *, figures: bool = True) -> Report:
     """Write one page about some runs, and their figures into `figures/` beside it.
 
