@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import typer
 
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, EvergraphWarning
 
 UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options and commands, wherever typer keeps it
 
@@ -29,6 +30,7 @@ def make_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
+    warnings.showwarning = _note
     try:
         sys.exit(make_app()(prog_name="evergraph", standalone_mode=False) or 0)
     except UsageError as error:
@@ -49,6 +51,13 @@ def main() -> None:
 
 def _complain(message: str) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _note(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """A warning of ours is a line on stderr; others stay as Python shows them."""
+    ours = issubclass(category, EvergraphWarning)
+    text = f"note: {message}\n" if ours else warnings.formatwarning(message, category, *place[:2])
+    sys.stderr.write(text)
 
 
 def _value_given(error: Any) -> str:

@@ -41,6 +41,9 @@ def _choices(names: Any) -> str:
 
 Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph streams`) or the path of a graph file.")]
 Method = Annotated[str, typer.Option(help="A method's name (see `evergraph methods`); a+b composes two.")]
+ChosenMethod = Annotated[
+    str | None, typer.Option(help="A method's name; auto by default, with --model the paper's at stand-ins.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
 ModelSet = Annotated[
     list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="A hyper-parameter of the model.")
@@ -59,6 +62,9 @@ MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with f
 TestGraph = Annotated[str, typer.Option(help="; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items()))]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
+Directed = Annotated[
+    bool, typer.Option("--directed", help="Keep the directions of the edges; else each is read in both.")
+]
 Problem = Annotated[str | None, typer.Option(help=f"{_choices(PROBLEMS)}; the stream's own by default.")]
 Metric = Annotated[str | None, typer.Option(help=f"{_choices(METRICS)}; the problem's own by default.")]
 Model = Annotated[str | None, typer.Option(help=f"{_choices(MODELS)}; the method's own by default.")]
@@ -93,6 +99,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "test_graph": (TestGraph, "task"),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
+    "directed": (Directed, False),
     "problem": (Problem, None),
     "metric": (Metric, None),
     "label_scope": (LabelScope, None),
@@ -189,9 +196,10 @@ def make_spec(
     """
     chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
     preferred = dict(make_method(method, settings).training) if own_training else {}
+    directed = {"undirected": False} if options["directed"] else {}
     return RunSpec(
         source=source,
-        stream={**chosen, "order": parse_order(options["order"])},
+        stream={**chosen, "order": parse_order(options["order"]), **directed},
         method=method,
         settings=settings,
         **model_options(options),

@@ -26,6 +26,7 @@ from evergraph.experiments.run import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
 from evergraph.persistence.files import taken_folder
+from evergraph.training.learner import default_method
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -41,12 +42,13 @@ def add_commands(app: typer.Typer) -> None:
 def run_command(
     options: dict[str, Any],
     stream: common.Stream = DEFAULT_STREAM,
-    method: common.Method = "auto",
+    method: common.ChosenMethod = None,
     seeds: common.Seeds = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
     settings = common.parse_settings(options["set_"])
+    method = method or default_method(options["model"])
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     folder = options["out"] or default_folder(stream, method)
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
@@ -66,7 +68,7 @@ def compare_command(
     streams: Annotated[
         list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Names with commas.")] = "finetune,curvature,joint",
+    methods: Annotated[str, typer.Option(help="Names with commas.")] = "auto,curvature,finetune,joint",
     order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
     test_graph: Annotated[list[str] | None, typer.Option(help="A test graph; may be given several times.")] = None,
     seeds: common.Seeds = 3,

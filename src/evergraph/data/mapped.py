@@ -34,6 +34,8 @@ def write_mapped(graph: Graph, folder: str | Path) -> Path:
     """Write a graph that is in memory to a folder of mapped arrays."""
     with _new_folder(folder) as path:
         arrays: dict[str, Tensor] = {"indptr": graph.adjacency.indptr, "indices": graph.adjacency.indices}
+        if bool((graph.adjacency.values != 1).any()):
+            arrays["weights"] = graph.adjacency.values
         if isinstance(graph.x, SparseMatrix):
             arrays |= {"x_indptr": graph.x.indptr, "x_indices": graph.x.indices, "x_values": graph.x.values}
         else:
@@ -131,15 +133,17 @@ def read_mapped(folder: str | Path) -> Graph:
     try:
         header = json.loads((path / HEADER).read_text())
         names, num_features = list(header["class_names"]), int(header["num_features"])
-        # edge weights are all one: a single number, seen from every place
         y, indptr, indices = _map(path, "y"), _map(path, "indptr"), _map(path, "indices")
         nnz = int(indptr[-1])
-        adjacency = SparseMatrix(indptr, indices[:nnz], torch.ones(1).expand(nnz), y.numel())
+        # where edge weights are all one: a single number, seen from every place
+        weights = _map(path, "weights") if (path / "weights.npy").exists() else torch.ones(1).expand(nnz)
+        adjacency = SparseMatrix(indptr, indices[:nnz], weights, y.numel())
         if (path / "x.npy").exists():
             x: Any = _map(path, "x")
         else:
             x = SparseMatrix(_map(path, "x_indptr"), _map(path, "x_indices"), _map(path, "x_values"), num_features)
         fits = x.size(0) == y.numel() == indptr.numel() - 1 and x.size(1) == num_features and indices.numel() >= nnz
+        fits = fits and weights.numel() == nnz
         if not fits or int(y.max()) >= len(names):
             raise ValueError("the arrays do not fit together")
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:

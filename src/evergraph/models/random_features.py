@@ -43,6 +43,8 @@ class RandomFeatures(GraphModel):
         blocks: pairs (k, b).
     """
 
+    reads_edge_weights = True
+
     def __init__(self, hidden: int = 5120, blocks: Sequence[Sequence[float]] = BLOCKS) -> None:
         super().__init__()
         self.hidden = hidden

@@ -93,7 +93,6 @@ def learn_in_folder(
     prepare: Callable[[Learner | None], tuple[Learner, Task]],
     *,
     device: str = "auto",
-    grow: bool = False,
     restart: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> Learner:
@@ -103,7 +102,6 @@ def learn_in_folder(
         folder: where the learner lives. It is locked before it is looked at.
         prepare: from the learner of the last finished task, or None, to the one that shall learn, and the task.
         device: where the learner is loaded to.
-        grow: make the output layer larger where the task's classes need it.
         restart: drop a task that was left in the middle.
         on_epoch: called after every epoch.
     """
@@ -113,9 +111,6 @@ def learn_in_folder(
         driver = Driver(folder, folder / UNFINISHED)
         begun = _begun(driver.unfinished, learner, task, restart)
         if begun is None:
-            needed = learner.classes_needed(task)
-            if grow and learner.model.out_channels is not None and needed > learner.model.out_channels:
-                learner.grow(needed)
             learner.check(task)
             remove_tree(driver.unfinished)
         learner = begun or learner
