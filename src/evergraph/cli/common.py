@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -22,6 +23,7 @@ from evergraph.data import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
+from evergraph.experiments.method_table import ABOUT, MethodTable, cell_text
 from evergraph.experiments.result_file import RESULTS
 from evergraph.experiments.run import OnProgress
 from evergraph.methods import make_method
@@ -300,6 +302,18 @@ def result_table(results: list[dict[str, Any]]) -> Table:
     for result in results:
         table.add_row(result["method"], spread(result["ap"]), spread(result["af"]), f"{result['seconds']:.1f}")
     return table
+
+
+def methods_and_streams(table: MethodTable) -> Table:
+    """One row per method, one column per stream; the best of each marked, and those within noise of it."""
+    shown = Table(caption=f"AP in percent. {ABOUT}", caption_justify="left")
+    shown.add_column("method", no_wrap=True)
+    for column in table.columns:
+        shown.add_column(escape(column), justify="right")
+    for method, entries in table.rows.items():
+        name = f"[italic]{escape(method)}[/]" if method in table.apart else escape(method)
+        shown.add_row(name, *(cell_text(entry, "[bold]", "[/]", "†") for entry in entries))
+    return shown
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> Table:

@@ -78,8 +78,8 @@ def finish_run(
     loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
     """What is left of a run, in a folder that the caller has checked and holds."""
-    if (folder / "result.json").exists():
-        return read_result(folder)
+    if (done := finished_result(folder, spec)) is not None:
+        return done
     # everything that can be wrong with the input is found before anything is written
     device = pick_device(spec.device)
     spec.check()
@@ -281,10 +281,20 @@ def _write_new(folder: Path, spec: RunSpec) -> None:
         content = {"spec": spec.as_dict(), **now}
     else:
         content = json.loads(path.read_text())
-        if now in ({key: content[key] for key in now}, content.get("resumed_with")):
+        same = now in ({key: content[key] for key in now}, content.get("resumed_with"))
+        if same and content["spec"].get("seeds") == spec.seeds:
             return
-        content["resumed_with"] = now
+        content["spec"]["seeds"] = spec.seeds
+        content |= {} if same else {"resumed_with": now}
     write_atomically(path, json.dumps(content, indent=1))
+
+
+def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
+    """The result of a run in its folder; None where it is not finished, or seeds were added to it."""
+    if not (folder / "result.json").exists():
+        return None
+    result = read_result(folder)
+    return result if result.get("seeds", spec.seeds) == spec.seeds else None
 
 
 def read_result(folder: str | Path) -> dict[str, Any]:

@@ -75,9 +75,14 @@ class RunSpec:
         self.learner(self.seeds[0])
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What differs from a saved specification, the device aside; what is not named there is the default."""
+        """What differs from a saved specification, the device and further seeds aside.
+
+        What is not named there is the default.
+        """
         wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
+        if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
+            earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
         return [name for name in wanted if earlier.get(name) != wanted[name] and name != "device"]
 
     def as_dict(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class SI(Quadratic):
     reference = "Zenke, Poole and Ganguli: Continual Learning Through Synaptic Intelligence, ICML 2017"
     search_space = search_over(strength=(1e-3, 1e5))
 
-    strength: float = 2.0
+    strength: float = 1.0
     damping: float = 1e-3
     path_: Params = state(dict, like="params")
     start_: Params = state(dict, like="params")
