@@ -53,9 +53,7 @@ def cells(methods: list[str]) -> Iterator[tuple[str, str, Cell]]:
             settings = dict(zip(space, values))
             candidate = ",".join(f"{key}={value}" for key, value in settings.items())
             scope = str(settings.pop("label_scope"))
-            training = Training(
-                lr=0.01, weight_decay=0.0, batch_size=0, reduction="mean", label_scope=scope
-            )
+            training = Training(lr=0.01, weight_decay=0.0, batch_size=0, reduction="mean", label_scope=scope)
             spec = rule.restrict(RunSpec(source, method=method, settings=settings, training=training, device="cpu"))
             yield method, candidate, Cell(f"{method}/{candidate}/{source}", spec)
 
@@ -102,10 +100,15 @@ def table(listed: list[tuple[str, str, Cell]], results: dict[str, dict[str, Any]
         method: max((key for key in scores if key[0] == method), key=lambda key: sum(scores[key]))
         for method, _ in scores
     }
-    lines = [f"| method | candidate | {' | '.join(STREAMS)} | mean | |", "|---|---|" + "--:|" * (len(STREAMS) + 1) + "---|"]
+    lines = [
+        f"| method | candidate | {' | '.join(STREAMS)} | mean | |",
+        "|---|---|" + "--:|" * (len(STREAMS) + 1) + "---|",
+    ]
     for key, values in scores.items():
         numbers = " | ".join(f"{value:.1f}" for value in [*values, sum(values) / len(values)])
-        lines.append(f"| {key[0]} | {key[1].replace(',', ', ')} | {numbers} | {'chosen' if best[key[0]] == key else ''} |")
+        lines.append(
+            f"| {key[0]} | {key[1].replace(',', ', ')} | {numbers} | {'chosen' if best[key[0]] == key else ''} |"
+        )
     return "\n".join(lines) + "\n"
 
 

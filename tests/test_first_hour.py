@@ -67,7 +67,9 @@ def test_auto_is_the_default_of_every_command(evergraph, tmp_path: Path) -> None
 @pytest.mark.parametrize("method", ["auto", "ewc", "lwf", "joint", "curvature", "si", "kfac"])
 def test_the_output_layer_grows_by_itself(method: str) -> None:
     """Two months with new classes are learned as if the outputs had been there from the start."""
-    made = eg.Learner(eg.RandomFeatures(hidden=16) if method == "auto" else eg.GCN(hidden=4), method, num_classes=2, **FAST)
+    made = eg.Learner(
+        eg.RandomFeatures(hidden=16) if method == "auto" else eg.GCN(hidden=4), method, num_classes=2, **FAST
+    )
     made.learn(eg.Task.of(month(0, 6), [f"class {i}" for i in (0, 1)]))
     assert made.model.out_channels == 2
     made.learn(eg.Task.of(month(0, 6), [f"class {i}" for i in (2, 3, 4)]))

@@ -1,4 +1,4 @@
-"""What new users bring: masks, weights, dictionaries of names, edges in one direction. Read right, or said in one line."""
+"""What new users bring: weights, dictionaries of names, edges in one direction. Read right, or said in one line."""
 
 from __future__ import annotations
 

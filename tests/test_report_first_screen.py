@@ -1,4 +1,4 @@
-"""The report's first screen: the answer, its costs, the ceiling apart; readable on a phone; pictures of it are taken."""
+"""The report's first screen: the answer, its costs, the ceiling apart; on a phone too. Pictures of it are taken."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def matrices(now: float, forgot: float, seeds: int = 3) -> list:
 
 RUNS = {
     "auto": (95, 1, ["statistics"], 420_000_000), "analytic": (94.9, 1.2, ["statistics"], 410_000_000),
-    "stand-in-curvature": (92, 3, ["parameters", "prototypes"], 20_000_000), "ewc": (35, 60, ["parameters"], 14_000_000),
-    "lwf": (34, 61, ["parameters"], 7_000_000), "finetune": (20, 79, [], 0), "er-gnn": (93, 3, ["real nodes"], 9_000_000),
+    "stand-in-curvature": (92, 3, ["parameters", "prototypes"], 20_000_000),
+    "ewc": (35, 60, ["parameters"], 14_000_000),
+    "lwf": (34, 61, ["parameters"], 7_000_000), "finetune": (20, 79, [], 0),
+    "er-gnn": (93, 3, ["real nodes"], 9_000_000),
     "joint": (97, 0, ["graphs"], 90_000_000),
 }  # fmt: skip
 
@@ -43,7 +45,8 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
             scope = {"protocol": {"label_scope": "seen" if number % 2 else "current"}}
             write_run(
                 folder / Path(stream).stem / method, method, matrices(now - 3 * ("/" in stream), forgot), stream=stream,
-                access={"keeps": keeps}, kept_bytes=[[kept]] * 3, seconds=30.0 * (number + 1), hyperparameters={}, **scope,
+                access={"keeps": keeps}, kept_bytes=[[kept]] * 3, seconds=30.0 * (number + 1), hyperparameters={},
+                **scope,
             )  # fmt: skip
     return folder
 
@@ -88,7 +91,10 @@ def test_a_method_keeps_its_colour_in_every_report(tmp_path: Path, data: dict) -
     write_run(tmp_path / "alone", "lwf", matrices(34, 61), log=False)
     (alone,) = read_runs(find_runs([tmp_path / "alone"])[0])
     assert {alone["style"]} == {run["style"] for run in data["runs"] if run["method"] == "lwf"}
-    familiar = [style_of(name) for name in ("auto", "analytic", "curvature", "stand-in-curvature", "ewc", "lwf", "finetune", "joint")]
+    familiar = [
+        style_of(name)
+        for name in ("auto", "analytic", "curvature", "stand-in-curvature", "ewc", "lwf", "finetune", "joint")
+    ]
     assert sorted(style % 8 for style in familiar) == list(range(8))  # eight colours that often meet
     assert all(0 <= style_of(name) < 48 for name in METHODS)
 
@@ -116,11 +122,25 @@ def test_the_first_screen_answers(page, tmp_path: Path, width: int, height: int)
     time.sleep(0.3)
     picture(page, f"report-{width}.png", tmp_path)
     first = page.find_element("css selector", ".answer")
-    for text in ("Best without old data: ", "auto", "AP", "95.8", "forgets", "AF −1.0", "a run", "10 s", "420.0 MB", "joint", "97.5"):
+    for text in (
+        "Best without old data: ",
+        "auto",
+        "AP",
+        "95.8",
+        "forgets",
+        "AF −1.0",
+        "a run",
+        "10 s",
+        "420.0 MB",
+        "joint",
+        "97.5",
+    ):
         assert text in first.text, (text, first.text)
     assert first.rect["y"] + first.rect["height"] <= height  # without scrolling
     assert page.find_elements("css selector", ".notice") == []  # no internals in yellow boxes
-    heads = run_js(page, "return [...document.querySelectorAll('h1, h2, h3, figcaption, .caption')].map((n) => n.textContent)")
+    heads = run_js(
+        page, "return [...document.querySelectorAll('h1, h2, h3, figcaption, .caption')].map((n) => n.textContent)"
+    )
     assert not any("/" in head for head in heads)
     assert run_js(page, "return document.documentElement.scrollWidth") <= width
     no_errors(page)
@@ -134,7 +154,8 @@ def test_on_a_phone_every_value_of_the_table_is_on_the_screen(page, tmp_path: Pa
     picture(page, "report-table-390.png", tmp_path)
     outside = run_js(
         page,
-        "return [...document.querySelectorAll('#table tbody th, #table tbody td')].map((n) => n.getBoundingClientRect())"
+        "return [...document.querySelectorAll('#table tbody th, #table tbody td')]"
+        ".map((n) => n.getBoundingClientRect())"
         ".filter((box) => box.left < 0 || box.right > 390).length",
     )
     assert outside == 0
@@ -146,7 +167,8 @@ def test_the_ceiling_is_no_competitor(page) -> None:
     look(page, 1280)
     stars = run_js(
         page,
-        "return [...document.querySelectorAll('#table .best')].map((n) => n.closest('tr').querySelector('th').textContent)",
+        "return [...document.querySelectorAll('#table .best')]"
+        ".map((n) => n.closest('tr').querySelector('th').textContent)",
     )
     assert stars
     assert all(star.startswith("auto") for star in stars)
@@ -165,7 +187,8 @@ def test_labels_neither_collide_nor_are_clipped(page, tmp_path: Path) -> None:
         page,
         "const frame = document.querySelector('#plane-figure > svg').getBoundingClientRect();"
         "return [...document.querySelectorAll('#plane-figure .label')].map((n) => n.getBoundingClientRect())"
-        ".map((b) => [b.left - frame.left, b.right - frame.left, b.top - frame.top, b.bottom - frame.top, frame.width])",
+        ".map((b) => [b.left - frame.left, b.right - frame.left, b.top - frame.top, b.bottom - frame.top, "
+        "frame.width])",
     )
     assert len(boxes) >= 4
     for number, (left, right, top, bottom, width) in enumerate(boxes):

@@ -146,4 +146,6 @@ def _load_file(path: Path, name: str) -> None:
         raise
     except Exception as error:  # whatever a file of somebody's raises while it is imported
         del sys.modules[spec.name]
-        raise EvergraphError(f"--plugin {path} cannot be loaded ({type(error).__name__}: {first_line(error)})") from None
+        raise EvergraphError(
+            f"--plugin {path} cannot be loaded ({type(error).__name__}: {first_line(error)})"
+        ) from None

@@ -63,7 +63,8 @@ def read_npz(
 ) -> Graph:
     """A graph in the GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`.
 
-    `adj_data` weighs the edges. A file without `labels` has no labelled nodes. Only the members needed are read, and pickled ones are refused, so that a file cannot run code.
+    `adj_data` weighs the edges. A file without `labels` has no labelled nodes. Only the members needed are read, and
+    pickled ones are refused, so that a file cannot run code.
 
     Args:
         path: the file.
@@ -72,7 +73,9 @@ def read_npz(
         undirected: as in `make_graph`.
     """
     path = Path(path)
-    wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | ({"class_names"} if named_classes else set())
+    wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
+        {"class_names"} if named_classes else set()
+    )
     try:
         with np.load(path, allow_pickle=False) as file:
             parts = {key: file[key] for key in file.files if key in wanted}

@@ -218,7 +218,7 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
 
 
 def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
-    """Names in the order of their labels, from {label: name} or {name: label}; a label without a name keeps its number."""
+    """Names by label, from {label: name} or {name: label}; a label without a name keeps its number."""
     pairs = list(class_names.items())
     for turn in (lambda pair: pair, lambda pair: pair[::-1]):
         by_label = dict(map(turn, pairs)) if all(_whole(turn(pair)[0]) for pair in pairs) else None
@@ -227,7 +227,8 @@ def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
             if min(number) >= 0 and max(number) < MOST_CLASSES:
                 return [number.get(label, label) for label in range(max(number) + 1)]
     raise EvergraphError(
-        f"{name}: class_names {str(class_names)[:60]} is not a list, {{label: name}} or {{name: label}}; labels are 0, 1, 2, …"
+        f"{name}: class_names {str(class_names)[:60]} is not a list, {{label: name}} or {{name: label}}; "
+        "labels are 0, 1, 2, …"
     )
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 SIGNS = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}
-SIGNS |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "γ": r"$\gamma$", "–": "--", "±": r"$\pm$", "λ": r"$\lambda$"}
+SIGNS |= {
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "γ": r"$\gamma$",
+    "–": "--",
+    "±": r"$\pm$",
+    "λ": r"$\lambda$",
+}
 
 
 def escape(text: str) -> str:

@@ -16,7 +16,7 @@ from evergraph.experiments.significance import within_noise
 from evergraph.persistence.files import write_atomically
 
 ABOUT = (
-    "Mean ± standard deviation over seeds and class orders. Bold: the best method of the column that keeps no old data; "
+    "Mean ± standard deviation over seeds and class orders. Bold: the best of the column that keeps no old data; "
     "†: not significantly different from it (paired t-test over runs, Holm-corrected, p ≥ 0.05). "
     "In italics: methods that keep old nodes or graphs and so do not compete; joint training is a ceiling."
 )
@@ -105,7 +105,10 @@ def latex(table: MethodTable) -> str:
     rows = []
     for method, entries in table.rows.items():
         name = rf"\emph{{{escape(method)}}}" if method in table.apart else escape(method)
-        cells = [cell_text(entry, r"\textbf{", "}", r"$^\dagger$").replace("±", r"$\pm$").replace("–", "--") for entry in entries]
+        cells = [
+            cell_text(entry, r"\textbf{", "}", r"$^\dagger$").replace("±", r"$\pm$").replace("–", "--")
+            for entry in entries
+        ]
         rows.append([name, *cells])
     head = [" & ".join(["Method", *map(escape, table.columns)]) + r" \\"]
     note = "\n".join(f"% {line}" for line in [f"{SUMMARIES[table.measure].title}. {ABOUT}"])
@@ -116,7 +119,9 @@ def as_csv(table: MethodTable) -> str:
     """For programs: one line per method and column."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "stream", f"{table.measure}_mean", f"{table.measure}_std", "runs", "best", "within_noise"])
+    writer.writerow(
+        ["method", "stream", f"{table.measure}_mean", f"{table.measure}_std", "runs", "best", "within_noise"]
+    )
     for method, entries in table.rows.items():
         for column, entry in zip(table.columns, entries):
             if entry is not None:

@@ -1,4 +1,4 @@
-"""What people pass to a learner, as what it works with: tasks, nodes, classes. Anything else is one line that says so."""
+"""What people pass to a learner, as what it works with: tasks, nodes, classes. Anything else is one line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def chosen_nodes(nodes: Any, graph: Graph) -> Tensor:
     if chosen.ndim != 1:
         raise EvergraphError(f"nodes have shape {tuple(chosen.shape)}; give a list of node numbers, or a mask")
     if isinstance(nodes, (list, tuple)) and len({isinstance(node, (bool, np.bool_)) for node in nodes}) > 1:
-        raise EvergraphError(f"nodes={_short(nodes)} mix numbers and truth values; give numbers, or a mask of all nodes")
+        raise EvergraphError(
+            f"nodes={_short(nodes)} mix numbers and truth values; give numbers, or a mask of all nodes"
+        )
     if chosen.dtype == torch.uint8 and chosen.shape == (count,) and count > 2 and int(chosen.max()) <= 1:
         raise EvergraphError("nodes are 0 and 1 as uint8: a mask or numbers? Give mask.bool(), or numbers as int64")
     if chosen.dtype == torch.bool:

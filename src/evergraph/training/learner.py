@@ -89,7 +89,9 @@ class Learner:
         if not isinstance(self.method, Method):
             raise EvergraphError(f"a method is a name or an object such as eg.EWC(strength=100), not {method!r}")
         if training is not None and not isinstance(training, Training):
-            raise EvergraphError(f"training={training!r} is not eg.Training(…); single settings are keywords: epochs=20")
+            raise EvergraphError(
+                f"training={training!r} is not eg.Training(…); single settings are keywords: epochs=20"
+            )
         chosen = self.method.model if model is None else model
         self.model: GraphModel = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
         self.problem: Problem = PROBLEMS[problem]()

@@ -96,7 +96,9 @@ def _methods(runs: list[dict[str, Any]]) -> dict[str, Any]:
     rows = []
     for method, entries in table.rows.items():
         cells = [
-            None if entry is None else {**mean_std(entry.values), "runs": len(entry.values), "best": entry.best, "tied": bool(entry.tied)}
+            None
+            if entry is None
+            else {**mean_std(entry.values), "runs": len(entry.values), "best": entry.best, "tied": bool(entry.tied)}
             for entry in entries
         ]
         rows.append({"method": method, "style": roles[method][0], "role": roles[method][1], "cells": cells})

@@ -8,7 +8,16 @@ from typing import Any
 
 from evergraph.experiments.significance import within_noise
 
-STYLES = {"auto": 0, "analytic": 5, "curvature": 1, "stand-in-curvature": 3, "ewc": 2, "lwf": 4, "finetune": 6, "joint": 7}
+STYLES = {
+    "auto": 0,
+    "analytic": 5,
+    "curvature": 1,
+    "stand-in-curvature": 3,
+    "ewc": 2,
+    "lwf": 4,
+    "finetune": 6,
+    "joint": 7,
+}
 """Colours (style % 8) and markers of methods that meet in most reports; every other name has its own by its hash."""
 MOST_STYLES = 48  # eight colours, each with six markers
 CEILING, OLD_DATA = "ceiling", "old data"
