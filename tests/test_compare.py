@@ -37,6 +37,8 @@ class Damped(eg.Method):
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVERGRAPH_PLUGINS", "")
+    monkeypatch.setattr("evergraph.experiments.report.FIGURES", {})  # pictures have tests of their own
+    monkeypatch.setattr("evergraph.cli.compare.heatmaps", lambda results, path: path)
 
 
 def result(method: str, stream: str, values: list[float], keeps: tuple[str, ...] = ()) -> dict:

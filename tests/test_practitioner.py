@@ -125,3 +125,15 @@ def test_no_method_at_its_defaults_is_worse_than_fine_tuning(stream: str, real_d
     found = {name: at_defaults(name, stream, real_data, tmp_path) for name in METHODS if name != "finetune"}
     print({"finetune": base, **found})
     assert {name: ap for name, ap in found.items() if ap < base - NOISE} == {}
+
+
+def test_defaults_are_those_that_the_rule_chose() -> None:
+    """`results/defaults` holds the search; a default is the chosen candidate, or as good as it on validation nodes."""
+    rows = [line.strip("| \n").split(" | ") for line in (ROOT / "results/defaults/table.md").open(encoding="utf-8")][2:]
+    scores = {(row[0], row[1]): float(row[4]) for row in rows}
+    for name in ("ewc", "ewc++", "lwf", "mas", "si", "stand-in-curvature"):
+        kind = METHODS[name]
+        prototypes = "prototypes=32, " if name == "stand-in-curvature" else ""
+        scope = Training(**kind().training).label_scope
+        own = scores[name, f"{prototypes}strength={float(kind().strength)}, label_scope={scope}"]
+        assert own >= max(score for (method, _), score in scores.items() if method == name) - 0.1, name
