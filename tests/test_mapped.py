@@ -86,14 +86,14 @@ def test_testing_holds_two_graphs_at_most(small_graph: Graph, tmp_path: Path, mo
     del task
     graphs: list[weakref.ref[Graph]] = []
     alive = []
-    plain = eg.Learner._outputs
+    plain = eg.Learner.outputs
 
     def watched(self: eg.Learner, graph: Graph, nodes: torch.Tensor) -> torch.Tensor:
         graphs.append(weakref.ref(graph))
         alive.append(sum(known() is not None for known in graphs))
         return plain(self, graph, nodes)
 
-    monkeypatch.setattr(eg.Learner, "_outputs", watched)
+    monkeypatch.setattr(eg.Learner, "outputs", watched)
     assert len(learner.evaluate(stream).accuracies) == len(stream) == len(alive)
     assert max(alive) <= 2
 

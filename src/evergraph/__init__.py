@@ -7,7 +7,7 @@ from evergraph.core.params import copy_params
 from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, Bounds, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from evergraph.data import Batch, Dataset, Graph, OfficialGraph, Task, TaskStream, from_pyg, make_graph, stream
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.evaluation import Evaluation, Metric, average_forgetting, average_performance
 from evergraph.experiments import Logger, RunSpec, run, write_report
 from evergraph.methods import (
@@ -70,6 +70,7 @@ __all__ = [
     "EWCPlusPlus",
     "Evaluation",
     "EvergraphError",
+    "EvergraphWarning",
     "Finetune",
     "Fraction",
     "Graph",

@@ -1,5 +1,6 @@
-"""The one error that reaches people: a single line that names the value and the fix."""
+"""The one error that reaches people, and the one warning: a single line that names the value and the fix."""
 
+import warnings
 from collections.abc import Iterable
 
 
@@ -9,6 +10,15 @@ class EvergraphError(ValueError):
 
 class DivergedError(EvergraphError):
     """A model whose loss or parameters are no longer finite numbers."""
+
+
+class EvergraphWarning(UserWarning):
+    """How an input was read that could be read in two ways. One line; the command line prints it on stderr."""
+
+
+def tell(message: str) -> None:
+    """Say in one line what was done with an input; from one place in a program, once."""
+    warnings.warn(message, EvergraphWarning, stacklevel=3)
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -22,6 +23,7 @@ from evergraph.data import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
+from evergraph.experiments.method_table import ABOUT, MethodTable, cell_text
 from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.run import OnProgress
 from evergraph.methods import make_method
@@ -41,6 +43,9 @@ def _choices(names: Any) -> str:
 
 Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph streams`) or the path of a graph file.")]
 Method = Annotated[str, typer.Option(help="A method's name (see `evergraph methods`); a+b composes two.")]
+ChosenMethod = Annotated[
+    str | None, typer.Option(help="A method's name; auto by default, with --model the paper's at stand-ins.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
 ModelSet = Annotated[
     list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="A hyper-parameter of the model.")
@@ -59,6 +64,9 @@ MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with f
 TestGraph = Annotated[str, typer.Option(help="; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items()))]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
+Directed = Annotated[
+    bool, typer.Option("--directed", help="Keep the directions of the edges; else each is read in both.")
+]
 Problem = Annotated[str | None, typer.Option(help=f"{_choices(PROBLEMS)}; the stream's own by default.")]
 Metric = Annotated[str | None, typer.Option(help=f"{_choices(METRICS)}; the problem's own by default.")]
 Model = Annotated[str | None, typer.Option(help=f"{_choices(MODELS)}; the method's own by default.")]
@@ -99,6 +107,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "test_graph": (TestGraph, "task"),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
+    "directed": (Directed, False),
     "problem": (Problem, None),
     "metric": (Metric, None),
     "label_scope": (LabelScope, None),
@@ -197,9 +206,10 @@ def make_spec(
     """
     chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
     preferred = dict(make_method(method, settings).training) if own_training else {}
+    directed = {"undirected": False} if options["directed"] else {}
     return RunSpec(
         source=source,
-        stream={**chosen, "order": parse_order(options["order"])},
+        stream={**chosen, "order": parse_order(options["order"]), **directed},
         method=method,
         settings=settings,
         **model_options(options),
@@ -301,6 +311,18 @@ def result_table(results: list[dict[str, Any]]) -> Table:
     for result in results:
         table.add_row(result["method"], spread(result["ap"]), spread(result["af"]), f"{result['seconds']:.1f}")
     return table
+
+
+def methods_and_streams(table: MethodTable) -> Table:
+    """One row per method, one column per stream; the best of each marked, and those within noise of it."""
+    shown = Table(caption=f"AP in percent. {ABOUT}", caption_justify="left")
+    shown.add_column("method", no_wrap=True)
+    for column in table.columns:
+        shown.add_column(escape(column), justify="right")
+    for method, entries in table.rows.items():
+        name = f"[italic]{escape(method)}[/]" if method in table.apart else escape(method)
+        shown.add_row(name, *(cell_text(entry, "[bold]", "[/]", "†") for entry in entries))
+    return shown
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> Table:

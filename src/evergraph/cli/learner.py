@@ -22,13 +22,14 @@ from evergraph.persistence.files import write_atomically
 from evergraph.training import Learner, Prediction, Training
 from evergraph.training.description import describe
 from evergraph.training.driver import learn_in_folder
+from evergraph.training.learner import default_method
 from evergraph.training.snapshot import model_name
 
 GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
 Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
 Classes = Annotated[str | None, typer.Option(help="Names with commas.")]
 CREATION = ("set_", "model", "hidden", "model_set", "problem")
-OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "device", "data_root")
+OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root")
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -45,9 +46,10 @@ def learn_command(
     graph: GraphSource,
     checkpoint: Checkpoint,
     classes: Annotated[str | None, typer.Option(help="Learn the nodes of these classes alone (names, commas).")] = None,
-    method: common.Method = "auto",
+    method: common.ChosenMethod = None,
     num_classes: Annotated[int | None, typer.Option(help="Outputs to begin with; the graph's classes else.")] = None,
-    grow: Annotated[bool, typer.Option("--grow", help="Add outputs where new classes need them.")] = False,
+    grow: Annotated[bool, typer.Option("--grow", hidden=True, help="Outputs grow by themselves.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Learn what was learned before once more.")] = False,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Hold no nodes out for validation and test.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Drop a task that was left in the middle.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
@@ -62,8 +64,9 @@ def learn_command(
     named = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
     if all_nodes and options["patience"]:
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
-    data = find_graph(graph, options["data_root"])[0]
+    data = find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
+    chosen = method or default_method(options["model"])
 
     def fits(begun: Learner) -> None:
         """A task that was left in the middle goes on as it was begun."""
@@ -78,26 +81,31 @@ def learn_command(
     def prepare(learner: Learner | None) -> tuple[Learner, Task]:
         nonlocal known
         if learner is None:
-            learner = _make_learner(method, num_classes, seed, options)
+            learner = _make_learner(chosen, num_classes, seed, options)
         else:
             _check_same(learner, checkpoint, named, wanted)
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
-        return learner, Task.of(
-            data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
-        )
+        task = Task.of(data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks)
+        before = None if again else learner.learned_as(task)
+        if before is not None:
+            raise _LearnedAlready(f"{graph} was learned already, as task {before + 1}; --again learns it once more")
+        return learner, task
 
     hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
-    with common.on_interrupt(lambda: hint), common.progress_bar(f"{graph} {method}", 1) as update:
-        learner = learn_in_folder(
-            checkpoint,
-            prepare,
-            device=options["device"],
-            grow=grow,
-            restart=restart,
-            on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
-            fits=fits,
-        )
+    with common.on_interrupt(lambda: hint), common.progress_bar(f"{graph} {chosen}", 1) as update:
+        try:
+            learner = learn_in_folder(
+                checkpoint,
+                prepare,
+                device=options["device"],
+                restart=restart,
+                on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
+                fits=fits,
+            )
+        except _LearnedAlready as found:
+            print(f"note: {found}; nothing was done", file=sys.stderr)
+            return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
         last["epochs"]
@@ -115,6 +123,10 @@ def learn_command(
         f"learned {_listed(last['classes'])} from {last['nodes']} nodes in {last['epochs']} epochs; {held_out}\n"
         f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
     )
+
+
+class _LearnedAlready(Exception):  # noqa: N818
+    """The task is one that the learner knows; it is left as it is."""
 
 
 def _make_learner(method: str, num_classes: int | None, seed: int, options: dict[str, Any]) -> Learner:
@@ -140,6 +152,7 @@ def predict_command(
     ignore_labels: Annotated[
         bool, typer.Option("--ignore-labels", help="Predict even where the graph's labels name classes never learned.")
     ] = False,
+    directed: common.Directed = False,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
@@ -148,7 +161,7 @@ def predict_command(
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
     learner = Learner.load(checkpoint, device=device)
-    data = find_graph(graph, data_root)[0]
+    data = find_graph(graph, data_root, False if directed else None)[0]
     if not ignore_labels:
         _check_labels(data, learner, checkpoint)
     by_name = {str(name): name for name in learner.classes_}
@@ -192,7 +205,7 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
     now |= {"hidden": learner.model.hyperparameters().get("hidden"), "num_classes": learner.model.out_channels}
     for name, value in now.items():
         if name in named and options[name] != value:
-            advice = "use --grow" if name == "num_classes" else "leave it out, or name another folder"
+            advice = "leave it out, or name another folder"
             raise EvergraphError(
                 f"--{name.replace('_', '-')} {options[name]} does not fit: {checkpoint} has {value}; {advice}"
             )

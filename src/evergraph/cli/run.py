@@ -1,13 +1,12 @@
-"""`evergraph run`, `compare`, `methods`, `models`, `streams`."""
+"""`evergraph run`, `methods`, `models`, `streams`."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
@@ -18,20 +17,17 @@ from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, run_cells
-from evergraph.experiments.comparison import cell_key, check_names, settings_by_method, table_rows, write_tables
 from evergraph.experiments.plots import heatmaps
-from evergraph.experiments.report import write_report
-from evergraph.experiments.result_file import CELLS, known_result, write_results
 from evergraph.experiments.run import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
 from evergraph.persistence.files import taken_folder
+from evergraph.training.learner import default_method
 
 
 def add_commands(app: typer.Typer) -> None:
     """Put these commands on the command line."""
     app.command("run")(run_command)
-    app.command("compare")(compare_command)
     app.command("methods")(methods_command)
     app.command("models")(models_command)
     app.command("streams")(streams_command)
@@ -41,16 +37,17 @@ def add_commands(app: typer.Typer) -> None:
 def run_command(
     options: dict[str, Any],
     stream: common.Stream = DEFAULT_STREAM,
-    method: common.Method = "auto",
+    method: common.ChosenMethod = None,
     seeds: common.Seeds = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
     settings = common.parse_settings(options["set_"])
+    method = method or default_method(options["model"])
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     folder = options["out"] or default_folder(stream, method)
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
-        result = _run(spec, folder, options)
+        result = run_one(spec, folder, options)
         heatmaps([result], folder / "heatmap.png")
     if json:
         common.print_json(result)
@@ -60,86 +57,12 @@ def run_command(
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
 
-@common.takes_options(*(name for name in common.RUN_OPTIONS if name not in {"order", "test_graph"}))
-def compare_command(
-    options: dict[str, Any],
-    streams: Annotated[
-        list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
-    ] = None,
-    methods: Annotated[str, typer.Option(help="Names with commas.")] = "finetune,curvature,joint",
-    order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
-    test_graph: Annotated[list[str] | None, typer.Option(help="A test graph; may be given several times.")] = None,
-    seeds: common.Seeds = 3,
-    json: common.Json = False,
-) -> None:
-    """Learn streams with several methods under one protocol: one table and one picture.
-
-    Settings go to every method that has them, or to one by its name: --set curvature.strength=0.5.
-    """
-    axes = {
-        "stream": check_names("stream", streams or [DEFAULT_STREAM]),
-        "order": check_names("order", order or ["labelled"]),
-        "test_graph": check_names("test graph", test_graph or ["task"]),
-        "method": check_names("method", methods.split(",")),
-    }
-    settings = settings_by_method(axes["method"], common.parse_settings(options["set_"]))
-    specs: dict[str, RunSpec] = {}
-    for values in itertools.product(*axes.values()):
-        chosen = dict(zip(axes, values))
-        name, cell_options = chosen["method"], {**options, "order": chosen["order"], "test_graph": chosen["test_graph"]}
-        spec = common.make_spec(chosen["stream"], name, settings[name], seeds, cell_options, own_training=False)
-        spec.check()  # a wrong name is found before the first run starts
-        specs[cell_key(axes, chosen)] = spec
-    if len(specs) > len(axes["method"]):  # of a single stream the first run finds out before it begins
-        for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
-            spec.make_stream(0, options["data_root"])
-    folder = options["out"] or default_folder(axes["stream"][0], "compare")
-    look = partial(common.look_for_results, folder, "a comparison")
-    holding = taken_folder(folder, look, advice="name another with --out")
-    with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as entries:
-        results = _finish_cells(specs, folder, entries, options)
-        write_results(folder, specs, results)
-        rows = table_rows(results.values())
-        write_tables(rows, folder)
-        picture = heatmaps(list(results.values()), folder / "heatmaps.png")
-        page = write_report([folder], folder / "report.html").page
-    if json:
-        results_list = list(results.values())
-        common.print_json({"results": results_list, "table": rows, "heatmaps": str(picture), "report": str(page)})
-        return
-    console = common.console()
-    if len(specs) == len(axes["method"]):
-        console.print(common.result_table(list(results.values())))
-    else:
-        console.print(common.comparison_table(rows))
-    console.print(f"heatmaps: {picture}\nreport: {page}", soft_wrap=True)
-
-
-def _finish_cells(
-    specs: dict[str, RunSpec], folder: Path, entries: dict[str, Any], options: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The results of a comparison's cells: those that the results file holds, and those run now."""
-    known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
-    if known and not options["resume"]:
-        raise EvergraphError(
-            f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
-        )
-    left = {key: spec for key, spec in specs.items() if key not in known}
-    for key, spec in left.items():
-        check_folder(folder / CELLS / key, spec, options["resume"])
-    if (options["jobs"] or 1) > 1:
-        new_results = _side_by_side(left, folder / CELLS, options)
-    else:
-        new_results = {key: _run(spec, folder / CELLS / key, options) for key, spec in left.items()}
-    return {key: known.get(key) or new_results[key] for key in specs}
-
-
-def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """One run: in this process with a progress bar and loggers, or its seeds side by side."""
     if (options["jobs"] or 1) > 1:
         look = partial(check_folder, folder, spec, options["resume"])
         with taken_folder(folder, look, advice="name another with --out"):
-            return _side_by_side({"": spec}, folder, options)[""]
+            return side_by_side({"": spec}, folder, options)[""]
     loggers = make_loggers([name for name in (options["log"] or "").split(",") if name])
     with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
         return run(
@@ -152,7 +75,7 @@ def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]
         )
 
 
-def _side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Cells in several processes."""
     if options["log"]:
         raise EvergraphError("--log follows one process; leave --jobs out, or log without it")

@@ -60,7 +60,11 @@ class Bounds:
 
     def __str__(self) -> str:
         named = {"of at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
-        return " and ".join(f"{words} {bound:g}" for words, bound in named.items() if bound is not None)
+        return " and ".join(f"{words} {_figure(bound)}" for words, bound in named.items() if bound is not None)
+
+
+def _figure(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ NonNegativeInt = Annotated[int, Bounds(at_least=0)]
 """A whole number of at least 0."""
 PositiveInt = Annotated[int, Bounds(at_least=1)]
 """A whole number of at least 1."""
+Seed = Annotated[int, Bounds(at_least=0, below=2**32)]
+"""A whole number that every generator of random numbers takes."""
 
 
 MARKS = (Bounds, NotEmpty)
@@ -186,6 +192,9 @@ def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
             return value, False
         parts = [_conform(item, get_args(kind)[0]) for item in value]
         return container(found for found, _ in parts), all(fits for _, fits in parts)
+    if get_origin(kind) is Sequence:
+        fits = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        return value, fits and all(_conform(item, get_args(kind)[0])[1] for item in value)
     if get_origin(kind) is dict:
         fits = isinstance(value, dict) and all(_conform(item, get_args(kind)[1])[1] for item in value.values())
         return value, fits
@@ -221,7 +230,7 @@ def _words(kind: Any) -> str:
         return " or ".join(_words(choice) for choice in sorted(get_args(kind), key=lambda k: k is not type(None)))
     if get_origin(kind) is Literal:
         return f"one of: {', '.join(str(choice) or repr(choice) for choice in get_args(kind))}"
-    if get_origin(kind) in (list, tuple):
+    if get_origin(kind) in (list, tuple, Sequence):
         return f"a list with items each {_words(get_args(kind)[0])}"
     words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "none"}
     return words.get(kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"

@@ -3,7 +3,8 @@
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
-from evergraph.data.graph import ClassName, Graph, as_graph, from_pyg, make_graph
+from evergraph.data.files import as_graph
+from evergraph.data.graph import ClassName, Graph, from_pyg, make_graph
 from evergraph.data.streams import DEFAULT_STREAM, TaskStream, find_graph, stream
 from evergraph.data.tasks import Part, Task, union
 from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph

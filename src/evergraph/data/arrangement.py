@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, unknown
+from evergraph.errors import EvergraphError, tell, unknown
 
 Order = str | Sequence[Any]
+LEAST_TO_SPLIT = 5  # labelled nodes of a class
 ORDERS = ("labelled", "random", "random:SEED", "size", "a list of classes")
 
 
@@ -26,10 +27,10 @@ def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor
     for position in classes:
         nodes = torch.nonzero(graph.y == position).reshape(-1)
         size = nodes.numel()
-        if size < 5:
+        if size < LEAST_TO_SPLIT:
             raise EvergraphError(
                 f"{graph.name}: class {graph.class_names[position]!r} has {size} nodes, too few to split 60/20/20; "
-                "leave small classes out with min_class_size (at least 5)"
+                f"leave small classes out with min_class_size (at least {LEAST_TO_SPLIT})"
             )
         generator = torch.Generator().manual_seed(1_000_003 * seed + position)
         mixed = nodes[torch.randperm(size, generator=generator)]
@@ -38,6 +39,22 @@ def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor
             part.append(piece)
     train_nodes, val_nodes, test_nodes = (torch.cat(part).sort().values for part in parts)
     return train_nodes, val_nodes, test_nodes
+
+
+def split_what_can_be(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`split_nodes`, but classes with too few nodes to split are trained on whole, and not tested; it is said."""
+    sizes = graph.class_sizes().tolist()
+    small = [position for position in classes if sizes[position] < LEAST_TO_SPLIT]
+    if not small:
+        return split_nodes(graph, classes, seed)
+    listed = ", ".join(f"{graph.class_names[position]!r} ({sizes[position]})" for position in small[:8])
+    more = f" and {len(small) - 8} more" if len(small) > 8 else ""
+    tell(f"{graph.name}: too few labelled nodes to hold any out of {listed}{more}; trained on, not tested")
+    whole = torch.nonzero(torch.isin(graph.y, torch.tensor(small))).reshape(-1)
+    if len(small) == len(classes):
+        return whole, whole[:0], whole[:0]
+    train, val, test = split_nodes(graph, [position for position in classes if position not in small], seed)
+    return torch.cat([train, whole]).sort().values, val, test
 
 
 def group_classes(graph: Graph, order: Order, classes_per_task: int, min_class_size: int, seed: int) -> list[list[int]]:

@@ -25,8 +25,21 @@ ATTRIBUTES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
 DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense: it is smaller then
 
 
-def read_graph_file(path: str | Path) -> Graph:
-    """The graph in a `.npz` (GNN-benchmark layout) or `.pt` (saved PyG `Data`) file, or a converted graph's folder."""
+def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None) -> Graph:
+    """The graph itself, or a `Graph` made of a PyG `Data` object or read from a file."""
+    if isinstance(graph, Graph):
+        return graph
+    if isinstance(graph, (str, Path)):
+        return read_graph_file(graph, undirected=undirected)
+    return from_pyg(graph, undirected=undirected)
+
+
+def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Graph:
+    """The graph in a `.npz` (GNN-benchmark layout) or `.pt` (saved PyG `Data`) file, or a converted graph's folder.
+
+    Edges are read in both directions unless `undirected=False`; a converted graph has the directions it was
+    converted with.
+    """
     path = Path(path)
     if is_mapped(path):
         return read_mapped(path)
@@ -36,22 +49,28 @@ def read_graph_file(path: str | Path) -> Graph:
         regular_file(path)
     except MissingFileError as error:
         raise EvergraphError(f"{error}; give a stream's name or the path of an .npz or .pt file") from None
-    return read_npz(path) if path.suffix == ".npz" else read_saved_data(path)
+    read = read_npz if path.suffix == ".npz" else read_saved_data
+    return read(path, undirected=undirected)
 
 
-def read_npz(path: str | Path, *, name: str | None = None, named_classes: bool = True) -> Graph:
+def read_npz(
+    path: str | Path, *, name: str | None = None, named_classes: bool = True, undirected: bool | None = None
+) -> Graph:
     """A graph in the GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`.
 
-    Edges are made undirected, as the collection's graphs are meant. A file without `labels` has no labelled
-    nodes. Only the members needed are read, and pickled ones are refused, so that a file cannot run code.
+    `adj_data` weighs the edges. A file without `labels` has no labelled nodes. Only the members needed are read, and
+    pickled ones are refused, so that a file cannot run code.
 
     Args:
         path: the file.
         name: what to call the graph; the file's name by default.
         named_classes: take the classes' names from `class_names`, where the file has them.
+        undirected: as in `make_graph`.
     """
     path = Path(path)
-    wanted = {*ADJACENCY, *ATTRIBUTES, "attr_matrix", "labels"} | ({"class_names"} if named_classes else set())
+    wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
+        {"class_names"} if named_classes else set()
+    )
     try:
         with np.load(path, allow_pickle=False) as file:
             parts = {key: native(file[key]) for key in file.files if key in wanted}
@@ -75,7 +94,10 @@ def read_npz(path: str | Path, *, name: str | None = None, named_classes: bool =
         )
     names = parts["class_names"].reshape(-1).tolist() if "class_names" in parts else None
     labels = parts.get("labels")
-    return make_graph(x, edges, labels, class_names=names, undirected=True, name=name or path.stem)
+    weights = parts.get("adj_data")
+    return make_graph(
+        x, edges, labels, edge_weight=weights, class_names=names, undirected=undirected, name=name or path.stem
+    )
 
 
 def _attributes(parts: dict[str, np.ndarray]) -> Any:
@@ -86,7 +108,7 @@ def _attributes(parts: dict[str, np.ndarray]) -> Any:
     return matrix.toarray() if matrix.nnz > DENSE_ABOVE * shape[0] * shape[1] else matrix
 
 
-def read_saved_data(path: str | Path) -> Graph:
+def read_saved_data(path: str | Path, *, undirected: bool | None = None) -> Graph:
     """A graph saved with `torch.save(data, path)`, read with torch's loader that executes nothing."""
     from torch_geometric.data import Data
 
@@ -103,7 +125,8 @@ def read_saved_data(path: str | Path) -> Graph:
         raise EvergraphError(f"{path}: damaged, or not a PyG Data object written by torch.save") from None
     if isinstance(data, tuple) and data:  # PyG's InMemoryDataset.save writes (data, slices, class)
         data = data[0]
-    return from_pyg(Data.from_dict(data) if isinstance(data, dict) else data, name=path.stem)
+    made = Data.from_dict(data) if isinstance(data, dict) else data
+    return from_pyg(made, undirected=undirected, name=path.stem)
 
 
 def _parts_of_data() -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
-from evergraph.errors import EvergraphError, first_line, shown
+from evergraph.errors import EvergraphError, first_line, shown, tell
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
@@ -26,7 +26,7 @@ class Graph:
 
     Args:
         x: features, `(num_nodes, num_features)`, dense or sparse.
-        adjacency: row v holds v's in-neighbours; every entry is 1.
+        adjacency: row v holds v's in-neighbours with the edges' weights; 1 where there are none.
         y: labels as positions in `class_names`; -1 where a node has none.
         class_names: the user's own names of the classes.
         name: what to call the graph in messages.
@@ -34,6 +34,7 @@ class Graph:
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
         private_cache: what single models have computed of it; gone with them.
         mark: hash of its content, where that is known without reading all of it.
+        directed: the directions of its edges were kept on request.
     """
 
     x: Features
@@ -45,6 +46,7 @@ class Graph:
     on_disk: bool = False
     private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
     mark: str = field(default="", repr=False)
+    directed: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -79,7 +81,8 @@ class Graph:
         """On another device."""
         if self.y.device == torch.device(device):
             return self
-        return Graph(self.x.to(device), self.adjacency.to(device), self.y.to(device), self.class_names, self.name)
+        x, adjacency, y = self.x.to(device), self.adjacency.to(device), self.y.to(device)
+        return Graph(x, adjacency, y, self.class_names, self.name, directed=self.directed)
 
     def subgraph(self, nodes: Tensor, groups: Tensor | None = None) -> Graph:
         """The graph induced on `nodes`, renumbered in their order.
@@ -96,7 +99,8 @@ class Graph:
         indptr = torch.zeros(nodes.numel() + 1, dtype=torch.long)
         torch.cumsum(torch.bincount(target[keep], minlength=nodes.numel()), 0, out=indptr[1:])
         adjacency = SparseMatrix(indptr, position[source[keep]], rows.values[keep], nodes.numel())
-        return Graph(take_rows(self.x, nodes), adjacency, self.y[nodes], self.class_names, self.name)
+        x = take_rows(self.x, nodes)
+        return Graph(x, adjacency, self.y[nodes], self.class_names, self.name, directed=self.directed)
 
 
 def make_graph(
@@ -104,20 +108,25 @@ def make_graph(
     edge_index: Any,
     y: Any = None,
     *,
-    class_names: Sequence[ClassName] | None = None,
-    undirected: bool = False,
+    edge_weight: Any = None,
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
+    undirected: bool | None = None,
     name: str = "graph",
 ) -> Graph:
     """A checked `Graph` from arrays.
 
-    Duplicate edges and self-loops are dropped (models add their own).
+    Self-loops are dropped (models add their own), and so are duplicate edges; with weights, those of duplicates
+    are added up. An edge of weight 0 is none.
 
     Args:
         x: features, one row per node: a tensor or an array, dense or sparse.
         edge_index: `(2, num_edges)`, sources above targets.
         y: labels as positions in `class_names`, -1 for «no label»; None where no node has one.
-        class_names: the user's own names; without them the classes are called 0, 1, 2, …
-        undirected: add the reverse of every edge.
+        edge_weight: a number of at least 0 for each edge, with which models propagate.
+        class_names: the user's own names, as a list, or as a dictionary from labels to names or from names to labels;
+            without them the classes are called 0, 1, 2, …
+        undirected: True reads every edge in both directions (with the larger weight, where both are given), False
+            keeps the directions; None reads both and says so where only one was given.
         name: what to call the graph in messages.
     """
     features = _features(x, name)
@@ -125,26 +134,47 @@ def make_graph(
     labels = _labels(y, num_nodes, name)
     names = _class_names(class_names, labels, name)
     edges = _edges(edge_index, num_nodes, name)
-    return Graph(features, _adjacency(edges, num_nodes, undirected), labels, names, name)
+    weights = _weights(edge_weight, edges.shape[1], name)
+    adjacency = _adjacency(edges, weights, num_nodes, undirected, name)
+    return Graph(features, adjacency, labels, names, name, directed=undirected is False)
 
 
-def from_pyg(data: Any, *, name: str = "graph") -> Graph:
+def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph") -> Graph:
     """A `Graph` from a PyG `Data` object.
 
-    Its edges are taken as they are, in their direction; edge weights and attributes are not read. A
-    `class_names` attribute names the classes; otherwise the labels name themselves. Without `y` no node
-    has a label: enough to predict, not to learn.
+    Edges are read in both directions unless `undirected=False`, as they are from files. `edge_weight` weighs them;
+    `edge_attr` is not read. A `class_names` attribute names the classes; otherwise the labels name themselves.
+    Without `y` no node has a label: enough to predict, not to learn.
     """
+    kind = type(data).__name__
+    if hasattr(data, "node_types") and hasattr(data, "to_homogeneous"):
+        types = ", ".join(map(str, data.node_types))
+        raise EvergraphError(
+            f"{name}: a {kind} has nodes of several types ({types}); give a Data object, e.g. data.to_homogeneous()"
+        )
+    if type(data).__module__.split(".")[0] == "networkx":
+        raise EvergraphError(
+            f"{name}: a NetworkX {kind} has no matrix of features; convert it first, e.g. with "
+            "torch_geometric.utils.from_networkx(graph, group_node_attrs=[…])"
+        )
+    if not (hasattr(data, "x") or hasattr(data, "edge_index")):
+        raise EvergraphError(
+            f"{name}: {kind} is not a graph; give a PyG Data object, a Graph (eg.make_graph) or the path of a file"
+        )
     missing = [key for key in ("x", "edge_index") if getattr(data, key, None) is None]
     if missing:
         raise EvergraphError(f"{name}: the PyG object has no {' and no '.join(missing)}; evergraph needs both")
-    names = getattr(data, "class_names", None)
-    return make_graph(data.x, data.edge_index, getattr(data, "y", None), class_names=names, name=name)
-
-
-def as_graph(graph: Graph | Any) -> Graph:
-    """The graph itself, or a `Graph` made of a PyG `Data` object."""
-    return graph if isinstance(graph, Graph) else from_pyg(graph)
+    if getattr(data, "edge_attr", None) is not None and getattr(data, "edge_weight", None) is None:
+        tell(f"{name}: edge_attr is not used; put one weight per edge into edge_weight to propagate with it")
+    return make_graph(
+        data.x,
+        data.edge_index,
+        getattr(data, "y", None),
+        edge_weight=getattr(data, "edge_weight", None),
+        class_names=getattr(data, "class_names", None),
+        undirected=undirected,
+        name=name,
+    )
 
 
 def _array(values: Any) -> np.ndarray:
@@ -201,9 +231,32 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     return labels
 
 
-def _class_names(class_names: Sequence[ClassName] | None, labels: Tensor, name: str) -> list[ClassName]:
+def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
+    """Names by label, from {label: name} or {name: label}; a label without a name keeps its number."""
+    pairs = list(class_names.items())
+    for turn in (lambda pair: pair, lambda pair: pair[::-1]):
+        by_label = dict(map(turn, pairs)) if all(_whole(turn(pair)[0]) for pair in pairs) else None
+        if by_label is not None and len(by_label) == len(pairs) and pairs:
+            number = {int(label): entry for label, entry in by_label.items()}
+            if min(number) >= 0 and max(number) < MOST_CLASSES:
+                return [number.get(label, label) for label in range(max(number) + 1)]
+    raise EvergraphError(
+        f"{name}: class_names {str(class_names)[:60]} is not a list, {{label: name}} or {{name: label}}; "
+        "labels are 0, 1, 2, …"
+    )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _class_names(
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None, labels: Tensor, name: str
+) -> list[ClassName]:
     """One name per class, no two alike; the labels' own numbers where no names are given."""
     largest = int(labels.max())
+    if isinstance(class_names, Mapping):
+        class_names = _listed(class_names, name)
     if class_names is None:
         if largest >= MOST_CLASSES:
             raise EvergraphError(
@@ -241,14 +294,43 @@ def _edges(edge_index: Any, num_nodes: int, name: str) -> np.ndarray:
     return edges
 
 
-def _adjacency(edges: np.ndarray, num_nodes: int, undirected: bool) -> SparseMatrix:
+def _weights(edge_weight: Any, num_edges: int, name: str) -> np.ndarray | None:
+    """One finite number of at least 0 per edge; None where edges have none."""
+    if edge_weight is None:
+        return None
+    weights = _array(edge_weight)
+    if weights.dtype.kind not in "fiub":
+        raise EvergraphError(f"{name}: edge_weight is of type {weights.dtype}; weights are numbers")
+    if weights.size != num_edges or weights.shape not in {(num_edges,), (num_edges, 1)}:
+        raise EvergraphError(
+            f"{name}: edge_weight has shape {tuple(weights.shape)} for {num_edges} edges; give one weight per edge"
+        )
+    weights = weights.reshape(-1).astype(np.float32)
+    if weights.size and not (np.isfinite(weights).all() and weights.min() >= 0):
+        wrong = weights[~(np.isfinite(weights) & (weights >= 0))][0]
+        raise EvergraphError(f"{name}: an edge has the weight {wrong:g}; weights are finite and at least 0")
+    return weights
+
+
+def _adjacency(
+    edges: np.ndarray, weights: np.ndarray | None, num_nodes: int, undirected: bool | None, name: str
+) -> SparseMatrix:
     """In-neighbour lists of a clean graph: each edge once, sorted, no self-loops."""
     source, target = (np.asarray(side, dtype=np.int64) for side in edges)
-    if undirected:
-        source, target = np.concatenate([source, target]), np.concatenate([target, source])
     keep = source != target
-    ones = np.ones(int(keep.sum()), dtype=np.float32)
-    matrix = sp.csr_matrix((ones, (target[keep], source[keep])), shape=(num_nodes, num_nodes))
+    values = np.ones(int(keep.sum()), dtype=np.float32) if weights is None else weights[keep]
+    matrix = sp.csr_matrix((values, (target[keep], source[keep])), shape=(num_nodes, num_nodes))
     matrix.sum_duplicates()
-    matrix.data[:] = 1.0
+    if weights is None:
+        matrix.data[:] = 1.0
+    matrix.eliminate_zeros()
+    if undirected is not False:
+        both = matrix.maximum(matrix.T.tocsr()).tocsr()
+        if undirected is None and both.nnz > matrix.nnz:
+            tell(
+                f"{name}: {both.nnz - matrix.nnz:,} of {both.nnz:,} edges were given in one direction and are read in "
+                "both; undirected=False (--directed) keeps the directions"
+            )
+        matrix = both
+    matrix.sort_indices()
     return SparseMatrix.from_scipy(matrix)

@@ -57,6 +57,8 @@ def write_mapped(graph: Graph, folder: str | Path) -> Path:
     """Write a graph that is in memory to a folder of mapped arrays."""
     with _new_folder(folder) as path:
         arrays: dict[str, Tensor] = {"indptr": graph.adjacency.indptr, "indices": graph.adjacency.indices}
+        if bool((graph.adjacency.values != 1).any()):
+            arrays["weights"] = graph.adjacency.values
         if isinstance(graph.x, SparseMatrix):
             arrays |= {"x_indptr": graph.x.indptr, "x_indices": graph.x.indices, "x_values": graph.x.values}
         else:
@@ -161,8 +163,11 @@ def read_mapped(folder: str | Path) -> Graph:
         if y.dim() != 1 or not y.numel() or not -1 <= int(y.min()) <= int(y.max()) < len(names):
             raise ValueError("labels are out of range")
         nnz = _check_rows(arrays["indptr"], arrays["indices"], y.numel(), y.numel())
-        # edge weights are all one: a single number, seen from every place
-        adjacency = SparseMatrix(arrays["indptr"], arrays["indices"][:nnz], torch.ones(1).expand(nnz), y.numel())
+        # where edge weights are all one: a single number, seen from every place
+        weights = arrays.get("weights", torch.ones(1).expand(nnz))
+        if weights.shape != (nnz,) or not weights.is_floating_point():
+            raise ValueError("the edges' weights do not fit the edges")
+        adjacency = SparseMatrix(arrays["indptr"], arrays["indices"][:nnz], weights, y.numel())
         if "x" in arrays:
             x: Any = arrays["x"]
         else:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
-from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt, checked
+from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt, Seed, checked
 from evergraph.data.arrangement import Order, group_classes, split_nodes
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import find_data_root
-from evergraph.data.files import GRAPH_FILES, content_mark, read_graph_file
-from evergraph.data.graph import Graph, as_graph
+from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
+from evergraph.data.graph import Graph
 from evergraph.data.tasks import Part, Task
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError, unknown
@@ -48,17 +48,18 @@ class TaskStream(metaclass=Checked):
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | Any,
         classes_per_task: PositiveInt = 2,
         *,
         min_class_size: NonNegativeInt = 0,
         order: Order = "labelled",
-        seed: NonNegativeInt = 0,
+        seed: Seed = 0,
         edges_between_tasks: bool = False,
         test_graph: str = "task",
         task_incremental: bool = False,
         problem: str = "node-classification",
     ) -> None:
+        graph = as_graph(graph)
         TEST_GRAPHS[test_graph], registry.problems[problem]  # an unknown name is refused here
         self.graph_mark = ""  # what the whole graph is, where `stream` made this of it
         self.name = graph.name
@@ -87,6 +88,7 @@ class TaskStream(metaclass=Checked):
         whole = graph.subgraph(nodes) if nodes.numel() < graph.num_nodes else graph
         names = [graph.class_names[position] for position in arranged]
         self.graph = Graph(whole.x, whole.adjacency, y[nodes], names, graph.name, on_disk=graph.on_disk)
+        self.graph.directed = graph.directed
         self._part = part[nodes]
         self.tasks_classes = [piece.tolist() for piece in torch.arange(len(arranged)).split(sizes.tolist())]
         task_of_class = torch.repeat_interleave(torch.arange(len(groups)), sizes)
@@ -200,6 +202,7 @@ class TaskStream(metaclass=Checked):
             "problem": self.problem,
             "scenario": "task-incremental" if self.task_incremental else "class-incremental",
             "split": self._split,
+            **({"edges": "directed"} if self.graph.directed else {}),
             **({"extent": self._extent} if self._extent else {}),
         }
 
@@ -227,6 +230,7 @@ def stream(
     data_root: str | Path | None = None,
     first_tasks: NonNegativeInt = 0,
     pseudo_stream: bool = False,
+    undirected: bool | None = None,
     **options: Any,
 ) -> TaskStream:
     """A stream by name, from a file, or from a graph at hand.
@@ -239,10 +243,12 @@ def stream(
         data_root: folder of the datasets; else `EVERGRAPH_DATA`, else a cache in the home folder.
         first_tasks: the first so many tasks alone (`TaskStream.first`); 0 for all.
         pseudo_stream: a small stream of the first task's classes instead (`TaskStream.within_task`).
+        undirected: how a graph of your own is read: False keeps the directions of its edges, True reads all of them
+            in both; None does so too, and says it where only one direction was given.
         options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`,
             `task_incremental`.
     """
-    graph, dataset = find_graph(source, data_root)
+    graph, dataset = find_graph(source, data_root, undirected)
     tasks = TaskStream(
         graph,
         dataset.classes_per_task if classes_per_task is None else classes_per_task,
@@ -255,16 +261,20 @@ def stream(
     return tasks
 
 
-def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = None) -> tuple[Graph, Dataset]:
+def find_graph(
+    source: str | Path | Graph | Any, data_root: str | Path | None = None, undirected: bool | None = None
+) -> tuple[Graph, Dataset]:
     """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said."""
     if data_root is not None:
         find_data_root(data_root)  # a folder that is not there is refused even where nothing is read from it
     unnamed = Dataset("graph", lambda data_root: as_graph(source))
     if not isinstance(source, (str, Path)):
-        return as_graph(source), unnamed
+        return as_graph(source, undirected=undirected), unnamed
     name, _, settings = str(source).partition(":")
     if name in DATASETS:
+        if undirected is False:
+            raise EvergraphError(f"{name} is an undirected graph; keep directions (--directed) of graphs of your own")
         return DATASETS[name].graph(data_root, settings), DATASETS[name]
     if Path(source).suffix in GRAPH_FILES or exists(source):
-        return read_graph_file(source), unnamed
+        return as_graph(source, undirected=undirected), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file"])

@@ -6,14 +6,16 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from evergraph.core.settings import NonNegativeInt, NotEmpty, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix
-from evergraph.data.arrangement import split_nodes
-from evergraph.data.graph import ClassName, Graph, as_graph
+from evergraph.data.arrangement import split_what_can_be
+from evergraph.data.files import as_graph
+from evergraph.data.graph import ClassName, Graph
 from evergraph.errors import EvergraphError, unknown
 
 Part = Literal["train", "val", "test"]
@@ -41,6 +43,7 @@ class Task:
     test: Tensor
     num_classes: int
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
+    _mark: str = field(default="", init=False, repr=False)
 
     @property
     def class_names(self) -> list[ClassName]:
@@ -52,21 +55,23 @@ class Task:
         return f"Task({self.index}, classes={self.class_names}, nodes={self.graph.num_nodes}, {sizes})"
 
     @classmethod
+    @checked
     def of(
         cls,
         graph: Graph | Any,
-        classes: Sequence[ClassName] | None = None,
+        classes: Annotated[Sequence[ClassName], NotEmpty()] | None = None,
         *,
         hold_out: bool = True,
-        seed: int = 0,
-        index: int = 0,
+        seed: Seed = 0,
+        index: NonNegativeInt = 0,
     ) -> Task:
         """A task made of the labelled nodes of a graph; all its nodes and edges are there to read from.
 
         Args:
-            graph: a `Graph` or a PyG `Data` object.
+            graph: a `Graph`, a PyG `Data` object or the path of a graph file.
             classes: learn the nodes of these classes alone, by name; all classes with nodes by default.
-            hold_out: split 60/20/20 within each class; otherwise train on every node, and test on none.
+            hold_out: split 60/20/20 within each class, but train on all nodes of a class with fewer than five;
+                otherwise train on every node, and test on none.
             seed: of the split.
             index: the task's number, for messages.
         """
@@ -81,18 +86,27 @@ class Task:
                     raise unknown(f"class with labelled nodes in {graph.name}", str(name), position_of)
             present = list(dict.fromkeys(position_of[str(name)] for name in classes))
         if hold_out:
-            train, val, test = split_nodes(graph, present, seed)
+            train, val, test = split_what_can_be(graph, present, seed)
         else:
             train = torch.nonzero(torch.isin(graph.y, torch.tensor(present))).reshape(-1)
             val = test = train[:0]
         return cls(index, present, graph, train, val, test, graph.num_classes)
 
     def mark(self) -> str:
-        """What the task is, as a hash: so that one left in the middle is not taken up with another."""
-        digest = hashlib.sha256(json.dumps([self.class_names, self.graph.num_features, self.graph.num_edges]).encode())
-        for part in (self.train, self.val, self.graph.y):
+        """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.
+
+        Of a graph on disk the features are not read for it.
+        """
+        if self._mark:
+            return self._mark
+        names = [self.class_names, self.graph.num_features, self.graph.num_edges]
+        digest = hashlib.sha256(json.dumps(names).encode())
+        x, edges = self.graph.x, self.graph.adjacency
+        read = [] if self.graph.on_disk else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
+        for part in (self.train, self.val, self.test, self.graph.y, *read):
             digest.update(part.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        self._mark = digest.hexdigest()
+        return self._mark
 
     def pack(self) -> dict[str, Any]:
         """The task as plain values and tensors, for those who keep it; `unpack` makes it whole again."""
@@ -114,6 +128,10 @@ class Task:
         return cls(
             packed["index"], list(packed["class_positions"]), graph, num_classes=packed["num_classes"], **tensors
         )
+
+
+def _parts(matrix: SparseMatrix) -> list[Tensor]:
+    return [matrix.indptr, matrix.indices, matrix.values]
 
 
 def _pack(matrix: SparseMatrix) -> dict[str, Any]:

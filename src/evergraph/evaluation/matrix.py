@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -127,11 +127,15 @@ class Evaluation:
         accuracies: one number per task, in percent for accuracies.
         first: the number right after learning each task; None where it was not measured.
         task_names: the classes of each task.
+        latest: for each task whether it is the one learned last, which cannot be forgotten yet; by default the last.
+        rows: what was measured right after each of the tasks.
     """
 
     accuracies: list[float]
     first: list[float | None]
     task_names: list[str]
+    latest: list[bool] = field(default_factory=list)
+    rows: list[list[float | None]] = field(default_factory=list)
 
     @property
     def ap(self) -> float:
@@ -141,8 +145,17 @@ class Evaluation:
     @property
     def af(self) -> float | None:
         """Average forgetting, where the accuracies right after learning are known."""
-        earlier = [value for value in self.first[: len(self.accuracies) - 1] if value is not None]
-        return forgetting(self.accuracies, earlier) if len(earlier) == len(self.accuracies) - 1 else None
+        latest = self.latest or [False] * (len(self.accuracies) - 1) + [True]
+        earlier = [i for i, newest in enumerate(latest) if not newest]
+        first = [value for i in earlier if (value := self.first[i]) is not None]
+        if len(first) < len(earlier):
+            return None
+        return forgetting([*(self.accuracies[i] for i in earlier), 0.0], first)
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Entry [t, i]: the metric on task i right after task t of those listed; NaN where it was not measured."""
+        return as_array(self.rows)
 
     def __str__(self) -> str:
         lines = [f"{'task':<6}{'now':>7}{'then':>7}  classes"]

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evergraph.core.settings import settings_of
+from evergraph.core.settings import parse_setting, settings_of
+from evergraph.data.files import GRAPH_FILES
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import mean_std
-from evergraph.methods import METHODS, parts_of
+from evergraph.methods import METHODS, parts_of, preferred_model
+from evergraph.models import MODELS
 from evergraph.persistence.files import write_atomically
+from evergraph.training import Training
 
 
 def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -34,6 +37,39 @@ def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> d
         )
         raise unknown(f"setting of {', '.join(methods)}", left[0], known or ["(none)"])
     return shares
+
+
+def shares(
+    methods: Sequence[str], settings: Mapping[str, str], model: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Each method's settings, those of its model, and those of its training.
+
+    `name.key` goes to one method; where the method has no such setting, to its model or to its training.
+    """
+    training_fields = settings_of(Training)
+    models: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    training: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    rest: dict[str, str] = {}
+    for full, value in settings.items():
+        method, _, key = full.rpartition(".")
+        own = {} if method not in methods else {key for part in parts_of(method) for key in settings_of(METHODS[part])}
+        if method not in methods or key in own:
+            rest[full] = value
+        elif key in (known := settings_of(kind := MODELS[model or preferred_model(method)])):
+            models[method][key] = parse_setting(kind, key, value, owner=method)
+        elif key in training_fields:
+            training[method][key] = parse_setting(Training, key, value, owner=method)
+        else:
+            raise unknown(f"setting of {method}", key, [*own, *known, *training_fields])
+    return settings_by_method(methods, rest), models, training
+
+
+def stream_titles(sources: Iterable[str]) -> dict[str, str]:
+    """What to call streams: names as they are, files by their own name where no two share it."""
+    unique = list(dict.fromkeys(sources))
+    short = [Path(source).stem if Path(source).suffix in GRAPH_FILES else Path(source).name for source in unique]
+    short = [source if source.startswith("sbm:") else name for source, name in zip(unique, short)]
+    return {source: name if short.count(name) == 1 else source for source, name in zip(unique, short)}
 
 
 def cell_key(parts: Mapping[str, Sequence[str]], chosen: Mapping[str, str]) -> str:

@@ -118,10 +118,8 @@ def finish_run(
     loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
     """What is left of a run, in a folder that the caller has checked and holds."""
-    if (folder / "result.json").exists():
-        result = read_result(folder)
-        check_graph(spec, result.get("graph"), folder)
-        return result
+    if (done := finished_result(folder, spec)) is not None:
+        return done
     # everything that can be wrong with the input is found before anything is written
     device = pick_device(spec.device)
     spec.check()
@@ -328,7 +326,9 @@ def check_same_graph(graph: str, known: str, place: str | Path) -> None:
 def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
     """An error where the graph file that a finished run was made of has changed; named datasets check their own."""
     if known is not None and spec.source.partition(":")[0] not in DATASETS:
-        check_same_graph(content_mark(find_graph(spec.source)[0]), known, place)
+        check_same_graph(
+            content_mark(find_graph(spec.source, undirected=spec.stream.get("undirected"))[0]), known, place
+        )
 
 
 def _write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
@@ -340,9 +340,11 @@ def _write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
     else:
         content = read_record(path, RunRecord, "name another folder with --out")
         check_same_graph(tasks.graph_mark, content["graph"], folder)
-        if now in ({key: content[key] for key in now}, content.get("resumed_with")):
+        same = now in ({key: content[key] for key in now}, content.get("resumed_with"))
+        if same and content["spec"].get("seeds") == spec.seeds:
             return run_mark(content)
-        content["resumed_with"] = now
+        content["spec"]["seeds"] = spec.seeds
+        content |= {} if same else {"resumed_with": now}
     write_record(path, content, indent=1)
     return run_mark(content)
 
@@ -351,6 +353,17 @@ def run_mark(record: Mapping[str, Any]) -> str:
     """What every part of a run carries: a hash of its settings and its graph; seeds and devices may be added later."""
     settings = {key: value for key, value in record["spec"].items() if key not in {"seeds", "device"}}
     return content_hash([settings, record["graph"]])
+
+
+def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
+    """The result of a run in its folder; None where it is not finished, or seeds were added to it."""
+    if not (folder / "result.json").exists():
+        return None
+    result = read_result(folder)
+    if result.get("seeds", spec.seeds) != spec.seeds:
+        return None
+    check_graph(spec, result.get("graph"), folder)
+    return result
 
 
 def read_result(folder: str | Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from evergraph.core.settings import Checked, NonNegativeInt, NotEmpty
+from evergraph.core.settings import Checked, NotEmpty, Seed
 from evergraph.data import TaskStream, stream
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -45,7 +45,7 @@ class RunSpec(metaclass=Checked):
     model: str = ""
     model_settings: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
-    seeds: Annotated[list[NonNegativeInt], NotEmpty()] = field(default_factory=lambda: [0])
+    seeds: Annotated[list[Seed], NotEmpty()] = field(default_factory=lambda: [0])
     device: str = "auto"
     also_test: list[str] = field(default_factory=list)
     validate: bool = False
@@ -76,9 +76,14 @@ class RunSpec(metaclass=Checked):
         self.learner(self.seeds[0])
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What differs from a saved specification, the device aside; what is not named there is the default."""
+        """What differs from a saved specification, the device and further seeds aside.
+
+        What is not named there is the default.
+        """
         wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
+        if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
+            earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
         return [name for name in wanted if earlier.get(name) != wanted[name] and name != "device"]
 
     def as_dict(self) -> dict[str, Any]:

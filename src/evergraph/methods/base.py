@@ -159,7 +159,8 @@ class View:
         """The model's outputs at the examples, on the CPU, with exact neighbourhoods."""
         batcher = self.problem.batcher(self.model, self.graph, device=self.device)
         batches = batcher.batches(self.nodes.to(self.device), NODES_AT_ONCE)
-        return torch.cat([self.model(batch).cpu() for batch in batches])
+        rows = [self.model(batch).cpu() for batch in batches]
+        return torch.cat(rows) if rows else torch.empty(0, self.model.out_channels or 0)
 
 
 STEP_HOOKS = ("directions", "penalty", "logit_cotangent", "replay", "observe", "edit_grads", "after_step")

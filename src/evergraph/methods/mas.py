@@ -25,7 +25,7 @@ class MAS(Quadratic):
     is taken over the label scope. The other choices are CGLB's.
 
     Args:
-        strength: λ; 1e4 in the paper.
+        strength: λ; 1e4 in the paper, against a summed loss.
         importance: `per-node` as above; `squared-batch` is the mean over batches of squared gradients of the batch's
             mean z², over all its nodes and all output units.
         over_tasks: `sum`, or `mean`: each task's importance weighed by its number of training nodes.
@@ -36,7 +36,7 @@ class MAS(Quadratic):
     reference = "Aljundi et al.: Memory Aware Synapses, ECCV 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 
-    strength: NonNegative = 1e4
+    strength: NonNegative = 0.1
     importance: Literal["per-node", "squared-batch"] = "per-node"
     over_tasks: Literal["sum", "mean"] = "sum"
     num_nodes_: int = state(int)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class Quadratic(Method):
     """
 
     access = Access(keeps=("parameters",))
+    training = MappingProxyType({"reduction": "mean", "weight_decay": 0.0})
+    """A mean loss, so that a strength means the same whatever the batch; no decay, which would pull off the anchors."""
 
     strength: NonNegative = 1.0
     importance_: Params = state(dict, like="params")

@@ -32,7 +32,7 @@ class SI(Quadratic):
     reference = "Zenke, Poole and Ganguli: Continual Learning Through Synaptic Intelligence, ICML 2017"
     search_space = search_over(strength=(1e-3, 1e5))
 
-    strength: NonNegative = 2.0
+    strength: NonNegative = 1.0
     damping: Positive = 1e-3
     path_: Params = state(dict, like="params")
     start_: Params = state(dict, like="params")

@@ -1,8 +1,6 @@
-from evergraph.core.settings import checked
-
 """Models: the paper's GCN, GraphSAGE, GAT, random propagation features, and a wrapper for any PyG-style module."""
 
-from evergraph.core.settings import configure
+from evergraph.core.settings import checked, configure
 from evergraph.models.base import MODELS, GraphModel, neighbourhoods
 from evergraph.models.gcn import GCN
 from evergraph.models.sage import GraphSAGE

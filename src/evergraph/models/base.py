@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ class GraphModel(nn.Module, metaclass=Checked):
 
     in_channels: int | None = None
     out_channels: int | None = None
+    reads_edge_weights: ClassVar[bool] = False
+    """Whether the weights of edges have a part in its outputs; a learner says so where they have none."""
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Make the parameters, from torch's global random numbers. Called once."""

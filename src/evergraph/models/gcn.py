@@ -53,6 +53,8 @@ class GCN(GraphModel):
             are very sparse. `None` decides by the entries that a batch would read either way.
     """
 
+    reads_edge_weights = True
+
     def __init__(
         self,
         hidden: PositiveInt = 256,

@@ -79,7 +79,7 @@ class ModuleModel(GraphModel):
         )
 
 
-def as_model(model: nn.Module) -> GraphModel:
+def as_model(model: nn.Module | Any) -> GraphModel:
     """The model itself, or a foreign module in its wrapper."""
     if isinstance(model, GraphModel):
         return model

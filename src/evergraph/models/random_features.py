@@ -44,6 +44,8 @@ class RandomFeatures(GraphModel):
         blocks: pairs (k, b).
     """
 
+    reads_edge_weights = True
+
     def __init__(self, hidden: PositiveInt = 5120, blocks: Sequence[Sequence[float]] = BLOCKS) -> None:
         super().__init__()
         self.hidden = hidden

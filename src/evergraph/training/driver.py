@@ -96,7 +96,6 @@ def learn_in_folder(
     prepare: Callable[[Learner | None], tuple[Learner, Task]],
     *,
     device: str = "auto",
-    grow: bool = False,
     restart: bool = False,
     on_epoch: OnEpoch | None = None,
     fits: Callable[[Learner], None] = lambda begun: None,
@@ -107,7 +106,6 @@ def learn_in_folder(
         folder: where the learner lives. It is locked before it is looked at.
         prepare: from the learner of the last finished task, or None, to the one that shall learn, and the task.
         device: where the learner is loaded to.
-        grow: make the output layer larger where the task's classes need it.
         restart: drop a task that was left in the middle.
         on_epoch: called after every epoch.
         fits: raises the error for a learner in the middle of the task that was begun with other settings than now.
@@ -120,9 +118,6 @@ def learn_in_folder(
         if begun is not None:
             fits(begun)
         if begun is None:
-            needed = learner.classes_needed(task)
-            if grow and learner.model.out_channels is not None and needed > learner.model.out_channels:
-                learner.grow(needed)
             learner.check(task)
             remove_tree(driver.unfinished)
         learner = begun or learner

@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.finite import has_nan, is_finite, is_overflow, is_prediction
-from evergraph.core.settings import Checked, NonNegativeInt, PositiveInt
-from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream, as_graph
-from evergraph.errors import DivergedError, EvergraphError, unknown
+from evergraph.core.settings import Checked, PositiveInt, Seed, checked
+from evergraph.data import ClassName, Graph, Part, Task, as_graph
+from evergraph.errors import DivergedError, EvergraphError, tell
 from evergraph.evaluation import METRICS, Evaluation
-from evergraph.methods import Context, Method, View, make_method
+from evergraph.methods import METHODS, Context, Method, View, make_method
 from evergraph.models import MODELS, GraphModel, as_model, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem
+from evergraph.training.evaluating import evaluate
+from evergraph.training.inputs import Tasks, as_task, as_tasks, chosen_nodes, chosen_units
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress, diverged, train
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
@@ -57,7 +58,8 @@ class Learner(metaclass=Checked):
         training: how a task is trained; single settings can be given as keywords (`epochs=20`). By default what the
             method asks for, else `Training()`.
         problem: what is to be learned, by name.
-        num_classes: outputs of the model; by default the first task's stream says.
+        num_classes: outputs of the model to begin with; by default the first task's stream says. Where more classes
+            come, the output layer grows.
         device: `cpu`, `cuda`, or `auto`.
         dtype: of the model's parameters, e.g. `torch.float64`; by default the model's own.
         seed: of everything random.
@@ -65,7 +67,7 @@ class Learner(metaclass=Checked):
 
     def __init__(
         self,
-        model: nn.Module | str | None = None,
+        model: nn.Module | Method | str | None = None,
         method: Method | str | None = None,
         training: Training | None = None,
         *,
@@ -73,7 +75,7 @@ class Learner(metaclass=Checked):
         num_classes: PositiveInt | None = None,
         device: str = "auto",
         dtype: torch.dtype | None = None,
-        seed: NonNegativeInt = 0,
+        seed: Seed = 0,
         **settings: Any,
     ) -> None:
         unknown_settings = sorted(set(settings) - set(Training.__dataclass_fields__))
@@ -81,11 +83,11 @@ class Learner(metaclass=Checked):
             raise EvergraphError(
                 f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
             )
-        if isinstance(model, str) and method is None and model not in MODELS:
+        if method is None and (isinstance(model, Method) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
         if method is None:
-            method = DEFAULT_METHOD if model is None else DEFAULT_FOR_A_MODEL
-        self.method = make_method(method) if isinstance(method, str) else method
+            method = default_method(model if isinstance(model, str) or model is None else "a model of one's own")
+        self.method: Method = make_method(method) if isinstance(method, str) else method
         chosen = self.method.model if model is None else model
         self.model: GraphModel = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
         self.problem: Problem = PROBLEMS[problem]()
@@ -96,6 +98,7 @@ class Learner(metaclass=Checked):
         self.num_tasks = 0
         self.first_accuracies: list[float | None] = []  # on each task's test nodes, right after learning it
         self.history: list[dict[str, Any]] = []  # what each task was, for people
+        self.records: list[dict[str, Any]] = []  # each task's mark, and what was measured after it, by mark
         self.notes: dict[str, Any] = {}
         self.progress: Progress | None = None
         self.optimizer_state: OptimizerState | None = None  # the last task's, where the training keeps it
@@ -105,15 +108,23 @@ class Learner(metaclass=Checked):
 
     # learning
 
-    def learn(self, task: Task, on_epoch: OnEpoch | None = None) -> list[dict[str, float]]:
+    def learn(self, task: Task | Graph | Any, on_epoch: OnEpoch | None = None) -> list[dict[str, float]]:
         """Learn a task; returns the per-epoch log. A learner saved or stopped between epochs goes on where it was.
+
+        A PyG `Data` object, a `Graph` or the path of a graph file is the task of all its labelled nodes
+        (`Task.of`). Classes that are new make the output layer grow.
 
         An error leaves the learner as it was before the call. Only what `on_epoch` itself raises, between two
         epochs, leaves it in the middle of the task, ready to be saved or to go on.
         """
+        task = as_task(task, seed=self.seed, index=self.num_tasks)
         self.check(task)
+        if not self.in_mid_task and (before := self.learned_as(task)) is not None:
+            tell(f"{task.graph.name}: this very task was learned already, as task {before}; it is learned once more")
         with self._own_random_numbers(), self._transaction(task) as resumed:
             self._set_up(task)
+            if not resumed and (self.model.out_channels or 0) < len(self.classes_):
+                self._grow(len(self.classes_))
             context = self._context(task, task)
             if not resumed:
                 self.method.start_task(context)
@@ -133,6 +144,8 @@ class Learner(metaclass=Checked):
             if not is_finite(self.model.parameters()) or has_nan(self.method.state_dict()):
                 raise diverged(context, self.training, progress)
             self.first_accuracies = [*self.first_accuracies, self._test(task)]
+            tested = {} if self.first_accuracies[-1] is None else {task.mark(): self.first_accuracies[-1]}
+            self.records = [*self.records, {"mark": task.mark(), "tested": tested}]
         self.optimizer_state = progress.optimizer if self.training.keep_optimizer else None
         self.progress, self.task_mark = None, None
         self.num_tasks += 1
@@ -154,7 +167,7 @@ class Learner(metaclass=Checked):
                 f"the learner is in the middle of another task (epoch {self.progress.epoch}); "
                 "learn that one to its end, or load an earlier checkpoint"
             )
-        plain = ("classes_", "first_accuracies", "progress", "task_mark", "num_classes", "random_state")
+        plain = ("classes_", "first_accuracies", "records", "progress", "task_mark", "num_classes", "random_state")
         before = {name: copy.deepcopy(getattr(self, name)) for name in (*plain, "optimizer_state")}
         restore_model = remembered(self.model)
         state, generator = self.method.copied_state(), self.generator.get_state()
@@ -174,13 +187,19 @@ class Learner(metaclass=Checked):
             self.generator.set_state(generator)
             raise
 
-    def fit(self, stream: TaskStream) -> Learner:
-        """Learn all tasks of a stream, and return the learner."""
-        for task in stream:
+    def fit(self, stream: Tasks) -> Learner:
+        """Learn all tasks of a stream or of a list, and return the learner."""
+        for task in as_tasks(stream, seed=self.seed):
             self.learn(task)
         return self
 
-    def grow(self, num_classes: int) -> None:
+    def learned_as(self, task: Task) -> int | None:
+        """The number of the task under which this very one was learned; None if it was not."""
+        marks = [record["mark"] for record in self.records]
+        return marks.index(task.mark()) if task.mark() in marks else None
+
+    @checked
+    def grow(self, num_classes: PositiveInt) -> None:
         """Make room for more classes: the output layer gets more units, the method's state follows."""
         if self.in_mid_task:
             raise EvergraphError("the learner is in the middle of a task; finish it before the output layer grows")
@@ -189,10 +208,13 @@ class Learner(metaclass=Checked):
             return
         if num_classes <= self.model.out_channels:
             raise EvergraphError(f"the output layer has {self.model.out_channels} units already; ask for more")
-        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         with self._own_random_numbers():
-            self.model.grow(num_classes)
-            self.model.to(self.device)
+            self._grow(num_classes)
+
+    def _grow(self, num_classes: int) -> None:
+        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        self.model.grow(num_classes)
+        self.model.to(self.device)
         after = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self.method.grow(before, after)
         self.num_classes = num_classes
@@ -206,23 +228,16 @@ class Learner(metaclass=Checked):
                 f"task {self.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
                 f"{self.model.in_channels}; all tasks must have the same features"
             )
-        room = self.model.out_channels or self.num_classes or task.num_classes
-        needed = self.classes_needed(task)
-        if needed > room:
-            raise EvergraphError(
-                f"task {self.num_tasks} brings the classes to {needed}, but the output layer has {room} units; "
-                f"call learner.grow({needed}) first (--grow on the command line)"
-            )
-
-    def classes_needed(self, task: Task) -> int:
-        """How many classes the learner will know once it has learned the task."""
-        return len(self.classes_) + (0 if self.in_mid_task else len(new_names(self.classes_, task)))
+        if not self.in_mid_task:
+            new_names(self.classes_, task)  # a class under two names is refused here
 
     def _set_up(self, task: Task) -> None:
         """Build the model at the first task; let the method adapt it to later ones."""
         if self.model.in_channels is None:
-            self.num_classes = self.num_classes or task.num_classes
+            self.num_classes = max(self.num_classes or task.num_classes, len(self.classes_))
             self.model.setup(task.graph.num_features, self.num_classes)
+        if not self.model.reads_edge_weights and bool((task.graph.adjacency.values != 1).any()):
+            tell(f"{task.graph.name}: {type(self.model).__name__} does not use edge weights; it reads every edge alike")
         self.method.adapt_model(self.model, task)
         self.model.to(device=self.device, dtype=self.dtype)
         if any(isinstance(value, nn.UninitializedParameter) for value in self.model.parameters()):
@@ -294,57 +309,30 @@ class Learner(metaclass=Checked):
             return None
         truth = self.problem.targets(task.graph, self.classes_)[task.test]
         metric = METRICS[self.problem.metric]
-        return metric(self._outputs(task.graph, task.test), truth, range(len(self.classes_)))
+        return metric(self.outputs(task.graph, task.test), truth, range(len(self.classes_)))
 
     def evaluate(
         self,
-        stream: TaskStream,
+        stream: Tasks,
         *,
         metric: str | None = None,
         balanced: bool = False,
         test_graph: str | None = None,
         part: Part = "test",
     ) -> Evaluation:
-        """The metric on the test examples of every task learned so far, as the stream's protocol says.
+        """The metric on the test examples of tasks: of a stream, those learned so far, as its protocol says.
+
+        Its `matrix` has a row for each of the tasks: what was measured right after it was learned, by `learn` and by
+        earlier calls of `evaluate`. What is measured now is remembered for later calls.
 
         Args:
-            stream: the tasks; those learned so far are tested.
+            stream: a stream; or a list of tasks, graphs or paths (months, say), split as `learn` splits them.
             metric: by name; the problem's own by default.
             balanced: short for `metric="balanced-accuracy"`.
             test_graph: another test graph than the stream's own.
             part: `val` for validation examples.
         """
-        if not self.num_tasks:
-            raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
-        name = metric or ("balanced-accuracy" if balanced else self.problem.metric)
-        measure = METRICS[name]
-        unit_of = {name: unit for unit, name in enumerate(self.classes_)}
-        after = min(self.num_tasks, len(stream)) - 1
-        tests = (stream.tests(after, index, test_graph, part) for index in range(after + 1))
-        values: list[float] = []
-        # examples of one graph are computed together, and graphs one after another: all at once may not fit
-        for _, group in groupby(tests, key=lambda pair: id(pair[0])):
-            pairs = list(group)
-            graph = pairs[0][0]
-            truth = self.problem.targets(graph, self.classes_)
-            outputs = self._outputs(graph, torch.cat([nodes for _, nodes in pairs]))
-            for (_, nodes), rows in zip(pairs, outputs.split([nodes.numel() for _, nodes in pairs])):
-                index = len(values)
-                names = [stream.graph.class_names[position] for position in stream.candidates(after, index)]
-                if any(name not in unit_of for name in names):
-                    raise EvergraphError(f"task {index} of {stream.name} has classes the learner has not met")
-                values.append(measure(rows, truth[nodes], [unit_of[name] for name in names]))
-        task_names = [
-            ", ".join(str(stream.graph.class_names[position]) for position in positions)
-            for positions in stream.tasks_classes[: after + 1]
-        ]
-        # what was measured right after learning was measured in this way alone
-        own_graphs = not TEST_GRAPHS[test_graph or stream.test_graph].joins_tasks
-        comparable = name == self.problem.metric and part == "test" and own_graphs
-        first: list[float | None] = [None] * (after + 1)
-        if comparable and not stream.task_incremental:
-            first = self.first_accuracies[: after + 1]
-        return Evaluation(values, first, task_names)
+        return evaluate(self, stream, "balanced-accuracy" if balanced and metric is None else metric, test_graph, part)
 
     def predict(
         self,
@@ -356,16 +344,11 @@ class Learner(metaclass=Checked):
         """The most probable class of each node and its probability.
 
         Args:
-            graph: a `Graph` or a PyG `Data` object; labels are not needed and not looked at.
+            graph: a `Graph`, a PyG `Data` object or the path of a graph file; labels are not needed and not looked at.
             nodes: the nodes asked for, as numbers or as a mask over all nodes; all by default.
             classes: choose among these alone; among all classes met by default.
         """
-        units = list(range(len(self.classes_)))
-        if classes is not None:
-            for name in classes:
-                if name not in self.classes_:
-                    raise unknown("class", name, map(str, self.classes_))
-            units = [self.classes_.index(name) for name in classes]
+        units = chosen_units(classes, self.classes_)
         chosen, outputs = self._asked(graph, nodes)
         best = self.problem.probabilities(outputs, units).max(1)
         return Prediction(chosen, [self.classes_[units[i]] for i in best.indices.tolist()], best.values)
@@ -389,20 +372,11 @@ class Learner(metaclass=Checked):
                 f"{graph.name} has {graph.num_features} features per node, but the learner was built for "
                 f"{self.model.in_channels}; give it a graph with the features it was trained on"
             )
-        chosen = torch.arange(graph.num_nodes) if nodes is None else torch.as_tensor(nodes)
-        if chosen.dtype == torch.bool:
-            if chosen.shape != (graph.num_nodes,):
-                raise EvergraphError(
-                    f"{graph.name}: a mask of shape {tuple(chosen.shape)} does not fit {graph.num_nodes} nodes"
-                )
-            chosen = torch.nonzero(chosen).reshape(-1)
-        chosen = chosen.long()
-        if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < graph.num_nodes:
-            raise EvergraphError(f"{graph.name}: nodes run from 0 to {graph.num_nodes - 1}; one asked for is outside")
-        return chosen, self._outputs(graph, chosen)
+        chosen = chosen_nodes(nodes, graph)
+        return chosen, self.outputs(graph, chosen)
 
     @torch.no_grad()
-    def _outputs(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def outputs(self, graph: Graph, nodes: Tensor) -> Tensor:
         """What the method predicts, else the model."""
         self.model.eval()
         view = View(self.model, self.problem, graph, nodes, self.device)
@@ -432,6 +406,7 @@ class Learner(metaclass=Checked):
         save_tree(path, learner_state(self))
 
     @classmethod
+    @checked
     def load(
         cls,
         path: str | Path,
@@ -470,6 +445,12 @@ def remembered(model: nn.Module) -> Callable[[], None]:
             vars(module).update({**saved, "_modules": parts})
 
     return restore
+
+
+def default_method(model: str | None) -> str:
+    """The method where none is named: `auto`, or for a model that is not its own what protects any model."""
+    own = model is None or model == METHODS[DEFAULT_METHOD].model
+    return DEFAULT_METHOD if own else DEFAULT_FOR_A_MODEL
 
 
 def new_names(known: list[ClassName], task: Task) -> list[ClassName]:

@@ -40,6 +40,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "num_tasks": learner.num_tasks,
         "first_accuracies": learner.first_accuracies,
         "history": learner.history,
+        "records": learner.records,
         "notes": learner.notes,
         "seed": learner.seed,
         "random_state": learner.random_state,
@@ -72,6 +73,7 @@ def restore(
             setattr(learner, name, tree[name])
         for name in ("first_accuracies", "history"):
             setattr(learner, name, list(tree[name]))
+        learner.records = list(tree.get("records") or ({"mark": "", "tested": {}} for _ in tree["history"]))
         learner.classes_ = list(tree["classes"])
         learner.random_state = tree["random_state"]
         learner.optimizer_state = _to_device(tree["optimizer"], learner.device)

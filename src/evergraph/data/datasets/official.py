@@ -64,7 +64,7 @@ class OfficialGraph:
         if path.is_dir():
             graph = read_ogb_folder(path, name=self.name)
         else:
-            graph = read_npz(path, name=self.name, named_classes=False)
+            graph = read_npz(path, name=self.name, named_classes=False, undirected=True)
         counts = (graph.num_nodes, graph.num_features, graph.num_classes)
         if counts != self.counts:
             raise EvergraphError(

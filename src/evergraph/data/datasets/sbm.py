@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from evergraph.core.settings import Fraction, NonNegative, NonNegativeInt, PositiveInt, checked
+from evergraph.core.settings import Fraction, NonNegative, PositiveInt, Seed, checked
 from evergraph.data.datasets.base import DATASETS, Dataset
 from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError
@@ -18,7 +18,7 @@ def sbm(
     homophily: Fraction = 0.8,
     features: PositiveInt = 32,
     signal: float = 1.0,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
 ) -> Graph:
     """A generated graph: classes of random sizes, edges mostly inside a class, noisy class features.
 

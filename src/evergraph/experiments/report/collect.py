@@ -16,7 +16,9 @@ import numpy as np
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
+from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
+from evergraph.experiments.report.answer import role_of, style_of
 from evergraph.experiments.result_file import CELLS, RESULTS, read_results
 from evergraph.experiments.run import read_result
 from evergraph.persistence.reading import read_rows
@@ -73,6 +75,9 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
         for name, other in result.get("also_tested", {}).items():
             tested = {**result, "protocol": {**result["protocol"], "test_graph": name}}
             entries.append(_entry(place, tested, other, curves))
+    titles = stream_titles(entry["stream"] for entry in entries)
+    for entry in entries:
+        entry["stream"] = titles[entry["stream"]]
     for entry, label in zip(entries, _labels(entries)):
         entry["label"] = label
     return entries
@@ -116,6 +121,8 @@ def _entry(place: str, result: dict[str, Any], tested: dict[str, Any], curves: l
         "tested_on": test_graph.about if test_graph else str(protocol.get("test_graph", "an unnamed graph")),
         "seeds": result["seeds"],
         "seconds": result.get("seconds"),
+        "style": style_of(str(result["method"])),
+        "role": role_of(result.get("access", {}).get("keeps", ())),
         "access": {key: _text(value) or "nothing" for key, value in result.get("access", {}).items()},
         "kept_bytes": max((values[-1] for values in result.get("kept_bytes", []) if values), default=None),
         "device": result.get("device"),

@@ -99,7 +99,7 @@ class OnlineCurvature(Compose):
         return {**form, "ema": average["decay"]}
 
     model = Method.model
-    training = Method.training  # the paper's own settings are part of its protocol, not of its parts
+    training = AnchoredCurvature.training
     hyperparameters = Method.hyperparameters
     title = Method.title
     description = Method.description

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -45,13 +44,12 @@ class StandInCurvature(AnchoredCurvature):
     name = "stand-in-curvature"
     access = Access(keeps=("parameters", "prototypes"), old_labels=True)
     search_space = search_over(strength=(1e-1, 1e6))
-    training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
     measures_while_training = False  # stand-ins are seen in evaluation mode
 
     strength: NonNegative = 10.0
     anchors: Anchors = "latest"
     estimator: Estimator = "exact"
-    prototypes: NonNegativeInt = 0
+    prototypes: NonNegativeInt = 32
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
 
     def end_task(self, context: Context) -> None:
