@@ -83,7 +83,7 @@ class Learner(metaclass=Checked):
             raise EvergraphError(
                 f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
             )
-        if method is None and model is not None and not isinstance(model, nn.Module) and model not in MODELS:
+        if method is None and model is not None and not hasattr(model, "parameters") and model not in MODELS:
             model, method = None, model  # eg.Learner("ewc")
         if method is None:
             method = default_method(model if isinstance(model, str) or model is None else "a model of one's own")
