@@ -11,16 +11,17 @@ function answerCard(found) {
   fact("forgets", known(run.metrics[AF]?.mean) ? `${TITLES[AF]} ${plusMinus(run, AF)}` : null);
   fact("costs", showSeconds(perRun(run)) && showSeconds(perRun(run)) + " a run");
   fact("keeps", known(run.kept_bytes) ? showBytes(run.kept_bytes) : null);
-  const names = found.tied.map((number) => RUNS[number].method);
+  const called = (number) => (DATA.answers.length > 1 ? RUNS[number].method : RUNS[number].label);
+  const names = found.tied.map(called);
   const noise = found.rivals < 2 ? "" : !found.told ? "Too few seeds to tell noise from difference: run at least two. "
     : names.length ? `Within noise of it: ${names.join(", ")}. ` : "No other method is within noise of it. ";
-  const top = found.ceiling === null ? "" : `Ceiling, trained on all old data: ${RUNS[found.ceiling].method}, ` +
+  const top = found.ceiling === null ? "" : `Ceiling, trained on all old data: ${called(found.ceiling)}, ` +
     `${plusMinus(RUNS[found.ceiling], AP)}${unitOf(run)}.`;
   const where = DATA.answers.length > 1 ? `${found.stream}, test graph ${found.test_graph}` : null;
   return html("article", { class: "card answer", style: paint(run.style) },
     where && html("p", { class: "quiet" }, where),
     html("p", { class: "lead" }, found.rivals > 1 ? "Best without old data: " : "The method: ",
-      swatch(found.best), html("strong", {}, run.method)),
+      swatch(found.best), html("strong", {}, called(found.best))),
     facts, html("p", { class: "quiet" }, noise + top));
 }
 function drawAnswers() {

@@ -62,7 +62,7 @@ const MARKERS = [
     `h${-r / 1.2}v${-r * 0.78}h${-r * 0.78}v${-r / 1.2}h${r * 0.78}z`,
 ];
 const colourOf = (number) => "var(--run-" + (number % 8) + ")";
-const markerOf = (number) => MARKERS[(number + Math.floor(number / 8)) % MARKERS.length];
+const markerOf = (number) => MARKERS[(number + 3 * Math.floor(number / 8)) % MARKERS.length];
 const paint = (number) => ({ "--colour": colourOf(number) });
 const mark = (number, x, y, r = 4.5) =>
   svg("path", { class: "mark", d: markerOf(number)(r), transform: `translate(${x} ${y})`, style: paint(number) });

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
-from evergraph.experiments.report.answer import role_of, style_of
+from evergraph.experiments.report.answer import COLOURS, role_of, style_of
 from evergraph.experiments.result_file import CELLS, RESULTS, read_results
 from evergraph.experiments.run import read_result
 
@@ -76,8 +77,11 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
             tested = {**result, "protocol": {**result["protocol"], "test_graph": name}}
             entries.append(_entry(place, tested, other, curves))
     titles = stream_titles(entry["stream"] for entry in entries)
+    met: Counter[str] = Counter()
     for entry in entries:
         entry["stream"] = titles[entry["stream"]]
+        entry["style"] += COLOURS * met[entry["method"]]  # the same colour, another marker
+        met[entry["method"]] += 1
     for entry, label in zip(entries, _labels(entries)):
         entry["label"] = label
     return entries
