@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evergraph.data import ClassName, Graph, Part, Task, as_graph
 from evergraph.errors import EvergraphError, tell
 from evergraph.evaluation import METRICS, Evaluation
-from evergraph.methods import METHODS, Context, Method, View, make_method
+from evergraph.methods import METHODS, Context, Method, View, as_method, is_method
 from evergraph.models import MODELS, GraphModel, as_model, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem
@@ -81,13 +81,11 @@ class Learner:
             raise EvergraphError(
                 f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
             )
-        if method is None and (isinstance(model, Method) or (isinstance(model, str) and model not in MODELS)):
+        if method is None and (is_method(model) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
         if method is None:
             method = default_method(model if isinstance(model, str) or model is None else "a model of one's own")
-        self.method: Method = make_method(method) if isinstance(method, str) else method
-        if not isinstance(self.method, Method):
-            raise EvergraphError(f"a method is a name or an object such as eg.EWC(strength=100), not {method!r}")
+        self.method: Method = as_method(method)
         if training is not None and not isinstance(training, Training):
             raise EvergraphError(
                 f"training={training!r} is not eg.Training(…); single settings are keywords: epochs=20"

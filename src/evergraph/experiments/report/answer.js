@@ -6,7 +6,9 @@ function showSeconds(seconds) {
 }
 function answerCard(found) {
   const run = RUNS[found.best], facts = html("dl", { class: "facts" });
-  const fact = (name, value) => { if (value) facts.append(html("div", {}, html("dt", {}, name), html("dd", {}, value))); };
+  const fact = (name, value) => {
+    if (value) facts.append(html("div", {}, html("dt", {}, name), html("dd", {}, value)));
+  };
   fact(TITLES[AP], plusMinus(run, AP) + unitOf(run));
   fact("forgets", known(run.metrics[AF]?.mean) ? `${TITLES[AF]} ${plusMinus(run, AF)}` : null);
   fact("costs", showSeconds(perRun(run)) && showSeconds(perRun(run)) + " a run");
@@ -38,7 +40,8 @@ function drawAnswers() {
       role && html("small", { class: "role" }, role))),
     cells.map((cell, i) => html("td", { "data-title": columns[i] }, cell === null ? "–"
       : html("span", { class: cell.best ? "best" : null },
-        show(cell.mean, DIGITS) + (cell.runs > 1 ? " ± " + show(cell.std, DIGITS) : "") + (cell.tied && !cell.best ? " †" : ""))))));
+        show(cell.mean, DIGITS) + (cell.runs > 1 ? " ± " + show(cell.std, DIGITS) : "") +
+        (cell.tied && !cell.best ? " †" : ""))))));
   find("streams-table").append(html("div", { class: "scroll" }, html("table", { class: "stacked" },
     html("caption", { class: "unseen" }, "Methods and streams"), html("thead", {}, head), html("tbody", {}, body))),
     html("p", { class: "quiet" }, `${TITLES[AP]}. ★ best of the column without old data; † within noise of it.`));

@@ -82,7 +82,8 @@ function legend(figure) {
     type: "button", "aria-pressed": "false", onclick: () => choose(number),
     onpointerenter: () => highlight(number), onpointerleave: () => highlight(chosen),
     onfocus: () => highlight(number), onblur: () => highlight(chosen),
-  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(styleOf(number), 0, 0, 5)),
+  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" },
+    mark(styleOf(number), 0, 0, 5)),
   run.label));
   return html("ul", { class: "legend", "aria-label": "Runs" }, buttons.map((button) => html("li", {}, button)));
 }
