@@ -17,6 +17,7 @@ from evergraph.persistence.files import write_atomically
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs themselves, beside the file
+TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
 
 
 def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
 from evergraph.experiments.report.answer import COLOURS, role_of, style_of
-from evergraph.experiments.result_file import CELLS, RESULTS, read_results
+from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, read_results
 from evergraph.experiments.run import read_result
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
@@ -57,7 +57,9 @@ def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _folders_with(path: Path, *names: str) -> list[Path]:
-    return sorted({file.parent for name in names for file in path.rglob(name)})
+    """Folders below a path that hold one of the files; trials of a search are no results."""
+    found = {file.parent for name in names for file in path.rglob(name)}
+    return sorted(folder for folder in found if TUNING not in folder.relative_to(path).parts)
 
 
 def _cell_folder(table: Path, key: str) -> Path:
