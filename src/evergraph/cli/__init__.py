@@ -33,7 +33,7 @@ def make_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
-    warnings.showwarning = _note
+    warnings.showwarning = _note  # type: ignore[assignment]
     try:
         words, plugins = _plugins(sys.argv[1:])
         add_plugin_files(plugins)
