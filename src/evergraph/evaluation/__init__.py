@@ -18,10 +18,12 @@ from evergraph.evaluation.matrix import (
     summarize,
 )
 from evergraph.evaluation.metrics import METRICS, Metric, accuracy, balanced_accuracy
+from evergraph.evaluation.significance import Difference, paired_difference
 
 __all__ = [
     "METRICS",
     "SUMMARIES",
+    "Difference",
     "Evaluation",
     "Matrix",
     "Metric",
@@ -37,6 +39,7 @@ __all__ = [
     "intransigence",
     "learning_accuracy",
     "mean_std",
+    "paired_difference",
     "performance",
     "summarize",
 ]

@@ -6,6 +6,7 @@ from evergraph.models.gcn import GCN
 from evergraph.models.sage import GraphSAGE
 
 from evergraph.models.gat import GAT  # isort: skip  # the order here is the order in which models are listed
+from evergraph.models.normalized import LayerNormGCN, LayerNormGraphSAGE  # isort: skip
 from evergraph.models.module import ModuleModel, as_model
 from evergraph.models.random_features import RandomFeatures
 
@@ -22,6 +23,8 @@ __all__ = [
     "MODELS",
     "GraphModel",
     "GraphSAGE",
+    "LayerNormGCN",
+    "LayerNormGraphSAGE",
     "ModuleModel",
     "RandomFeatures",
     "as_model",
