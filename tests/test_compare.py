@@ -13,6 +13,7 @@ from scipy import stats
 import evergraph as eg
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table
+from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.significance import paired_p, within_noise
 
 STREAMS = ["sbm:nodes=60,classes=4,degree=4,features=8,signal=3", "sbm:nodes=72,classes=6,degree=4,features=8,signal=3"]
@@ -148,6 +149,8 @@ def test_every_method_is_tuned_by_one_rule(evergraph, tmp_path: Path) -> None:
     assert status == 0, error
     found, best = json.loads(out), json.loads((tmp_path / "here/tuning/best.json").read_text())
     assert len(best) == 4
+    runs = read_runs(find_runs([tmp_path / "here"])[0])
+    assert len(runs) == 4  # the trials are not in the report
     for one in found["results"]:
         chosen = best[f"{one['stream']}: {one['method']}"]
         assert one["protocol"]["lr"] == chosen["training"]["lr"]

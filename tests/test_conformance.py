@@ -58,7 +58,10 @@ GRAPH = sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1)
 STREAM = eg.TaskStream(GRAPH, 2)
 
 
-PROTOCOL = {"epochs": 2, "lr": 0.02, "batch_size": 7, "label_scope": "seen", "weight_decay": 5e-4, "device": "cpu"}
+PROTOCOL = {
+    "epochs": 2, "lr": 0.02, "batch_size": 7, "label_scope": "seen", "reduction": "sum", "weight_decay": 5e-4,
+    "device": "cpu",
+}  # fmt: skip
 """One for all, whatever settings a method would ask for by itself."""
 
 

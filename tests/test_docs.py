@@ -128,6 +128,7 @@ ALL_COMMANDS = [
 
 
 def parse(commands, words):
+    words, _ = cli._plugins(list(words))  # an option of every command, taken before any is looked at
     assert words[0] in commands, f"there is no command {words[0]}"
     if "--help" not in words:
         commands[words[0]].make_context(words[0], list(words[1:]))  # an unknown option or a missing argument raises

@@ -125,7 +125,11 @@ def add_plugin_files(paths: Iterable[str]) -> None:
     known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
     os.environ[FILES] = os.pathsep.join(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
     _loaded = False
-    load_plugins()
+    try:
+        load_plugins()
+    except EvergraphError:
+        os.environ[FILES] = os.pathsep.join(known)
+        raise
 
 
 def _load_file(path: Path, name: str) -> None:

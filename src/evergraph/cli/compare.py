@@ -22,13 +22,12 @@ from evergraph.experiments.method_table import latex as as_latex
 from evergraph.experiments.method_table import write_method_table
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.report import write_report
-from evergraph.experiments.result_file import CELLS, known_result, write_results
+from evergraph.experiments.result_file import CELLS, TUNING, known_result, write_results
 from evergraph.experiments.run import check_folder, default_folder
-from evergraph.experiments.selection import SELECTION_RULES, Space, make_rule, tune
+from evergraph.experiments.selection import SELECTION_RULES, SelectionRule, Space, make_rule, tune
 from evergraph.experiments.selection.tuning import BEST
 from evergraph.persistence.files import taken_folder, write_atomically
 
-TUNING = "tuning"
 SEVERAL = {"order", "test_graph"}  # options that may be given more than once
 
 
@@ -67,8 +66,9 @@ def compare_command(
         "test_graph": check_names("test graph", test_graph or ["task"]),
         "method": check_names("method", methods.split(",")),
     }
+    rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read
     specs = _specs(axes, seeds, options)
-    if len(specs) > len(axes["method"]) or tune_by:  # of a single stream the first run finds out before it begins
+    if len(specs) > len(axes["method"]) or rule:  # of a single stream the first run finds out before it begins
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
             spec.make_stream(0, options["data_root"])
     folder = options["out"] or default_folder(axes["stream"][0], "compare")
@@ -76,8 +76,8 @@ def compare_command(
     holding = taken_folder(folder, look, advice="name another with --out")
     with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as entries:
         note = ""
-        if tune_by is not None:
-            specs = _tuned(specs, tune_by, trials, folder, options)
+        if rule is not None:
+            specs = _tuned(specs, rule, trials, folder, options)
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
         results = _finish_cells(specs, folder, entries, options)
         write_results(folder, specs, results)
@@ -124,10 +124,10 @@ def _specs(axes: dict[str, list[str]], seeds: int, options: dict[str, Any]) -> d
 
 
 def _tuned(
-    specs: dict[str, RunSpec], rule_name: str, trials: int, folder: Path, options: dict[str, Any]
+    specs: dict[str, RunSpec], rule: SelectionRule, trials: int, folder: Path, options: dict[str, Any]
 ) -> dict[str, RunSpec]:
     """The cells with settings chosen by a rule, once for each stream and method (on the first order and test graph)."""
-    rule, chosen = make_rule(rule_name), dict[tuple[str, str], dict[str, Any]]()
+    chosen = dict[tuple[str, str], dict[str, Any]]()
     fixed = common.training_options(options)
     tuned = {}
     for key, spec in specs.items():

@@ -18,6 +18,7 @@ from evergraph.persistence.reading import as_json, parse_json, read_text
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs themselves, beside the file
+TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
 
 
 class Entry(TypedDict):

@@ -6,20 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-LEVEL = 0.05
-"""Differences with a smaller p are called significant."""
+from evergraph.evaluation import paired_difference
+from evergraph.evaluation.significance import LEVEL
 
 
 def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Two-sided p of the paired t-test; None with fewer than two pairs, which say nothing about chance."""
-    from scipy import stats  # takes a moment to import: only where something is compared
-
-    differences = np.subtract(first, second)
-    if len(differences) < 2:
-        return None
-    if np.ptp(differences) < 1e-9:  # no spread at all: equal, or apart by the same amount every time
-        return 1.0 if abs(differences[0]) < 1e-9 else 0.0
-    return float(stats.ttest_rel(first, second).pvalue)
+    gaps = np.subtract(first, second).round(9)  # equal but for rounding is equal
+    return paired_difference(gaps.tolist(), [0.0] * len(gaps)).p_value if len(gaps) > 1 else None
 
 
 def within_noise(values: Mapping[str, Sequence[float]], best: str) -> dict[str, bool | None]:

@@ -76,7 +76,7 @@ def chosen_units(classes: Any, known: Sequence[ClassName]) -> list[int]:
     if classes is None:
         return list(range(len(known)))
     if isinstance(classes, (str, int)) or not isinstance(classes, Iterable):
-        raise EvergraphError(f"classes={classes!r} is not a list; give names in a list, e.g. [{known[0]!r}]")
+        raise EvergraphError(f"classes={classes!r} is not a list; give names in a list, e.g. [{classes!r}]")
     named = list(classes)
     if not named:
         raise EvergraphError("classes=[] leaves nothing to choose from; name at least one, or leave it out for all")

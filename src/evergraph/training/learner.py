@@ -18,7 +18,7 @@ from evergraph.core.settings import Checked, PositiveInt, Seed, checked
 from evergraph.data import ClassName, Graph, Part, Task, as_graph
 from evergraph.errors import DivergedError, EvergraphError, tell
 from evergraph.evaluation import METRICS, Evaluation
-from evergraph.methods import METHODS, Context, Method, View, make_method
+from evergraph.methods import METHODS, Context, Method, View, as_method, is_method
 from evergraph.models import MODELS, GraphModel, as_model, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem
@@ -83,11 +83,11 @@ class Learner(metaclass=Checked):
             raise EvergraphError(
                 f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
             )
-        if method is None and model is not None and not hasattr(model, "parameters") and model not in MODELS:
+        if method is None and (is_method(model) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
         if method is None:
             method = default_method(model if isinstance(model, str) or model is None else "a model of one's own")
-        self.method: Method = make_method(method) if isinstance(method, str) else method
+        self.method: Method = as_method(method)
         chosen = self.method.model if model is None else model
         self.model: GraphModel = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
         self.problem: Problem = PROBLEMS[problem]()

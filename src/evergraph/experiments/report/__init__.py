@@ -91,10 +91,13 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
 
 def _methods(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """The table of methods and streams, as plain values."""
-    if any(runs.count(run) > 1 for run in runs) or common_metric(runs)["higher_is_better"] is not True:
-        return {"columns": [], "rows": []}
+    keys = [
+        (run["stream"], run["method"], *map(str, map(run["protocol"].get, ("test_graph", "order")))) for run in runs
+    ]
+    if len(set(keys)) < len(keys) or common_metric(runs)["higher_is_better"] is not True:
+        return {"columns": [], "rows": []}  # several runs of one method are told apart in the comparison alone
     table = method_table(runs)
-    roles = {run["method"]: (run["style"], run["role"]) for run in runs}
+    roles = {run["method"]: (run["style"], run["role"]) for run in reversed(runs)}
     rows = []
     for method, entries in table.rows.items():
         cells = [

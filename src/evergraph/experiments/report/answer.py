@@ -19,6 +19,7 @@ STYLES = {
     "joint": 7,
 }
 """Colours (style % 8) and markers of methods that meet in most reports; every other name has its own by its hash."""
+COLOURS = 8
 MOST_STYLES = 48  # eight colours, each with six markers
 CEILING, OLD_DATA = "ceiling", "old data"
 
@@ -43,6 +44,7 @@ def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         groups.setdefault((run["stream"], str(run["protocol"].get("test_graph", ""))), []).append(number)
     found = []
     for (stream, test_graph), members in groups.items():
+        members = [number for number in members if runs[number]["metrics"]["ap"]["mean"] is not None]
         rivals = [number for number in members if not runs[number]["role"]]
         if not rivals or len({runs[number]["metric"]["name"] for number in members}) > 1:
             continue
@@ -52,9 +54,9 @@ def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         paired = {
             str(number): runs[number]["metrics"]["ap"]["values"]
             for number in rivals
-            if runs[number]["seeds"] == runs[best]["seeds"]
+            if runs[number]["seeds"] == runs[best]["seeds"] and None not in runs[number]["metrics"]["ap"]["values"]
         }
-        tied = within_noise(paired, str(best))
+        tied = within_noise(paired, str(best)) if str(best) in paired else {}
         ceilings = [number for number in members if runs[number]["role"] == CEILING]
         found.append(
             {
@@ -63,7 +65,7 @@ def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "best": best,
                 "rivals": len(rivals),
                 "tied": [int(number) for number, told in tied.items() if told and int(number) != best],
-                "told": all(told is not None for told in tied.values()),
+                "told": bool(tied) and all(told is not None for told in tied.values()),
                 "ceiling": max(ceilings, key=value.__getitem__, default=None),
             }
         )

@@ -62,7 +62,7 @@ const MARKERS = [
     `h${-r / 1.2}v${-r * 0.78}h${-r * 0.78}v${-r / 1.2}h${r * 0.78}z`,
 ];
 const colourOf = (number) => "var(--run-" + (number % 8) + ")";
-const markerOf = (number) => MARKERS[(number + Math.floor(number / 8)) % MARKERS.length];
+const markerOf = (number) => MARKERS[(number + 3 * Math.floor(number / 8)) % MARKERS.length];
 const paint = (number) => ({ "--colour": colourOf(number) });
 const mark = (number, x, y, r = 4.5) =>
   svg("path", { class: "mark", d: markerOf(number)(r), transform: `translate(${x} ${y})`, style: paint(number) });
@@ -82,7 +82,8 @@ function legend(figure) {
     type: "button", "aria-pressed": "false", onclick: () => choose(number),
     onpointerenter: () => highlight(number), onpointerleave: () => highlight(chosen),
     onfocus: () => highlight(number), onblur: () => highlight(chosen),
-  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(styleOf(number), 0, 0, 5)),
+  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" },
+    mark(styleOf(number), 0, 0, 5)),
   run.label));
   return html("ul", { class: "legend", "aria-label": "Runs" }, buttons.map((button) => html("li", {}, button)));
 }

@@ -7,6 +7,7 @@ page's scripts only print and draw.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
-from evergraph.experiments.report.answer import role_of, style_of
-from evergraph.experiments.result_file import CELLS, RESULTS, read_results
+from evergraph.experiments.report.answer import COLOURS, role_of, style_of
+from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, read_results
 from evergraph.experiments.run import read_result
 from evergraph.persistence.reading import read_rows
 
@@ -56,7 +57,9 @@ def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _folders_with(path: Path, *names: str) -> list[Path]:
-    return sorted({file.parent for name in names for file in path.rglob(name)})
+    """Folders below a path that hold one of the files; trials of a search are no results."""
+    found = {file.parent for name in names for file in path.rglob(name)}
+    return sorted(folder for folder in found if TUNING not in folder.relative_to(path).parts)
 
 
 def _cell_folder(table: Path, key: str) -> Path:
@@ -76,8 +79,11 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
             tested = {**result, "protocol": {**result["protocol"], "test_graph": name}}
             entries.append(_entry(place, tested, other, curves))
     titles = stream_titles(entry["stream"] for entry in entries)
+    met: Counter[str] = Counter()
     for entry in entries:
         entry["stream"] = titles[entry["stream"]]
+        entry["style"] += COLOURS * met[entry["method"]]  # the same colour, another marker
+        met[entry["method"]] += 1
     for entry, label in zip(entries, _labels(entries)):
         entry["label"] = label
     return entries

@@ -147,8 +147,10 @@ function drawPlane() {
         for (const [dy, side] of PLACES) {
           const left = side > 0 ? x + 12 : x - 12 - wide, at = y + dy;
           const box = { left, right: left + wide, top: at - 9, bottom: at + 5 };
-          if (box.left < frame.left || box.right > end || box.top < 0 || box.bottom > frame.top + frame.inner.height) continue;
-          if (taken.some((o) => o.left < box.right && box.left < o.right && o.top < box.bottom && box.top < o.bottom)) continue;
+          const outside = box.left < frame.left || box.right > end || box.top < 0;
+          if (outside || box.bottom > frame.top + frame.inner.height) continue;
+          const beside = (o) => o.right <= box.left || box.right <= o.left;
+          if (!taken.every((o) => beside(o) || o.bottom <= box.top || box.bottom <= o.top)) continue;
           taken.push(box);
           frame.picture.append(svg("text", { class: "strong label", "data-run": number, x: left, y: at }, text));
           return;

@@ -87,7 +87,9 @@ function drawTable() {
   find("table").append(html("caption", { class: "unseen" }, "Runs, their metrics, and how their protocols differ"),
     html("thead", {}, html("tr", {}, heads)), body);
   sort(MAIN);
-  if (bestRun(COLUMNS[MAIN]) !== undefined) find("table-note").append(` ★ marks the best ${COLUMNS[MAIN].title} without old data.`);
+  if (bestRun(COLUMNS[MAIN]) !== undefined) {
+    find("table-note").append(` ★ marks the best ${COLUMNS[MAIN].title} without old data.`);
+  }
   const shared = PROTOCOL.filter(isShared).map((column) => column.title.toLowerCase() + " " + column.text(RUNS[0]));
   find("shared").textContent = (RUNS.length > 1 ? "All runs: " : "Protocol: ") + shared.join(", ") + ".";
   const meanings = DATA.summaries.flatMap(({ title, about }) => [html("dt", {}, title), html("dd", {}, about)]);
