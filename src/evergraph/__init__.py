@@ -4,7 +4,19 @@ from evergraph import curvature, evaluation, experiments, registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.recording import linear
-from evergraph.data import Batch, Dataset, Graph, OfficialGraph, Task, TaskStream, from_pyg, make_graph, stream
+from evergraph.data import (
+    Batch,
+    Dataset,
+    Graph,
+    OfficialGraph,
+    Task,
+    TaskStream,
+    from_pyg,
+    make_graph,
+    make_graphs,
+    make_links,
+    stream,
+)
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import Evaluation, Metric, average_forgetting, average_performance
 from evergraph.experiments import Logger, RunSpec, run, write_report
@@ -39,8 +51,20 @@ from evergraph.methods import (
     register,
     state,
 )
-from evergraph.models import GAT, GCN, MODELS, GraphModel, GraphSAGE, ModuleModel, RandomFeatures, make_model
-from evergraph.problems import NodeClassification, Problem
+from evergraph.models import (
+    GAT,
+    GCN,
+    GIN,
+    MODELS,
+    GraphModel,
+    GraphSAGE,
+    ModuleModel,
+    Paired,
+    Pooled,
+    RandomFeatures,
+    make_model,
+)
+from evergraph.problems import Classification, Labelling, NodeClassification, Problem, Regression
 from evergraph.training import Learner, Prediction, Progress, Training
 from evergraph.version import __version__
 
@@ -49,6 +73,7 @@ __all__ = [
     "EWC",
     "GAT",
     "GCN",
+    "GIN",
     "KFAC",
     "MAS",
     "METHODS",
@@ -60,6 +85,7 @@ __all__ = [
     "Auto",
     "Batch",
     "BatchCurvature",
+    "Classification",
     "Compose",
     "Context",
     "Dataset",
@@ -72,6 +98,7 @@ __all__ = [
     "GraphSAGE",
     "InterpolatedCurvature",
     "Joint",
+    "Labelling",
     "Learner",
     "Logger",
     "LwF",
@@ -82,11 +109,14 @@ __all__ = [
     "OfficialGraph",
     "OnlineCurvature",
     "OnlineEWC",
+    "Paired",
+    "Pooled",
     "Prediction",
     "Problem",
     "Progress",
     "QueueCurvature",
     "RandomFeatures",
+    "Regression",
     "Replay",
     "RunSpec",
     "StandInCurvature",
@@ -107,6 +137,8 @@ __all__ = [
     "from_pyg",
     "linear",
     "make_graph",
+    "make_graphs",
+    "make_links",
     "make_method",
     "make_model",
     "register",

@@ -41,11 +41,12 @@ def add_commands(app: typer.Typer) -> None:
 def run_command(
     options: dict[str, Any],
     stream: common.Stream = DEFAULT_STREAM,
-    method: common.Method = "auto",
+    method: common.Method = None,
     seeds: common.Seeds = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
+    method = common.named_method(method, stream, options["problem"])
     settings = common.parse_settings(options["set_"])
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     folder = options["out"] or default_folder(stream, method)

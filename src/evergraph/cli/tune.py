@@ -50,7 +50,7 @@ def add_commands(app: typer.Typer) -> None:
 def tune_command(
     options: dict[str, Any],
     stream: common.Stream,
-    method: common.Method = "auto",
+    method: Annotated[str, typer.Option(help="A method's name (see `evergraph methods`); a+b composes two.")] = "auto",
     rule: Rule = "first-tasks",
     rule_set: RuleSet = None,
     trials: Trials = 20,

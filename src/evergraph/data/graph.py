@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,14 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
+from evergraph.data.attributes import (
+    Attribute,
+    as_array,
+    extra_values,
+    masks_as_splits,
+    read_attributes,
+    read_splits,
+)
 from evergraph.errors import EvergraphError
 
 ClassName = str | int
@@ -22,17 +30,26 @@ MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash),
 
 @dataclass(eq=False)
 class Graph:
-    """A graph with node features and class labels.
+    """Nodes with features, joined by edges, and the *examples* that are learned and predicted.
+
+    An example reads some nodes: itself where examples are nodes, the nodes of one small graph where they are graphs
+    (which then stand side by side as one large graph without edges between them), its two ends where they are links.
 
     Args:
         x: features, `(num_nodes, num_features)`, dense or sparse.
         adjacency: row v holds v's in-neighbours; every entry is 1.
-        y: labels as positions in `class_names`; -1 where a node has none.
-        class_names: the user's own names of the classes.
+        y: targets of the examples. Classes: one position in `class_names` each, -1 where an example has none. Several
+            labels or numbers: a row each, a column for each of `class_names`, NaN where it is not known.
+        class_names: the user's own names of the classes (or of the columns of `y`).
         name: what to call the graph in messages.
         cache: what models that read it alike have computed of it.
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
         private_cache: what single models have computed of it; gone with them.
+        level: what an example is: `node`, `graph` or `link`.
+        members: row e holds the nodes that example e reads; None where examples are the nodes.
+        attributes: what else is known of the examples, by name.
+        splits: 0, 1, 2 for training, validation and test examples, -1 for neither; a column for each published split.
+        positives_only: the links are those that exist; examples of links that do not are drawn when tasks are made.
     """
 
     x: Features
@@ -43,11 +60,31 @@ class Graph:
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
     on_disk: bool = False
     private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
+    level: str = "node"
+    members: SparseMatrix | None = None
+    attributes: dict[str, Attribute] = field(default_factory=dict, repr=False)
+    splits: Tensor | None = field(default=None, repr=False)
+    positives_only: bool = False
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
-        return self.y.numel()
+        return self.adjacency.num_rows
+
+    @property
+    def num_examples(self) -> int:
+        """Number of nodes, graphs or links that can be learned or predicted."""
+        return self.y.size(0)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether an example has one class of several; otherwise a row of labels or numbers."""
+        return self.y.dim() == 1
+
+    @property
+    def labelled(self) -> Tensor:
+        """Which examples have a target."""
+        return self.y >= 0 if self.has_classes else ~self.y.isnan().all(1)
 
     @property
     def num_features(self) -> int:
@@ -70,17 +107,27 @@ class Graph:
         return torch.stack([self.adjacency.indices, self.adjacency.row_of_entry()])
 
     def class_sizes(self) -> Tensor:
-        """Number of labelled nodes of each class."""
+        """Number of labelled examples of each class (of each column of `y`)."""
+        if not self.has_classes:
+            return (~self.y.isnan()).sum(0)
         return torch.bincount(self.y[self.y >= 0], minlength=self.num_classes)
+
+    def altered(self, **changes: Any) -> Graph:
+        """The same graph with some fields changed, and nothing computed of it yet."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if "cache" not in f.name}
+        return Graph(**{**kept, **changes})
 
     def to(self, device: torch.device | str) -> Graph:
         """On another device."""
         if self.y.device == torch.device(device):
             return self
-        return Graph(self.x.to(device), self.adjacency.to(device), self.y.to(device), self.class_names, self.name)
+        members = None if self.members is None else self.members.to(device)
+        return self.altered(
+            x=self.x.to(device), adjacency=self.adjacency.to(device), y=self.y.to(device), members=members
+        )
 
     def subgraph(self, nodes: Tensor, groups: Tensor | None = None) -> Graph:
-        """The graph induced on `nodes`, renumbered in their order.
+        """The graph induced on `nodes`, renumbered in their order; where examples are nodes, they go with them.
 
         With `groups` (one integer per node of this graph) only edges inside a group are kept.
         """
@@ -94,7 +141,16 @@ class Graph:
         indptr = torch.zeros(nodes.numel() + 1, dtype=torch.long)
         torch.cumsum(torch.bincount(target[keep], minlength=nodes.numel()), 0, out=indptr[1:])
         adjacency = SparseMatrix(indptr, position[source[keep]], rows.values[keep], nodes.numel())
-        return Graph(take_rows(self.x, nodes), adjacency, self.y[nodes], self.class_names, self.name)
+        induced = self.altered(x=take_rows(self.x, nodes), adjacency=adjacency, on_disk=False)
+        return induced.with_examples(nodes) if self.members is None else induced
+
+    def with_examples(self, examples: Tensor, **changes: Any) -> Graph:
+        """The same nodes and edges with some of the examples alone."""
+        attributes = {key: Attribute(known.values[examples], known.names) for key, known in self.attributes.items()}
+        splits = None if self.splits is None else self.splits[examples]
+        members = None if self.members is None else self.members.rows(examples)
+        kept = {"y": self.y[examples], "attributes": attributes, "splits": splits, "members": members}
+        return self.altered(**{**kept, **changes})
 
 
 def make_graph(
@@ -105,25 +161,58 @@ def make_graph(
     class_names: Sequence[ClassName] | None = None,
     undirected: bool = False,
     name: str = "graph",
+    attributes: Mapping[str, Any] | None = None,
+    splits: Any = None,
+    columns: bool = False,
 ) -> Graph:
-    """A checked `Graph` from arrays.
+    """A checked `Graph` from arrays, whose examples are its nodes.
 
     Duplicate edges and self-loops are dropped (models add their own).
 
     Args:
         x: features, one row per node: a tensor or an array, dense or sparse.
         edge_index: `(2, num_edges)`, sources above targets.
-        y: labels as positions in `class_names`, -1 for «no label»; None where no node has one.
+        y: labels as positions in `class_names`, -1 for «no label»; None where no node has one. A matrix with a row per
+            node holds several labels (0 or 1) or numbers of each, NaN where one is not known.
         class_names: the user's own names; without them the classes are called 0, 1, 2, …
         undirected: add the reverse of every edge.
         name: what to call the graph in messages.
+        attributes: what else is known of each node, by name: numbers, or names as strings.
+        splits: 0, 1, 2 for training, validation and test nodes, -1 for neither; a column for each split.
+        columns: `y` holds labels or numbers even if it is one column of whole numbers, which else are classes.
     """
     features = _features(x, name)
     num_nodes = features.size(0)
-    labels = _labels(y, num_nodes, name)
-    names = _class_names(class_names, labels, name)
     edges = _edges(edge_index, num_nodes, name)
-    return Graph(features, _adjacency(edges, num_nodes, undirected), labels, names, name)
+    adjacency = make_adjacency(edges, num_nodes, undirected)
+    targets, names = targets_and_names(y, num_nodes, class_names, name, columns)
+    return Graph(features, adjacency, targets, names, name).altered(
+        attributes=read_attributes(attributes or {}, num_nodes, name), splits=read_splits(splits, num_nodes, name)
+    )
+
+
+def targets_and_names(
+    y: Any, count: int, class_names: Sequence[ClassName] | None, name: str, columns: bool = False
+) -> tuple[Tensor, list[ClassName]]:
+    """Targets of examples and the names of their classes or columns, checked."""
+    values = None if y is None else as_array(y)
+    whole = values is None or values.dtype.kind != "f" or not (values[~np.isnan(values)] % 1).any()
+    if not columns and (values is None or values.ndim != 2 or (values.shape[1] == 1 and whole)):
+        labels = _labels(values, count, name)
+        return labels, _class_names(class_names, labels, name)
+    assert values is not None
+    if values.ndim == 1:
+        values = values.reshape(-1, 1)
+    if values.shape[0] != count or values.dtype.kind not in "fiub" or np.isinf(values.astype(np.float64)).any():
+        raise EvergraphError(
+            f"{name}: targets of shape {values.shape} and type {values.dtype} for {count} examples; "
+            "give a row of finite numbers for each, NaN where one is not known"
+        )
+    labels = torch.as_tensor(values.astype(np.float32))
+    names: list[ClassName] = list(class_names) if class_names is not None else list(range(labels.size(1)))
+    if len(names) != labels.size(1):
+        raise EvergraphError(f"{name}: {labels.size(1)} columns of targets but {len(names)} names; give one for each")
+    return labels, names
 
 
 def from_pyg(data: Any, *, name: str = "graph") -> Graph:
@@ -131,23 +220,23 @@ def from_pyg(data: Any, *, name: str = "graph") -> Graph:
 
     Its edges are taken as they are, in their direction; edge weights and attributes are not read. A
     `class_names` attribute names the classes; otherwise the labels name themselves. Without `y` no node
-    has a label: enough to predict, not to learn.
+    has a label: enough to predict, not to learn. A `y` of several columns holds labels or numbers. Its
+    `train_mask`, `val_mask` and `test_mask` become the split, and any other one-dimensional tensor with a number for
+    each node an attribute that a stream can be made from (`eg.stream(data, by="year")`).
     """
     missing = [key for key in ("x", "edge_index") if getattr(data, key, None) is None]
     if missing:
         raise EvergraphError(f"{name}: the PyG object has no {' and no '.join(missing)}; evergraph needs both")
-    names = getattr(data, "class_names", None)
-    return make_graph(data.x, data.edge_index, getattr(data, "y", None), class_names=names, name=name)
-
-
-def as_graph(graph: Graph | Any) -> Graph:
-    """The graph itself, or a `Graph` made of a PyG `Data` object."""
-    return graph if isinstance(graph, Graph) else from_pyg(graph)
-
-
-def _array(values: Any) -> np.ndarray:
-    """As a numpy array, from wherever it is."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    names, count = getattr(data, "class_names", None), data.x.shape[0]
+    return make_graph(
+        data.x,
+        data.edge_index,
+        getattr(data, "y", None),
+        class_names=names,
+        name=name,
+        attributes=extra_values(data, count),
+        splits=masks_as_splits(data, count, name),
+    )
 
 
 def _features(x: Any, name: str) -> Features:
@@ -159,7 +248,7 @@ def _features(x: Any, name: str) -> Features:
         x = sp.coo_matrix((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
     sparse = sp.issparse(x)
     if not sparse:
-        x = _array(x)
+        x = as_array(x)
     if x.ndim != 2 or 0 in x.shape:
         raise EvergraphError(f"{name}: features have shape {tuple(x.shape)}; they must be (nodes, features), not empty")
     if x.dtype.kind not in "fiub":
@@ -176,7 +265,7 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     """One integer per node, -1 or more."""
     if y is None:
         return torch.full((num_nodes,), -1)
-    values = _array(y).reshape(-1)
+    values = as_array(y).reshape(-1)
     if values.size != num_nodes:
         raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
@@ -210,7 +299,7 @@ def _class_names(class_names: Sequence[ClassName] | None, labels: Tensor, name: 
 
 def _edges(edge_index: Any, num_nodes: int, name: str) -> np.ndarray:
     """Pairs of node numbers within range."""
-    edges = _array(edge_index)
+    edges = as_array(edge_index)
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise EvergraphError(f"{name}: edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
     if edges.size and edges.dtype.kind not in "iu":
@@ -221,7 +310,7 @@ def _edges(edge_index: Any, num_nodes: int, name: str) -> np.ndarray:
     return edges
 
 
-def _adjacency(edges: np.ndarray, num_nodes: int, undirected: bool) -> SparseMatrix:
+def make_adjacency(edges: np.ndarray, num_nodes: int, undirected: bool) -> SparseMatrix:
     """In-neighbour lists of a clean graph: each edge once, sorted, no self-loops."""
     source, target = (np.asarray(side, dtype=np.int64) for side in edges)
     if undirected:

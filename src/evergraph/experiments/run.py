@@ -16,7 +16,7 @@ import torch
 
 from evergraph.data import Part, TaskStream
 from evergraph.errors import EvergraphError, first_line
-from evergraph.evaluation import summarize
+from evergraph.evaluation import METRICS, summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.checkpoint import INDEX, remove_tree
@@ -129,9 +129,9 @@ def _result(
         "model": {"name": model_name(learner.model), **learner.model.hyperparameters()},
         "protocol": {**first.protocol(), **spec.training.protocol(), "problem": learner.problem.name, "metric": metric},
         "seeds": spec.seeds,
-        **_measures([result["matrix"] for result in results]),
+        **_measures([result["matrix"] for result in results], metric),
         "also_tested": {
-            name: _measures([result["also_tested"][name] for result in results]) for name in spec.also_test
+            name: _measures([result["also_tested"][name] for result in results], metric) for name in spec.also_test
         },
         "validation": [result["validation"] for result in results],
         "task_classes": [list(map(str, task.class_names)) for task in first],
@@ -144,9 +144,9 @@ def _result(
     }
 
 
-def _measures(matrices: list[list[ROW]]) -> dict[str, Any]:
+def _measures(matrices: list[list[ROW]], metric: str) -> dict[str, Any]:
     """Every summary of one matrix per seed, and the matrices themselves."""
-    summaries = summarize(matrices)
+    summaries = summarize(matrices, higher_is_better=METRICS[metric].higher_is_better)
     headline = {name: {key: summaries[name][key] for key in ("mean", "std")} for name in ("ap", "af")}
     return {**headline, "metrics": summaries, "matrices": matrices}
 

@@ -1,29 +1,45 @@
-"""Models: the paper's GCN, GraphSAGE, GAT, random propagation features, and a wrapper for any PyG-style module."""
+"""Models: the paper's GCN, GraphSAGE, GAT, GIN, random propagation features, and a wrapper for any PyG-style module."""
 
-from evergraph.core.settings import configure
+from evergraph.core.settings import configure, parse_setting
+from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel, neighbourhoods
 from evergraph.models.gcn import GCN
 from evergraph.models.sage import GraphSAGE
 
 from evergraph.models.gat import GAT  # isort: skip  # the order here is the order in which models are listed
+from evergraph.models.gin import GIN  # isort: skip
 from evergraph.models.module import ModuleModel, as_model
 from evergraph.models.random_features import RandomFeatures
+from evergraph.models.readout import Paired, Pooled, Readout
+
+READOUTS: dict[str, type[Readout]] = {"pooling": Pooled, "width": Paired}
+"""Settings that ask for a read-out of a graph's or a link's nodes."""
 
 
 def make_model(name: str, **settings: object) -> GraphModel:
-    """A model by its name; settings may be text."""
+    """A model by its name; settings may be text. `pooling` makes it a model of graphs, `width` one of links."""
+    own = {key: settings.pop(key) for key in READOUTS if key in settings}
     model: GraphModel = configure(MODELS[name], name, settings)
+    if len(own) > 1:
+        raise EvergraphError("pooling is for graphs and width for links; give one of them")
+    for key, value in own.items():
+        chosen = {key: parse_setting(name, key, value, "" if key == "pooling" else None)}
+        return READOUTS[key](model, **chosen)
     return model
 
 
 __all__ = [
     "GAT",
     "GCN",
+    "GIN",
     "MODELS",
     "GraphModel",
     "GraphSAGE",
     "ModuleModel",
+    "Paired",
+    "Pooled",
     "RandomFeatures",
+    "Readout",
     "as_model",
     "make_model",
     "neighbourhoods",

@@ -123,7 +123,7 @@ class GCN(GraphModel):
         """Ã[σ(H) 1] at the seeds: what the last weight matrix multiplies."""
         with recorded_products() as products:
             self.logits(batch)
-        _, rows, _ = products[-1]
+        rows = products[-1].rows
         assert isinstance(rows, Tensor)
         return rows
 
@@ -168,7 +168,7 @@ class GCN(GraphModel):
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def example_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
         """Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power by the layer equations, where they are simple."""
-        exact = batch.source is not None and batch.source.fan_out is None
+        exact = batch.source is not None and batch.source.fan_out is None and batch.members is None
         at_hand = isinstance(batch.x, Tensor) or batch.x.device.type == "cpu"
         if not (fast("structure") and exact and at_hand and self.num_layers == 2):
             return None
@@ -178,7 +178,8 @@ class GCN(GraphModel):
     def steps_can_be_captured(self, batcher: Neighbourhoods) -> bool:
         """Whether a batch is one dense matrix of fixed shape and no random number is drawn."""
         dense = isinstance(batcher.x, Tensor)
-        return self.dropout == 0 and batcher.num_hops == 1 and dense and batcher.fan_out is None
+        plain = batcher.fan_out is None and batcher.members is None
+        return self.dropout == 0 and batcher.num_hops == 1 and dense and plain
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.

@@ -14,28 +14,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream, as_graph
+from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream, as_graph, with_links
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import METRICS, Evaluation
 from evergraph.methods import Context, Method, View, make_method
 from evergraph.models import MODELS, GraphModel, as_model, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
-from evergraph.problems import PROBLEMS, Problem
+from evergraph.problems import PROBLEMS, Problem, problem_of
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress, diverged, train
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
 
 DEFAULT_METHOD = "auto"
 DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # what protects a model of one's own where no method is named
+DEFAULT_ELSEWHERE = "curvature"  # where examples are no nodes, or have no classes
+
+
+def default_method(problem: str, *, own_model: bool = False) -> str:
+    """The method that a learner takes where none is named."""
+    kind = PROBLEMS[problem]
+    if kind.level != "node" or kind.kind != "classes":
+        return DEFAULT_ELSEWHERE
+    return DEFAULT_FOR_A_MODEL if own_model else DEFAULT_METHOD
 
 
 @dataclass
 class Prediction:
-    """The class of each node asked for, by the user's own names, and its probability. A sequence of the names."""
+    """What each example asked for is predicted to be, in the user's own words. A sequence of them.
+
+    Args:
+        nodes: the examples asked for: nodes, graphs or links, as numbers.
+        labels: the class of each; with several labels, a list of those that hold; with numbers, the number (or a list).
+        probabilities: of each class; with several labels, a column for each; with numbers, the numbers, a column each.
+        columns: what the columns are called, where there are columns.
+    """
 
     nodes: Tensor
-    labels: list[ClassName]
+    labels: list[Any]
     probabilities: Tensor
+    columns: list[ClassName] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -54,7 +71,7 @@ class Learner:
             model of your own, the paper's regularizer at stand-ins for the old nodes.
         training: how a task is trained; single settings can be given as keywords (`epochs=20`). By default what the
             method asks for, else `Training()`.
-        problem: what is to be learned, by name.
+        problem: what is to be learned, by name; by default the first stream or task says.
         num_classes: outputs of the model; by default the first task's stream says.
         device: `cpu`, `cuda`, or `auto`.
         dtype: of the model's parameters, e.g. `torch.float64`; by default the model's own.
@@ -67,7 +84,7 @@ class Learner:
         method: Method | str | None = None,
         training: Training | None = None,
         *,
-        problem: str = "node-classification",
+        problem: str | None = None,
         num_classes: int | None = None,
         device: str = "auto",
         dtype: torch.dtype | None = None,
@@ -81,13 +98,9 @@ class Learner:
             )
         if isinstance(model, str) and method is None and model not in MODELS:
             model, method = None, model  # eg.Learner("ewc")
-        if method is None:
-            method = DEFAULT_METHOD if model is None else DEFAULT_FOR_A_MODEL
-        self.method = make_method(method) if isinstance(method, str) else method
-        chosen = self.method.model if model is None else model
-        self.model: GraphModel = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
-        self.problem: Problem = PROBLEMS[problem]()
-        self.training = replace(training or Training(**self.method.training), **settings)
+        self._asked_for = (model, method, training, settings)
+        self.problem_is_open = problem is None
+        self._build(problem or "node-classification")
         self.device, self.dtype = pick_device(device), dtype
         self.seed, self.num_classes = seed, num_classes
         self.classes_: list[ClassName] = []  # classes_[unit]: the class of each output unit in use
@@ -100,6 +113,25 @@ class Learner:
         self.task_mark: str | None = None  # which task it is in the middle of
         self.generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         self.random_state = torch.Generator().manual_seed(seed).get_state()
+
+    def _build(self, problem: str) -> None:
+        """Make the problem, the method and the model, of what was asked for."""
+        model, method, training, settings = self._asked_for
+        self.problem: Problem = PROBLEMS[problem]()
+        if method is None:
+            method = default_method(problem, own_model=model is not None)
+        self.method = make_method(method) if isinstance(method, str) else method
+        self.method.check_problem(self.problem)
+        chosen = self.method.model if model is None else model
+        node_model = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
+        self.model: GraphModel = self.problem.adapt(node_model)
+        self.training = replace(training or Training(**self.method.training), **settings)
+
+    def settle(self, problem: str) -> None:
+        """Take the problem, where none was named and nothing is learned yet."""
+        if self.problem_is_open and not self.num_tasks and not self.in_mid_task and problem != self.problem.name:
+            self._build(problem)
+        self.problem_is_open = False
 
     # learning
 
@@ -168,6 +200,7 @@ class Learner:
 
     def fit(self, stream: TaskStream) -> Learner:
         """Learn all tasks of a stream, and return the learner."""
+        self.settle(stream.problem)
         for task in stream:
             self.learn(task)
         return self
@@ -191,8 +224,14 @@ class Learner:
 
     def check(self, task: Task) -> None:
         """Raise the error that `learn(task)` would raise before it begins, if the task does not fit."""
+        self.settle(problem_of(task.graph))
         if task.train.numel() == 0:
-            raise EvergraphError(f"task {task.index}: no training nodes")
+            raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
+        if task.graph.level != self.problem.level:
+            raise EvergraphError(
+                f"{task.graph.name} has {task.graph.level}s as examples, and {self.problem.name} is about "
+                f"{self.problem.level}s; name the problem: Learner(problem={problem_of(task.graph)!r})"
+            )
         if task.graph.num_features != (self.model.in_channels or task.graph.num_features):
             raise EvergraphError(
                 f"task {self.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
@@ -231,7 +270,8 @@ class Learner:
             "seen": list(units),
             "all": list(range(self.model.out_channels or 0)),
         }[self.training.label_scope]
-        old = [unit for unit in units if self.classes_[unit] not in names]
+        earlier = {name for entry in self.history for name in entry["classes"]}
+        old = [unit for unit in units if self.classes_[unit] in earlier]
         batcher = self.problem.batcher(
             self.model,
             data.graph,
@@ -250,6 +290,7 @@ class Learner:
             generator=self.generator,
             reduction=self.training.reduction,
             arrived=arrived,
+            num_seen=len(self.classes_),
         )
 
     def _between_epochs(self, on_epoch: OnEpoch | None) -> OnEpoch:
@@ -296,6 +337,7 @@ class Learner:
         balanced: bool = False,
         test_graph: str | None = None,
         part: Part = "test",
+        after: int | None = None,
     ) -> Evaluation:
         """The metric on the test examples of every task learned so far, as the stream's protocol says.
 
@@ -305,13 +347,16 @@ class Learner:
             balanced: short for `metric="balanced-accuracy"`.
             test_graph: another test graph than the stream's own.
             part: `val` for validation examples.
+            after: the last task of the stream that has been learned; by default as many as `learn` was called. To be
+                given where tasks were learned in pieces (`Task.pieces`).
         """
         if not self.num_tasks:
             raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
         name = metric or ("balanced-accuracy" if balanced else self.problem.metric)
         measure = METRICS[name]
         unit_of = {name: unit for unit, name in enumerate(self.classes_)}
-        after = min(self.num_tasks, len(stream)) - 1
+        in_pieces = after is not None
+        after = min(self.num_tasks, len(stream)) - 1 if after is None else range(len(stream))[after]
         tests = (stream.tests(after, index, test_graph, part) for index in range(after + 1))
         values: list[float] = []
         # examples of one graph are computed together, and graphs one after another: all at once may not fit
@@ -326,17 +371,13 @@ class Learner:
                 if any(name not in unit_of for name in names):
                     raise EvergraphError(f"task {index} of {stream.name} has classes the learner has not met")
                 values.append(measure(rows, truth[nodes], [unit_of[name] for name in names]))
-        task_names = [
-            ", ".join(str(stream.graph.class_names[position]) for position in positions)
-            for positions in stream.tasks_classes[: after + 1]
-        ]
         # what was measured right after learning was measured in this way alone
         own_graphs = not TEST_GRAPHS[test_graph or stream.test_graph].joins_tasks
         comparable = name == self.problem.metric and part == "test" and own_graphs
         first: list[float | None] = [None] * (after + 1)
-        if comparable and not stream.task_incremental:
+        if comparable and not stream.task_incremental and not in_pieces:
             first = self.first_accuracies[: after + 1]
-        return Evaluation(values, first, task_names)
+        return Evaluation(values, first, stream.task_names[: after + 1], measure.higher_is_better)
 
     def predict(
         self,
@@ -345,11 +386,12 @@ class Learner:
         *,
         classes: Sequence[ClassName] | None = None,
     ) -> Prediction:
-        """The most probable class of each node and its probability.
+        """What each example is predicted to be, and how probable it is.
 
         Args:
-            graph: a `Graph` or a PyG `Data` object; labels are not needed and not looked at.
-            nodes: the nodes asked for, as numbers or as a mask over all nodes; all by default.
+            graph: a `Graph`, a PyG `Data` object or a list of them; targets are not needed and not looked at.
+            nodes: the examples (nodes, graphs, links) asked for, as numbers or as a mask over all; all by default.
+                Where links are predicted, pairs of nodes `(2, number)` may be asked for.
             classes: choose among these alone; among all classes met by default.
         """
         units = list(range(len(self.classes_)))
@@ -359,8 +401,9 @@ class Learner:
                     raise unknown("class", name, map(str, self.classes_))
             units = [self.classes_.index(name) for name in classes]
         chosen, outputs = self._asked(graph, nodes)
-        best = self.problem.probabilities(outputs, units).max(1)
-        return Prediction(chosen, [self.classes_[units[i]] for i in best.indices.tolist()], best.values)
+        names = [self.classes_[unit] for unit in units]
+        labels, probabilities = self.problem.read(outputs, units, names)
+        return Prediction(chosen, labels, probabilities, names if self.problem.kind != "classes" else None)
 
     def predict_proba(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
         """The probability of every class, one row per node; the columns are in the order of `classes_`."""
@@ -381,16 +424,22 @@ class Learner:
                 f"{graph.name} has {graph.num_features} features per node, but the learner was built for "
                 f"{self.model.in_channels}; give it a graph with the features it was trained on"
             )
-        chosen = torch.arange(graph.num_nodes) if nodes is None else torch.as_tensor(nodes)
+        chosen = None if nodes is None else torch.as_tensor(nodes)
+        if self.problem.level == "link" and chosen is not None and chosen.dim() == 2:
+            graph, chosen = with_links(graph, chosen), None
+        if graph.level != self.problem.level:
+            raise EvergraphError(
+                f"{graph.name} has {graph.level}s as examples, and the learner predicts {self.problem.level}s"
+            )
+        count, what = graph.num_examples, f"{graph.level}s"
+        chosen = torch.arange(count) if chosen is None else chosen
         if chosen.dtype == torch.bool:
-            if chosen.shape != (graph.num_nodes,):
-                raise EvergraphError(
-                    f"{graph.name}: a mask of shape {tuple(chosen.shape)} does not fit {graph.num_nodes} nodes"
-                )
+            if chosen.shape != (count,):
+                raise EvergraphError(f"{graph.name}: a mask of shape {tuple(chosen.shape)} does not fit {count} {what}")
             chosen = torch.nonzero(chosen).reshape(-1)
         chosen = chosen.long()
-        if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < graph.num_nodes:
-            raise EvergraphError(f"{graph.name}: nodes run from 0 to {graph.num_nodes - 1}; one asked for is outside")
+        if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < count:
+            raise EvergraphError(f"{graph.name}: {what} run from 0 to {count - 1}; one asked for is outside")
         return chosen, self._outputs(graph, chosen)
 
     @torch.no_grad()

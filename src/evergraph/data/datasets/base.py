@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ class Dataset:
         about: one line for people.
         problem: what is to be learned, by its registered name.
         settings_like: a function whose parameters are the settings, where `load` passes them on to it.
+        scenario: what makes its tasks where nothing else is said.
+        stream: further settings of its stream under that scenario: `by`, `bins`.
+        files: what has to be under the data root, any one of them, for it to be at hand; empty where nothing has to be.
     """
 
     name: str
@@ -38,6 +41,9 @@ class Dataset:
     about: str = ""
     problem: str = "node-classification"
     settings_like: Callable[..., Graph] | None = None
+    scenario: str = "class"
+    stream: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
 
     def graph(self, data_root: str | Path | None = None, settings: str = "") -> Graph:
         """The graph, loaded with settings given as text: `key=value,key=value`."""

@@ -63,7 +63,7 @@ class QueueCurvature(AnchoredCurvature):
         if not self.active:
             return
         generator, params = step.context.generator, step.context.params
-        node = int(torch.randint(step.batch.num_seeds, (1,), generator=generator))
+        node = int(torch.randint(step.batch.num_examples, (1,), generator=generator))
         outputs = step.logits.detach()[node : node + 1]
         cotangent = torch.zeros_like(step.logits)
         cotangent[node] = step.problem.score(outputs, step.problem.sample(outputs, generator))[0]
@@ -84,7 +84,7 @@ class QueueCurvature(AnchoredCurvature):
         held = min(self.pushed_, next(iter(self.queue_.values())).size(0))
         scale = self.scale(held, "mean")
         if self.over_nodes == "loss" and step.context.reduction == "sum":
-            scale *= step.batch.num_seeds  # the mean over the queue stands for the mean over the batch
+            scale *= step.batch.num_examples  # the mean over the queue stands for the mean over the batch
         rows = {name: gradients[:held].flatten(1) for name, gradients in self.queue_.items()}
         inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
         for name, value in step.context.params.items():

@@ -61,7 +61,7 @@ def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> Padde
     matrix = weight * (seed == torch.arange(count, device=seeds.device).unsqueeze(1))
     source = operator.indices[entry]
     x = batcher.x[source]  # type: ignore[index]  # dense, as the model's capability asks for
-    return PaddedBatch(x, operator, (count, capacity), source, batcher.y[seeds], batcher, matrix)
+    return PaddedBatch(x, operator, (count, capacity), source, batcher.y[seeds], batcher, matrix=matrix)
 
 
 class CapturedExecutor(Executor):
