@@ -207,14 +207,16 @@ def models_command(json: common.Json = False) -> None:
     Console().print(table)
 
 
-def streams_command(json: common.Json = False) -> None:
-    """List the streams."""
+def streams_command(data_root: common.DataRoot = None, json: common.Json = False) -> None:
+    """List the streams, and which are at hand without a download."""
     rows = [
         {
             "name": name,
             "classes_per_task": dataset.classes_per_task,
             "min_class_size": dataset.min_class_size,
             "problem": dataset.problem,
+            "scenario": dataset.scenario,
+            "at_hand": dataset.at_hand(data_root),
             "about": dataset.about,
         }
         for name, dataset in DATASETS.items()
@@ -222,8 +224,10 @@ def streams_command(json: common.Json = False) -> None:
     if json:
         common.print_json(rows)
         return
-    table = Table("name", "classes per task", "smallest class", "what it is")
+    table = Table("name", "problem", "scenario", "classes per task", "smallest class", "at hand", "what it is")
     for row in rows:
-        smallest = str(row["min_class_size"] or "any")
-        table.add_row(str(row["name"]), str(row["classes_per_task"]), smallest, str(row["about"]))
+        by_class = row["scenario"] in ("class", "task")
+        counts = [str(row["classes_per_task"]) if by_class else "all", str(row["min_class_size"] or "any")]
+        at_hand = "yes" if row["at_hand"] else "download"
+        table.add_row(str(row["name"]), str(row["problem"]), str(row["scenario"]), *counts, at_hand, str(row["about"]))
     Console().print(table)

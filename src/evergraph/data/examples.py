@@ -18,6 +18,16 @@ NEGATIVES = {0: 1, 1: 5, 2: 5}
 """Pairs without a link that are drawn for each link, by part: training, validation, test."""
 
 
+def problem_of(graph: Graph) -> str:
+    """The problem that a graph's examples and targets suggest where nobody names one."""
+    if graph.has_classes:
+        return f"{graph.level}-classification"
+    if graph.positives_only:
+        return "link-prediction"
+    known = graph.y[~graph.y.isnan()]
+    return f"{graph.level}-labelling" if bool(((known == 0) | (known == 1)).all()) else f"{graph.level}-regression"
+
+
 def make_graphs(
     x: Any,
     edge_index: Any,
@@ -168,8 +178,8 @@ def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tu
     """
     assert graph.members is not None
     ends = graph.members.indices.view(-1, 2)
-    known = set((ends[:, 0] * graph.num_nodes + ends[:, 1]).tolist())
-    known |= set((ends[:, 1] * graph.num_nodes + ends[:, 0]).tolist())
+    both = torch.cat([ends, ends.flip(1)])
+    known = torch.unique(both[:, 0] * graph.num_nodes + both[:, 1]).numpy()
     links, tasks, parts = [ends], [task_of], [part]
     for task in torch.unique(task_of[task_of >= 0]).tolist():
         nodes = torch.unique(ends[(task_of >= 0) & (task_of <= task)]).numpy()
@@ -195,18 +205,16 @@ def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tu
 
 
 def _unlinked(
-    nodes: np.ndarray, wanted: int, known: set[int], num_nodes: int, random: np.random.Generator, name: str
+    nodes: np.ndarray, wanted: int, known: np.ndarray, num_nodes: int, random: np.random.Generator, name: str
 ) -> Tensor:
-    """Pairs of different nodes without a link."""
-    found: list[tuple[int, int]] = []
-    for _ in range(100 * wanted + 100):
-        if len(found) == wanted:
+    """Pairs of different nodes without a link; `known` has source · num_nodes + target of all links."""
+    found = np.zeros(0, np.int64)
+    for _ in range(100):
+        if found.size >= wanted:
             break
-        source, target = random.choice(nodes, 2, replace=False).tolist() if nodes.size < 64 else (
-            int(nodes[random.integers(nodes.size)]), int(nodes[random.integers(nodes.size)])
-        )  # fmt: skip
-        if source != target and source * num_nodes + target not in known:
-            found.append((source, target))
-    if len(found) < wanted:
+        source, target = nodes[random.integers(0, nodes.size, (2, 2 * (wanted - found.size) + 8))]
+        pairs = (source * num_nodes + target)[source != target]
+        found = np.concatenate([found, pairs[~np.isin(pairs, known)]])
+    if found.size < wanted:
         raise EvergraphError(f"{name}: nearly all pairs of nodes are linked; there are too few others to draw")
-    return torch.tensor(found, dtype=torch.long).reshape(-1, 2)
+    return torch.as_tensor(np.stack([found[:wanted] // num_nodes, found[:wanted] % num_nodes], 1))

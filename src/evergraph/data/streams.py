@@ -22,7 +22,7 @@ from evergraph.data.arrangement import (
 )
 from evergraph.data.conversion import as_graph
 from evergraph.data.datasets import DATASETS, Dataset
-from evergraph.data.examples import narrowed, with_negatives, with_training_edges
+from evergraph.data.examples import narrowed, problem_of, with_negatives, with_training_edges
 from evergraph.data.files import GRAPH_FILES, read_graph_file
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute, tasks_by_attribute
@@ -50,7 +50,7 @@ class TaskStream:
         test_graph: `task` tests each task's examples on that task's own graph (as the paper does; it gives
             away which task a node is from); `seen` on one graph of all tasks seen so far.
         task_incremental: short for `scenario="task"`.
-        problem: what is to be learned, by its registered name.
+        problem: what is to be learned, by its registered name; by default what the examples suggest.
         scenario: what makes a task and what is known at test time: `class`, `task`, `domain` or `time`. By default
             `class`; with `by`, `domain`.
         by: the attribute that makes the tasks (a year, a country).
@@ -71,7 +71,7 @@ class TaskStream:
         edges_between_tasks: bool = False,
         test_graph: str = "task",
         task_incremental: bool = False,
-        problem: str = "node-classification",
+        problem: str | None = None,
         scenario: str | None = None,
         by: str | None = None,
         bins: int | None = None,
@@ -84,7 +84,7 @@ class TaskStream:
         self.classes_per_task, self.min_class_size = classes_per_task, min_class_size
         self.edges_between_tasks, self.test_graph = edges_between_tasks, test_graph
         self.scenario = SCENARIOS[scenario or ("task" if task_incremental else "domain" if by else "class")]
-        self.problem, self.blur, self.by = problem, blur, by
+        self.problem, self.blur, self.by = problem or problem_of(graph), blur, by
         if task_incremental and not self.scenario.task_known:
             raise EvergraphError(f"task_incremental does not go with scenario {self.scenario.name}; leave one out")
         if by and not self.scenario.by_attribute:
@@ -354,15 +354,14 @@ def stream(
             `bins`, `blur`, `split`.
     """
     graph, dataset = find_graph(source, data_root)
-    preset = dict(dataset.stream) if options.get("scenario", dataset.scenario) == dataset.scenario else {}
-    if not {"scenario", "by", "task_incremental"} & {key for key, value in options.items() if value}:
-        preset["scenario"] = dataset.scenario
+    preset = {"scenario": dataset.scenario, **dataset.stream}
+    if any(options.get(key) for key in ("scenario", "by", "task_incremental")):  # another arrangement than the preset's
+        preset = {key: value for key, value in preset.items() if key not in ("scenario", "by", "bins")}
     tasks = TaskStream(
         graph,
         dataset.classes_per_task if classes_per_task is None else classes_per_task,
         min_class_size=dataset.min_class_size if min_class_size is None else min_class_size,
-        problem=dataset.problem,
-        **{**preset, **options},
+        **{"problem": dataset.problem or None, **preset, **options},
     )
     tasks = tasks.first(first_tasks) if first_tasks else tasks
     return tasks.within_task(0) if pseudo_stream else tasks
@@ -370,7 +369,7 @@ def stream(
 
 def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = None) -> tuple[Graph, Dataset]:
     """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said."""
-    unnamed = Dataset("graph", lambda data_root: as_graph(source))
+    unnamed = Dataset("graph", lambda data_root: as_graph(source), problem="")
     if not isinstance(source, (str, Path)):
         return as_graph(source), unnamed
     name, _, settings = str(source).partition(":")

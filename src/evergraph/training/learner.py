@@ -100,7 +100,8 @@ class Learner:
             model, method = None, model  # eg.Learner("ewc")
         self._asked_for = (model, method, training, settings)
         self.problem_is_open = problem is None
-        self._build(problem or "node-classification")
+        level = model.level if isinstance(model, GraphModel) else "node"
+        self._build(problem or f"{level}-classification")
         self.device, self.dtype = pick_device(device), dtype
         self.seed, self.num_classes = seed, num_classes
         self.classes_: list[ClassName] = []  # classes_[unit]: the class of each output unit in use

@@ -50,6 +50,5 @@ DATASETS.register(
         BITCOIN_OTC.load,
         about="Bitcoin-OTC: who trusts whom, and when; six classes of ratings. Also --scenario time",
         problem="link-classification",
-        files=("BitcoinOTC/raw/soc-sign-bitcoinotc.csv",),
     )
 )

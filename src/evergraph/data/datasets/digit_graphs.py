@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from evergraph.data.datasets.base import DATASETS, Dataset
@@ -32,15 +34,14 @@ def digit_graphs(numbers: bool = False) -> Graph:
     number[inked] = np.arange(graph.size)
     edges = []
     for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
-        inside = (row + down < SIDE) & (0 <= column + right) & (column + right < SIDE)
+        inside = (row + down < SIDE) & (column + right >= 0) & (column + right < SIDE)
         other = np.full(graph.size, -1)
         other[inside] = number[graph[inside], row[inside] + down, column[inside] + right]
         edges.append(np.stack([np.arange(graph.size), other])[:, other >= 0])
     place = np.eye(SIDE)
-    x = np.concatenate(
-        [ink[inked][:, None], row[:, None] / SIDE - 0.5, column[:, None] / SIDE - 0.5, place[row], place[column]], axis=1
-    )
-    shared = {"undirected": True, "attributes": {"domain": data.target.astype(str)}}
+    parts = [ink[inked][:, None], np.stack([row, column], 1) / SIDE - 0.5, place[row], place[column]]
+    x = np.concatenate(parts, axis=1)
+    shared: dict[str, Any] = {"undirected": True, "attributes": {"domain": data.target.astype(str)}}
     if not numbers:
         return make_graphs(x.astype(np.float32), np.concatenate(edges, axis=1), graph, data.target, **shared)
     total = ink.sum((1, 2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from evergraph.data.datasets.base import DATASETS, Dataset
@@ -55,7 +57,7 @@ def drift(
     target = np.clip(source + random.integers(-nodes // 10, nodes // 10 + 1, count), 0, nodes - 1)
     alike = kind[source] == kind[target]
     keep = random.random(count) < np.where(alike, homophily, (1 - homophily) / (classes - 1))
-    shared = {"undirected": True, "attributes": {"time": time}, "name": "drift"}
+    shared: dict[str, Any] = {"undirected": True, "attributes": {"time": time}, "name": "drift"}
     edges = np.stack([source[keep], target[keep]])
     if targets == "labels":
         labels = np.stack([kind % 2, kind >= classes / 2], 1).astype(np.float32)
@@ -159,7 +161,12 @@ for name, targets, problem, about in (
     )
 for name, made, problem, about in (
     ("growing-links", growing_links, "link-prediction", "generated: links between nodes that arrive in waves"),
-    ("growing-ratings", growing_ratings, "link-classification", "generated: links that keep arriving, in three classes"),
+    (
+        "growing-ratings",
+        growing_ratings,
+        "link-classification",
+        "generated: links of three classes that keep arriving",
+    ),
 ):
     DATASETS.register(
         Dataset(

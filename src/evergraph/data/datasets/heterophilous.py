@@ -41,6 +41,4 @@ for name, path, counts, per_task, url, about in (
     ),
 ):
     _graph = OfficialGraph(name=name, path=path, counts=counts, url=url, read=read_masked_npz)
-    DATASETS.register(
-        Dataset(name, _graph.load, classes_per_task=per_task, about=about, stream={"split": "random"}, files=(path,))
-    )
+    DATASETS.register(Dataset(name, _graph.load, classes_per_task=per_task, about=about, stream={"split": "random"}))

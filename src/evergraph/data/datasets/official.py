@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from evergraph.data.datasets.base import find_data_root
 from evergraph.data.download import check_listed, downloaded, keep
 from evergraph.data.files import fingerprint, read_npz
 from evergraph.data.graph import Graph, make_graph
@@ -81,14 +81,6 @@ class OfficialGraph:
                 f"{path}: its contents do not have {self.name}'s hash; remove the file to fetch it again"
             )
         return graph
-
-
-def find_data_root(root: str | Path | None) -> Path:
-    """The folder of the data: the argument, else `EVERGRAPH_DATA`, else a cache in the home folder."""
-    chosen = root or os.environ.get("EVERGRAPH_DATA")
-    if chosen and not Path(chosen).is_dir():
-        raise EvergraphError(f"data root {chosen} is not a folder; create it or name another")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "evergraph"
 
 
 def read_ogb_folder(folder: str | Path, *, name: str = "ogb") -> Graph:

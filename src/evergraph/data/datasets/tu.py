@@ -12,12 +12,5 @@ for name, folder, counts, per_task, about in (
 ):
     _graphs = OfficialGraph(name=name, path=f"{folder}/raw", counts=counts, url=f"{TU}/{folder}.zip", read=read_tu)
     DATASETS.register(
-        Dataset(
-            name,
-            _graphs.load,
-            classes_per_task=per_task,
-            about=about,
-            problem="graph-classification",
-            files=(f"{folder}/raw",),
-        )
+        Dataset(name, _graphs.load, classes_per_task=per_task, about=about, problem="graph-classification")
     )

@@ -22,6 +22,5 @@ DATASETS.register(
         about="Twitch: streamers of seven countries, friendships; whether they use mature language. A country a task",
         scenario="domain",
         stream={"by": "domain"},
-        files=("Twitch/raw",),
     )
 )
