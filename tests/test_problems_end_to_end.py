@@ -287,3 +287,19 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     status, out, err = evergraph("predict", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other")
     assert out.splitlines()[0] == "example,height"
     assert len(out.splitlines()) == 61
+
+
+def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:
+    """Task after task, and all graphs at once: one head. With `balance=0` and a fixed ridge, to float64's precision."""
+    data = make_data("graph-classification", 60)
+    heads = []
+    for per_task in (1, 3):
+        stream = eg.TaskStream(data, per_task)
+        method = eg.Analytic(balance=0.0, ridge=0.2)
+        one = eg.Learner(eg.RandomFeatures(hidden=20), method, dtype=torch.float64, num_classes=3, **SMALL).fit(stream)
+        heads.append(one.model.encoder.head.detach())
+    assert torch.allclose(heads[0], heads[1], rtol=1e-8, atol=1e-10)
+    assert eg.Learner(problem="graph-classification").method.name == "analytic"
+    assert eg.Learner(eg.GIN(), problem="graph-classification").method.name == "curvature"
+    assert eg.Learner(problem="link-prediction").method.name == "curvature"
+    assert eg.Learner().method.name == "auto"

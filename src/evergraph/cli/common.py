@@ -44,8 +44,8 @@ Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph str
 Method = Annotated[
     str | None,
     typer.Option(
-        help="A method's name (see `evergraph methods`); a+b composes two. By default auto; curvature where "
-        "examples are no nodes or have no classes."
+        help="A method's name (see `evergraph methods`); a+b composes two. By default auto for nodes, analytic "
+        "for graphs with classes, curvature elsewhere."
     ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
@@ -202,12 +202,14 @@ STREAM_OPTIONS = (
 )  # fmt: skip
 
 
-def named_method(method: str | None, source: str, problem: str | None) -> str:
+def named_method(method: str | None, source: str, options: dict[str, Any]) -> str:
     """The method asked for; else the default for the problem, which the stream says where it is not named."""
     if method is not None:
         return method
     dataset = DATASETS.get(source.partition(":")[0])
-    return default_method(problem or (dataset.problem if dataset is not None else "node-classification"))
+    problem = options["problem"] or (dataset.problem if dataset is not None else "node-classification")
+    own_model = options["model"] is not None and PROBLEMS[problem].level != "node"
+    return default_method(problem, own_model=own_model)
 
 
 def make_spec(

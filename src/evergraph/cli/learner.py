@@ -22,7 +22,7 @@ from evergraph.methods import make_method, preferred_model
 from evergraph.models import make_model
 from evergraph.persistence.files import write_atomically
 from evergraph.problems import PROBLEMS, problem_of
-from evergraph.training import Learner, Prediction, Training, default_method
+from evergraph.training import Learner, Prediction, Training
 from evergraph.training.description import describe
 from evergraph.training.driver import learn_in_folder
 from evergraph.training.snapshot import model_name
@@ -66,7 +66,7 @@ def learn_command(
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
     data = find_graph(graph, options["data_root"])[0]
     options["problem"] = options["problem"] or problem_of(data)
-    method = method or default_method(options["problem"])
+    method = common.named_method(method, graph, options)
     known = 0
 
     def prepare(learner: Learner | None) -> tuple[Learner, Task]:

@@ -46,7 +46,7 @@ def run_command(
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
-    method = common.named_method(method, stream, options["problem"])
+    method = common.named_method(method, stream, options)
     settings = common.parse_settings(options["set_"])
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     folder = options["out"] or default_folder(stream, method)

@@ -27,15 +27,17 @@ from evergraph.training.snapshot import learner_state, restore
 
 DEFAULT_METHOD = "auto"
 DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # what protects a model of one's own where no method is named
-DEFAULT_ELSEWHERE = "curvature"  # where examples are no nodes, or have no classes
+DEFAULT_FOR_GRAPHS = "analytic"  # where examples are graphs with classes
+DEFAULT_ELSEWHERE = "curvature"
 
 
 def default_method(problem: str, *, own_model: bool = False) -> str:
     """The method that a learner takes where none is named."""
     kind = PROBLEMS[problem]
-    if kind.level != "node" or kind.kind != "classes":
-        return DEFAULT_ELSEWHERE
-    return DEFAULT_FOR_A_MODEL if own_model else DEFAULT_METHOD
+    if kind.kind == "classes" and kind.level == "node":
+        return DEFAULT_FOR_A_MODEL if own_model else DEFAULT_METHOD
+    closed_form = kind.kind == "classes" and kind.level == "graph" and not own_model
+    return DEFAULT_FOR_GRAPHS if closed_form else DEFAULT_ELSEWHERE
 
 
 @dataclass
