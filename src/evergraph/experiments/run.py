@@ -134,7 +134,7 @@ def _result(
             name: _measures([result["also_tested"][name] for result in results], metric) for name in spec.also_test
         },
         "validation": [result["validation"] for result in results],
-        "task_classes": [list(map(str, task.class_names)) for task in first],
+        "task_classes": _contents(first),
         "access": learner.method.access.as_dict(),
         "kept_bytes": [result["kept_bytes"] for result in results],
         "seconds": sum(result["seconds"] for result in results),
@@ -142,6 +142,13 @@ def _result(
         "versions": versions(),
         "run_dir": str(folder),
     }
+
+
+def _contents(tasks: TaskStream) -> list[list[str]]:
+    """What each task brings: its classes or, where tasks share them, the value of the attribute that makes it."""
+    if tasks.scenario.by_attribute:
+        return [[name] for name in tasks.task_names]
+    return [list(map(str, task.class_names)) for task in tasks]
 
 
 def _measures(matrices: list[list[ROW]], metric: str) -> dict[str, Any]:
