@@ -13,6 +13,7 @@ from torch_geometric.nn import GCNConv
 
 import evergraph as eg
 from evergraph.data.datasets.drift import drift, growing_links, growing_ratings
+from evergraph.data.mapped import write_mapped
 from evergraph.evaluation import METRICS
 from evergraph.problems import PROBLEMS
 from test_problems import make_data
@@ -196,13 +197,18 @@ def test_links_asked_for_as_pairs() -> None:
         one.predict(drift(nodes=120, features=16))
 
 
-def test_pyg_objects_as_graphs_and_links() -> None:
+def test_pyg_objects_as_graphs_and_links(tmp_path: Path) -> None:
     edges = torch.tensor([[0, 1], [1, 0]])
     graphs = [Data(x=torch.randn(2, 3), edge_index=edges, y=torch.tensor(number % 2)) for number in range(20)]
     one = eg.Learner(eg.GIN(hidden=4), "ewc", **SMALL)
     one.learn(eg.Task.of(graphs))
     assert one.problem.name == "graph-classification"
     assert len(one.predict([Data(x=torch.randn(5, 3), edge_index=edges)])) == 1
+    torch.save(graphs, tmp_path / "graphs.pt")
+    read = eg.stream(tmp_path / "graphs.pt", classes_per_task=1)
+    assert (read.problem, len(read), read.name) == ("graph-classification", 2, "graphs")
+    with pytest.raises(eg.EvergraphError, match="only graphs whose examples are nodes"):
+        write_mapped(read.graph, tmp_path / "folder")
     numbers = [Data(x=torch.randn(2, 3), edge_index=edges, y=torch.tensor([[number / 7]])) for number in range(20)]
     other = eg.Learner("curvature", **SMALL)
     other.learn(eg.Task.of(numbers))
@@ -303,3 +309,18 @@ def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:
     assert eg.Learner(eg.GIN(), problem="graph-classification").method.name == "curvature"
     assert eg.Learner(problem="link-prediction").method.name == "curvature"
     assert eg.Learner().method.name == "auto"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["drift", "drift-labels", "drift-numbers", "digit-graphs", "digit-slants", "growing-links", "growing-ratings"],
+)
+def test_fine_tuning_forgets_and_joint_training_does_not(name: str) -> None:
+    stream = eg.stream(name)
+    forgotten = {}
+    for method in ("finetune", "joint"):
+        one = eg.Learner(eg.GCN(hidden=32), method, epochs=10, lr=0.01, label_scope="seen", device="cpu").fit(stream)
+        forgotten[method] = one.evaluate(stream).af
+    assert forgotten["finetune"] < 0
+    assert abs(forgotten["joint"]) < 0.4 * abs(forgotten["finetune"])

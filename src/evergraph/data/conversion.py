@@ -34,8 +34,9 @@ def from_graphs(objects: Sequence[Any], *, name: str = "graphs") -> Graph:
     if not objects:
         raise EvergraphError(f"{name}: the list of graphs is empty")
     for number, one in enumerate(objects):
-        if getattr(one, "x", None) is None or getattr(one, "edge_index", None) is None:
-            raise EvergraphError(f"{name}: graph {number} has no x or no edge_index; evergraph needs both")
+        missing = [key for key in ("x", "edge_index") if getattr(one, key, None) is None]
+        if missing:
+            raise EvergraphError(f"{name}: graph {number} has no {' and no '.join(missing)}; evergraph needs both")
     sizes = torch.tensor([one.x.shape[0] for one in objects])
     starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
     edges = torch.cat([one.edge_index + start for one, start in zip(objects, starts)], dim=1)

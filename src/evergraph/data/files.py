@@ -17,6 +17,7 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.core.sparse import SparseMatrix
+from evergraph.data.conversion import as_graph
 from evergraph.data.graph import Graph, from_pyg, make_graph
 from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
@@ -108,6 +109,10 @@ def read_saved_data(path: str | Path) -> Graph:
         raise EvergraphError(f"{path}: damaged, or not a PyG Data object written by torch.save") from None
     if isinstance(data, tuple) and data:  # PyG's InMemoryDataset.save writes (data, slices, class)
         data = data[0]
+    if isinstance(data, list) or getattr(data, "edge_label_index", None) is not None:  # graphs or links as examples
+        graph = as_graph(data)
+        graph.name = path.stem
+        return graph
     return from_pyg(Data.from_dict(data) if isinstance(data, dict) else data, name=path.stem)
 
 

@@ -139,7 +139,8 @@ class Task:
     def mark(self) -> str:
         """What the task is, as a hash: so that one left in the middle is not taken up with another."""
         digest = hashlib.sha256(json.dumps([self.class_names, self.graph.num_features, self.graph.num_edges]).encode())
-        for part in (self.train, self.val, self.graph.y):
+        members = () if self.graph.members is None else (self.graph.members.indices,)
+        for part in (self.train, self.val, self.graph.y, *members):
             digest.update(part.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
