@@ -65,11 +65,12 @@ def _area(scores: Tensor, positive: Tensor) -> float:
 def roc_auc(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
     """Area under the ROC curve, in percent: the mean over labels that have positive and negative examples.
 
-    Where examples have one class of several, the mean over classes of one against the rest, by its softmax
-    probability among the candidates. 50 where no label has both.
+    Where examples have one class of several, the mean over classes of one against the rest, by how far its output is
+    above the log-sum-exp of all candidates'. 50 where no label has both.
     """
     if targets.dim() == 1:
-        scores = outputs[:, list(candidates)].softmax(1)
+        chosen = outputs[:, list(candidates)]
+        scores = chosen - chosen.logsumexp(1, keepdim=True)
         targets = torch.stack([targets == unit for unit in candidates], 1).double()
     else:
         scores = outputs[:, list(candidates)]

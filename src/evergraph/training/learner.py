@@ -18,7 +18,7 @@ from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import METRICS, Evaluation
 from evergraph.methods import Context, Method, View, make_method
-from evergraph.models import MODELS, GraphModel, as_model, make_model
+from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem, problem_of
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress, diverged, train
@@ -102,8 +102,7 @@ class Learner:
             model, method = None, model  # eg.Learner("ewc")
         self._asked_for = (model, method, training, settings)
         self.problem_is_open = problem is None
-        level = model.level if isinstance(model, GraphModel) else "node"
-        self._build(problem or f"{level}-classification")
+        self._build(problem or f"{level_of(model)}-classification")
         self.device, self.dtype = pick_device(device), dtype
         self.seed, self.num_classes = seed, num_classes
         self.classes_: list[ClassName] = []  # classes_[unit]: the class of each output unit in use
