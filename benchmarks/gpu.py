@@ -17,7 +17,8 @@ from evergraph.data.tasks import Task
 from evergraph.methods import Finetune, OnlineCurvature
 from evergraph.methods.base import Method
 from evergraph.models.gcn import GCN
-from evergraph.training.executors.captured import CapturedExecutor, can_capture
+from evergraph.training.executors.captured import CapturedExecutor
+from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.learner import Learner
 from evergraph.training.loop import train_step
 
@@ -34,7 +35,7 @@ class Replayed:
 
     def __init__(self, steps: Steps) -> None:
         context, method = steps.context, steps.method
-        assert can_capture(context, method)
+        assert can_capture(context, method, padded=True)
         self.executor = CapturedExecutor(context, lambda batch: train_step(context, method, batch, steps.optimizer))
         self.pieces = list(self.executor.batches(torch.cat(steps.pieces)))
         for _ in range(2):  # every shape is met, then captured

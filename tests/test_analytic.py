@@ -407,3 +407,21 @@ def test_probabilities_use_the_temperature(judges: bool) -> None:
 def test_rows_of_length_one() -> None:
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     assert torch.allclose(as_dense(unit_rows(x)), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_head_has_the_labels_that_it_is_said_to_have(graph: Graph, learns: bool) -> None:
+    """Ridge regression written out, over training nodes and, where it learns from them, validation nodes."""
+    task = eg.TaskStream(graph, 6)[0]
+    learner = eg.Learner(encoder(), Analytic(ridge=0.2, balance=0, learn_validation=learns), dtype=torch.float64)
+    learner.learn(task)
+    nodes = torch.cat([task.train, task.val]) if learns else task.train
+    rows = neighbourhoods(learner.model, task.graph).x
+    assert isinstance(rows, Tensor)
+    _, head = learner.model.features, learner.model.output_weight()
+    read = torch.nonzero(head.abs().sum(1)).reshape(-1)  # blocks with a step of propagation, and the ones
+    phi, y = rows[nodes][:, read], nn.functional.one_hot(task.graph.y[nodes], 6).double()
+    gram = phi.T @ phi
+    weight = 0.2 * gram.diagonal().mean() / 6
+    wanted = torch.linalg.solve(gram + weight * torch.eye(read.numel()), phi.T @ y)
+    assert torch.allclose(head[read], wanted, rtol=1e-6, atol=1e-8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import gc
 import math
 import subprocess
 import sys
@@ -471,3 +472,18 @@ def test_nothing_warns() -> None:
     """In a process of its own, where warnings are errors from the first import on."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", LEARN_ALL], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@every_method
+@every_model
+def test_learning_leaves_no_graph_of_activations_behind(name: str, model: str) -> None:
+    """A graph that something holds on to is memory that grows from task to task, and breaks captures on a GPU."""
+
+    def alive() -> int:
+        gc.collect()
+        tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        return sum(tensor.grad_fn is not None for tensor in tensors)
+
+    before, of = alive(), learner(SUITE[name](), model, epochs=1)
+    learned(of, 2)
+    assert alive() <= before

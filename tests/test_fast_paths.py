@@ -24,8 +24,9 @@ from evergraph.methods import make_method
 from evergraph.methods.base import Context, Method
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
-from evergraph.training.executors import CapturedExecutor
-from evergraph.training.executors.captured import can_capture, padded_batch, rounded_up
+from evergraph.training.executors import CapturedExecutor, WholeBatchExecutor
+from evergraph.training.executors.captured import padded_batch, rounded_up
+from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.loop import make_optimizer, train_step
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -250,25 +251,28 @@ def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypa
         ("finetune", {}, True),
         ("curvature", {}, True),
         ("curvature", {"estimator": "sampled"}, True),
-        ("curvature", {"estimator": "queue"}, False),
+        ("curvature", {"estimator": "queue"}, True),
         ("curvature", {"point": 0.5}, False),
         ("curvature", {"nodes": "means"}, True),
         ("curvature", {"nodes": "means", "estimator": "sampled"}, True),
         ("batch-curvature", {}, True),
-        ("queue-curvature", {}, False),
+        ("queue-curvature", {}, True),
         ("stand-in-curvature", {}, True),
         ("interpolated-curvature", {}, False),
         ("ewc", {}, True),
         ("curvature+ewc", {}, True),
-        ("ewc++", {}, False),
-        ("si", {}, False),
+        ("ewc++", {}, True),
+        ("si", {}, True),
+        ("kfac", {}, True),
         ("lwf", {}, True),
         ("twp", {}, True),
     ],
 )
 def test_only_steps_that_never_change_are_captured(name: str, settings: dict[str, object], possible: bool) -> None:
     context = context_of(dense_graph())
-    assert can_capture(context, make_method(name, settings)) is possible
+    assert can_capture(context, make_method(name, settings), padded=True) is possible
+    context.batch_size = None
+    assert can_capture(context, make_method(name, settings), padded=False) is possible
 
 
 def test_a_method_with_a_hook_of_its_own_is_not_captured() -> None:
@@ -278,19 +282,45 @@ def test_a_method_with_a_hook_of_its_own_is_not_captured() -> None:
         def after_step(self, step: object) -> None:
             """Looks at every step."""
 
-    assert not can_capture(context_of(dense_graph()), Curious())
+    assert not can_capture(context_of(dense_graph()), Curious(), padded=True)
 
 
 def test_models_and_batches_that_cannot_be_captured() -> None:
     method = Method()
-    assert not can_capture(context_of(dense_graph(), dropout=0.5), method)
-    assert not can_capture(context_of(dense_graph(), num_layers=3), method)
-    assert not can_capture(context_of(sparse_graph(), propagate_inputs=True), method)
-    assert not can_capture(context_of(dense_graph(), propagate_inputs=False), method)
+    assert not can_capture(context_of(dense_graph(), dropout=0.5), method, padded=True)
+    assert not can_capture(context_of(dense_graph(), num_layers=3), method, padded=True)
+    assert not can_capture(context_of(sparse_graph(), propagate_inputs=True), method, padded=True)
+    assert not can_capture(context_of(dense_graph(), propagate_inputs=False), method, padded=True)
     full_batch = context_of(dense_graph())
+    assert not can_capture(full_batch, method, padded=False)
     full_batch.batch_size = None
-    assert not can_capture(full_batch, method)
+    assert not can_capture(full_batch, method, padded=True)
     assert not CapturedExecutor.suits(context_of(dense_graph()), method)  # on a CPU there is nothing to capture
+    assert not WholeBatchExecutor.suits(full_batch, method)
+
+
+@pytest.mark.parametrize("name", ["finetune", "curvature", "online-ewc", "si", "lwf", "stand-in-curvature"])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_training_on_one_batch_that_is_cut_once_is_the_plain_training(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks, full batch, uncaptured: only the order of the examples differs."""
+    stream = TaskStream(GRAPHS[kind](), 2)
+
+    def trained(whole: bool) -> tuple[dict[str, Tensor], list[float]]:
+        with monkeypatch.context() as patch:
+            if whole:
+                patch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
+            learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=3, batch_size=0, device="cpu")
+            torch.manual_seed(0)
+            learner.model.setup(stream.num_features, 4)
+            learner.model.double()
+            losses = [row["loss"] for task in stream for row in learner.learn(task)]
+        return copy_params(learner.model), losses
+
+    (found, found_losses), (plain, plain_losses) = trained(True), trained(False)
+    assert found_losses == pytest.approx(plain_losses, rel=1e-9)
+    assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
 
 
 # whole runs
@@ -324,34 +354,84 @@ def test_propagating_inputs_is_decided_by_what_a_batch_reads() -> None:
 # on a GPU
 
 
+CAPTURED: list[tuple[str, dict[str, object]]] = [
+    ("finetune", {}),
+    ("curvature", {}),
+    ("curvature", {"nodes": "means", "anchors": "latest"}),
+    ("curvature", {"nodes": "prototypes", "prototypes": 3}),
+    ("ewc", {}),
+    ("online-ewc", {}),
+    ("mas", {}),
+    ("si", {}),
+    ("lwf", {}),
+    ("twp", {}),
+    ("kfac", {"strength": 1.0}),  # a stiffer one amplifies the last bits
+    ("ema+ewc", {}),
+]
+DRAWN = [("curvature", {"estimator": "queue"}), ("curvature", {"estimator": "sampled"}), ("ewc++", {})]
+MODELS = {"gcn": GCN, "sage": eg.GraphSAGE, "gat": lambda hidden: eg.GAT(hidden=hidden + 1, heads=2)}
+
+
+def trained_on_a_gpu(
+    stream: TaskStream, name: str, settings: dict[str, object], model: str, batch_size: int, *names: str
+) -> tuple[dict[str, Tensor], list[float]]:
+    with fast_paths(*names):
+        method = make_method(name, settings)
+        learner = eg.Learner(MODELS[model](hidden=7), method, epochs=6, batch_size=batch_size, device="cuda")
+        torch.manual_seed(0)
+        learner.model.setup(stream.num_features, 4)
+        learner.model.double().cuda()
+        losses = [row["loss"] for task in stream for row in learner.learn(task)]
+    return copy_params(learner.model), losses
+
+
 @gpu
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("finetune", {}),
-        ("curvature", {}),
-        ("curvature", {"nodes": "means", "anchors": "latest"}),
-        ("ewc", {}),
-        ("lwf", {}),
-        ("twp", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "settings"), CAPTURED)
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_captured_training_is_the_eager_training(name: str, settings: dict[str, str], kind: str) -> None:
+@pytest.mark.parametrize(("model", "batch_size"), [("gcn", 16), ("gcn", 0), ("sage", 0), ("gat", 0)])
+def test_captured_training_is_the_eager_training(
+    name: str, settings: dict[str, object], kind: str, model: str, batch_size: int
+) -> None:
+    if (name, model) == ("twp", "sage"):
+        pytest.skip("twp needs attention-like coefficients")
     stream = TaskStream(GRAPHS[kind](), 2)
+    found, found_losses = trained_on_a_gpu(stream, name, settings, model, batch_size, *FAST_PATHS)
+    plain, plain_losses = trained_on_a_gpu(stream, name, settings, model, batch_size, "anchors")
+    if model == "gat":  # its sums by atomics differ from run to run, and Adam makes steps of gradients that should be 0
+        assert found_losses == pytest.approx(plain_losses, rel=1e-3)
+        return
+    assert found_losses == pytest.approx(plain_losses, rel=1e-8)
+    assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
 
-    def trained(*names: str) -> tuple[dict[str, Tensor], list[float]]:
-        with fast_paths(*names):
-            learner = eg.Learner(GCN(hidden=7), make_method(name, settings), epochs=6, batch_size=16, device="cuda")
-            torch.manual_seed(0)
-            learner.model.setup(stream.num_features, 4)
-            learner.model.double().cuda()
-            losses = [row["loss"] for task in stream for row in learner.learn(task)]
-        return copy_params(learner.model), losses
 
-    (found, found_losses), (plain, plain_losses) = trained(*FAST_PATHS), trained("anchors")
-    assert found_losses == pytest.approx(plain_losses, rel=1e-9)
-    assert all(relative(found[key], plain[key]) < 1e-8 for key in plain)
+@gpu
+@pytest.mark.parametrize(("name", "settings"), DRAWN)
+@pytest.mark.parametrize("batch_size", [16, 0])
+def test_captured_training_with_drawn_labels_learns_alike(
+    name: str, settings: dict[str, object], batch_size: int
+) -> None:
+    """Its random numbers are others than the eager run's, so only its first task, which draws nothing, is equal."""
+    stream = TaskStream(dense_graph(), 2)
+    found, found_losses = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, *FAST_PATHS)
+    _, plain_losses = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, "anchors")
+    assert found_losses[:6] == pytest.approx(plain_losses[:6], rel=1e-8)
+    assert found_losses == pytest.approx(plain_losses, rel=0.5)
+    assert found_losses[6:] != plain_losses[6:]
+    assert all(torch.isfinite(value).all() for value in found.values())
+
+
+@gpu
+def test_a_queue_in_a_captured_step_is_filled_row_by_row() -> None:
+    stream = TaskStream(dense_graph(), 2)
+    learner = eg.Learner(GCN(hidden=7), make_method("queue-curvature", {"queue_size": 64}), epochs=9, batch_size=0)
+    learner.learn(stream[0])
+    rows: list[int] = []
+
+    def look(progress: object, planned: int) -> None:
+        rows.append(int((learner.method.queue_["weights.0"].flatten(1).norm(dim=1) > 0).sum()))
+
+    learner.learn(stream[1], on_epoch=look)
+    assert rows == list(range(1, 10))
 
 
 @gpu
@@ -366,4 +446,4 @@ def test_steps_are_replayed_on_a_gpu() -> None:
     for _ in range(3):
         for piece in executor.batches(context.train):
             executor.step(piece)
-    assert executor._graphs
+    assert all(recorded._graph is not None for recorded, _ in executor._recorded.values())

@@ -10,7 +10,7 @@ from torch_geometric import nn as pyg
 
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
-from evergraph.models import ModuleModel, as_model, neighbourhoods
+from evergraph.models import LayerNormGCN, LayerNormGraphSAGE, ModuleModel, as_model, neighbourhoods
 from evergraph.models.base import GraphModel
 
 CHANNELS = (6, 5)
@@ -22,6 +22,8 @@ MODELS: dict[str, Callable[[], GraphModel]] = {
     "gcn-propagated": lambda: eg.GCN(hidden=16, propagate_inputs=True),
     "sage": lambda: eg.GraphSAGE(hidden=16),
     "sage-3": lambda: eg.GraphSAGE(hidden=16, num_layers=3),
+    "gcn-layer-norm": lambda: LayerNormGCN(hidden=16, num_layers=3),
+    "sage-layer-norm": lambda: LayerNormGraphSAGE(hidden=16),
     "gat": lambda: eg.GAT(hidden=16, heads=4),
     "gat-3": lambda: eg.GAT(hidden=16, heads=2, num_layers=3),
 }
@@ -156,6 +158,24 @@ def test_gat_equals_pygs_layers(graphs: dict[str, eg.Graph], kind: str) -> None:
         ones = torch.ones(graph.num_nodes, 1, dtype=torch.float64)
         hidden = layer(torch.cat([hidden, ones], 1), graph.edge_index)
     torch.testing.assert_close(batched(model, graph, 16), hidden)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_layer_norm_is_the_formula(kind: str, graphs: dict[str, eg.Graph]) -> None:
+    """Ã [σ(LN(Ã [X 1] W¹)) 1] W² with dense matrices, the normalization written out."""
+    model, graph = built(lambda: LayerNormGCN(hidden=16)), graphs[kind]
+    with torch.no_grad():
+        for value in model.norms[0].parameters():  # other than one and zero
+            value.add_(torch.linspace(0, 1, 16, dtype=value.dtype))
+    first, second = model.weights
+    operator = model.operator(graph).dense()
+    ones = torch.ones(graph.num_nodes, 1, dtype=torch.float64)
+    hidden = operator @ torch.cat([dense_x(graph), ones], 1) @ first
+    centred = hidden - hidden.mean(1, keepdim=True)
+    scaled = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    active = (scaled * model.norms[0].weight + model.norms[0].bias).relu()
+    wanted = operator @ torch.cat([active, ones], 1) @ second
+    torch.testing.assert_close(batched(model, graph, 16), wanted)
 
 
 @pytest.mark.parametrize("kind", GRAPHS)

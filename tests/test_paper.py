@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import io
@@ -26,6 +27,7 @@ import evergraph as eg
 from evergraph.experiments.cells import Cell, Choice, _check, run_cells
 from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
+from evergraph.experiments.paper.tables import markdown_with_differences, with_differences
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.run import RunSpec, run, run_seed
 from evergraph.methods import make_method
@@ -156,23 +158,108 @@ def test_lwf_takes_what_validation_prefers() -> None:
     (choice,) = Protocol.load("paper", "coauthor-cs", seeds=3).choices(["lwf"])
     assert len(choice.trials) == 4
     results = trial_results(choice, [[[50.0, None], [float(number), 10.0]] for number in (0, 1, 3, 2)])
-    cell = choice.choose(results)
+    (cell,) = choice.choose(results)
     assert cell.key == "paper/coauthor-cs/lwf"
     assert cell.spec.seeds == [0, 1, 2]
     assert (cell.spec.settings["strength"], cell.spec.settings["temperature"]) == (10.0, 2.0)
 
 
-def test_best_takes_the_strongest_hold_that_still_learns() -> None:
-    """Accuracy on new tasks falls as the strength rises; what old tasks keep is not looked at."""
-    (choice,) = Protocol.load("best", "coauthor-cs", seeds=3).choices(["ours"])
-    learned = (100.0, 98.0, 95.1, 94.0, 20.0, 10.0, 0.0)
-    results = trial_results(choice, [[[value, None], [float(7 - n), value]] for n, value in enumerate(learned)])
-    assert choice.choose(results).spec.settings["strength"] == 100.0
+def test_best_chooses_by_its_rule_and_runs_all_orders() -> None:
+    """The trial with the highest final AP on validation nodes; one that diverged has none."""
+    protocol = Protocol.load("best", "coauthor-cs", seeds=3)
+    (choice,) = protocol.choices(["ours"])
+    assert len(choice.trials) == protocol.content["search"]["trials"]
+    assert all(trial.spec.stream["pseudo_stream"] for trial in choice.trials)
+    results = trial_results(choice, [[[50.0, None], [float(n), 10.0]] for n in range(len(choice.trials))])
+    results[choice.trials[-1].key] = {"error": "diverged"}
+    cells = choice.choose(results)
+    assert [cell.spec.stream.get("order", "labelled") for cell in cells] == ["labelled", "random:1"]
+    assert len({cell.key for cell in cells}) == 2
+    tried = choice.trials[-2].spec
+    for cell in cells:
+        assert (cell.spec.settings, cell.spec.training.lr) == (tried.settings, tried.training.lr)
+        assert cell.spec.seeds == [0, 1, 2]
+        assert "pseudo_stream" not in cell.spec.stream
+
+
+def test_rows_with_all_labels_take_the_settings_of_those_without() -> None:
+    protocol = Protocol.load("best", "coauthor-cs", seeds=3)
+    with_few, with_all = (protocol.choices([row])[0] for row in ("joint", "joint-all-labels"))
+    assert with_few.trials == with_all.trials
+    results = trial_results(with_few, [[[50.0, None], [float(n == 5), 10.0]] for n in range(len(with_few.trials))])
+    few, every = with_few.choose(results)[0].spec, with_all.choose(results)[0].spec
+    assert (few.training, few.model_settings) == (every.training, every.model_settings)
+    assert every.settings == {**few.settings, "learn_validation": True}
+
+
+def test_the_same_number_of_trials_for_every_row_with_the_learning_rate_among_the_searched() -> None:
+    protocol = Protocol.load("best", "coauthor-cs", seeds=3)
+    choices = protocol.choices()
+    assert {len(choice.trials) for choice in choices} == {protocol.content["search"]["trials"]}
+    searched = {name: protocol.searched_settings(row) for name, row in protocol.rows().items()}
+    assert {name for name, settings in searched.items() if "lr" not in settings} == {"analytic", "analytic-all-labels"}
+
+
+def test_a_rule_that_brings_its_own_trials_is_refused() -> None:
+    with pytest.raises(eg.EvergraphError, match="brings its own trials"):
+        Protocol.load("best", "coauthor-cs", 1, rule="stability-decay").choices()
+
+
+def test_best_end_to_end(official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials, choices, all orders, and a table with differences; finished cells are not run again."""
+    content = read("best")
+    content["search"]["trials"] = 2
+    monkeypatch.setattr("evergraph.experiments.paper.protocol.read", lambda name: copy.deepcopy(content))
+    rows = ["finetune", "ewc-pred", "joint", "joint-all-labels"]
+    settings = {"seeds": 2, "epochs": 1, "device": "cpu", "data_root": official, "rows": rows, "jobs": 1}
+    given = {"datasets": ("corafull",), "protocols": ("best",), "rule": "first-tasks", "out": tmp_path / "out"}
+    (table,) = run_paper(**given, **settings)["tables"]
+    text = Path(table["markdown"]).read_text()
+    assert "not measured here" not in text
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert all(len(line) == len(lines[0]) for line in lines)
+    assert any("best" in line for line in lines)
+    entries = read_results(Path(table["markdown"]).parent)
+    assert len(entries) == 2 * 3 + 2 * len(rows)  # trials of three searches, rows in two orders
+    assert all(entry["spec"]["stream"]["first_tasks"] == 2 for key, entry in entries.items() if "choose/ewc" in key)
+    monkeypatch.setattr("evergraph.training.learner.Learner.learn", lambda *_: pytest.fail("trained again"))
+    shutil.rmtree(tmp_path / "out/cells")
+    run_paper(**given, **settings)
+
+
+def test_bold_and_gaps_follow_paired_tests() -> None:
+    def row(title: str, values: list[list[float]], keeps: tuple[str, ...] = ()) -> dict[str, object]:
+        def result(aps: list[float]) -> dict[str, object]:
+            mean = sum(aps) / len(aps)
+            shared = {"ap": {"mean": mean, "std": 0.0}, "af": {"mean": 0.0, "std": 0.0}}
+            shared["metrics"] = {"ap": {"values": aps}}
+            more = {"protocol": {"test_graph": "task"}, "access": {"keeps": list(keeps)}, "kept_bytes": [[8]]}
+            return {**shared, **more, "also_tested": {"seen": shared}}
+
+        orders = [result(aps) for aps in values]
+        return {"title": title, "result": orders[0], "orders": orders, "searched": []}
+
+    rows = [
+        row("first", [[90.0, 80.0], [85.0, 75.1]]),
+        row("second", [[88.0, 78.0], [83.0, 73.0]]),
+        row("joint", [[99.0, 99.0], [99.0, 99.0]], ("graphs",)),
+    ]
+    table = markdown_with_differences(with_differences(rows))
+    first, second, joint = (next(line for line in table.splitlines() if f"| {name}" in line) for name in NAMES)
+    assert "**82.53 ± 6.42**" in first
+    assert "best" in first
+    assert "−2.02 (p " in second
+    assert "**" not in second + joint  # a ceiling is no competitor
+    alike = [row("first", [[90.0, 80.0], [85.0, 75.1]]), row("second", [[70.0, 79.0], [89.0, 90.0]])]
+    assert "**" not in markdown_with_differences(with_differences(alike))  # within noise: nobody is best
+
+
+NAMES = ("first", "second", "joint")
 
 
 def test_a_studys_own_value_is_the_tables_cell() -> None:
     studies = Protocol.load("paper", "coauthor-cs", seeds=3).study_cells()
-    ours = "Ours (queue)"
+    ours = "Ours (queue) with EMA"
     in_table = {studies[name][ours][value].key for name, value in (("strength", "0.1"), ("queue-size", "128"))}
     assert in_table == {"paper/coauthor-cs/ours"}
     assert studies["queue-size"][ours]["32"].spec.settings["queue_size"] == 32
@@ -180,9 +267,9 @@ def test_a_studys_own_value_is_the_tables_cell() -> None:
 
 def test_studies_of_one_setting_share_their_cells() -> None:
     studies = Protocol.load("paper", "coauthor-cs", seeds=3).study_cells()
-    ours = "Ours (queue)"
+    ours = "Ours (queue) with EMA"
     assert studies["strength"][ours]["0.01"] == studies["estimators"][ours]["0.01"]
-    assert studies["estimators"]["Ours (exact)"]["0.1"].key == "paper/coauthor-cs/ours-exact"
+    assert studies["estimators"]["Ours (exact) with EMA"]["0.1"].key == "paper/coauthor-cs/ours-exact"
     by_key = {}
     for cells in (cells for study in studies.values() for cells in study.values()):
         for cell in cells.values():
@@ -209,9 +296,9 @@ def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
     cells = [Cell("a", spec), Cell("b", dataclasses.replace(spec, method="ewc"))]
     trials = tuple(Cell(f"trial-{n}", dataclasses.replace(spec, seeds=[n], validate=True)) for n in (0, 1))
 
-    def choose(results: dict[str, dict[str, object]]) -> Cell:
+    def choose(results: dict[str, dict[str, object]]) -> list[Cell]:
         assert results.keys() >= {"trial-0", "trial-1"}
-        return Cell("c", spec)
+        return [Cell("c", spec)]
 
     choices = [Choice(trials, choose)]
     apart = run_cells(cells, tmp_path / "apart", choices=choices, jobs=2)

@@ -688,3 +688,16 @@ def test_the_readmes_api(small_stream: eg.TaskStream) -> None:
     printed = str(learner.evaluate(small_stream))
     assert "AP" in printed
     assert "AF" in printed
+
+
+def test_joint_training_can_have_the_validation_labels_too(small_stream: eg.TaskStream) -> None:
+    plain, more = learner(eg.Joint()), learner(eg.Joint(learn_validation=True))
+    for one in (plain, more):
+        one.fit(small_stream)
+    tasks = list(small_stream)
+    assert plain.history[-1]["nodes"] == tasks[-1].train.numel()
+    assert not all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), more.model.parameters()))
+    context_task = more.method.training_data(more._context(tasks[-1], tasks[-1]))
+    everything = tasks[-1].so_far()
+    assert context_task.train.tolist() == [*everything.train.tolist(), *everything.val.tolist()]
+    assert not context_task.val.numel()

@@ -1,105 +1,114 @@
-"""Searches for the open choices of the protocols of `evergraph paper`, one seed; docs/results.md says what was found.
+"""The search over what the paper leaves open: all rows of its printed Coauthor-CS column, one seed each.
 
-    python results/paper/search.py paper --data-root DIR [--device cuda] [--jobs 15]
-    python results/paper/search.py current --data-root DIR [--device cuda] [--jobs 15]
-    python results/paper/search.py best --data-root DIR [--device cuda] [--jobs 15]
+    python results/paper/search.py --data-root DIR [--device cuda] [--jobs 15] [--out FOLDER]
 
-`paper`: epochs × label scope × reduction on Coauthor-CS, for the rows EWC empirical and MAS, beside what the paper
-prints. `current`: the paper's regularizer under the label scope `current`. `best`: epochs × learning rate on three
-streams, for fine-tuning and for the regularizer at class means at five strengths, with and without EMA. Every run is
-a line of `search-paper.jsonl`, `search-current.jsonl` or `search-best.jsonl` beside this file. What choices may be
-made by is the column `new_tasks`: the accuracy on each task's validation nodes right after it was learned, mean over
-tasks. `ap` and `af` are of test nodes, for the record.
+Each combination of the open choices (epochs, softmax over seen or all classes, class-balanced loss, Adam's state kept
+between tasks, sampled neighbours) is run for every printed row, the baselines in their papers' reading and in CGLB's,
+Ours by queue, sampled and exact. `search-paper.jsonl` has a line for each run. The table at the end ranks the
+combinations by one distance: the mean over rows of the mean of |ΔAP| and |ΔAF| to the printed row, on the nearer of the
+two test graphs for the whole combination, each row in the reading that is nearest in that combination.
 """
 
 import argparse
 import itertools
 import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from evergraph.experiments.cells import Cell, run_cells
-from evergraph.experiments.paper.protocol import Protocol
-from evergraph.experiments.selection.rule import new_task_accuracy
 from evergraph.experiments import RunSpec
+from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.paper.protocol import Protocol, read
+from evergraph.persistence.files import taken_folder
 
 HERE = Path(__file__).parent
+FILE = HERE / "search-paper.jsonl"
+BASE = {"epochs": 200, "label_scope": "seen", "class_balanced": False, "keep_optimizer": False, "fan_out": None}
+LWF = [{"strength": 1.0, "temperature": 2.0}, {"strength": 10.0, "temperature": 20.0}]  # the ends of the paper's ranges
 
 
-def paper_cells(device: str) -> dict[str, RunSpec]:
-    """The paper's settings, with each combination of what it leaves open."""
+def combinations() -> list[dict[str, object]]:
+    """Balance × kept state with few epochs; one change at a time from the protocol's."""
+    some = [
+        {**BASE, "epochs": 50, "class_balanced": balanced, "keep_optimizer": kept}
+        for balanced, kept in itertools.product((False, True), (False, True))
+    ]
+    changes: list[dict[str, object]] = [{}, {"epochs": 100}, {"class_balanced": True}, {"keep_optimizer": True}]
+    changes += [{"epochs": 50, "label_scope": "all"}, {"epochs": 50, "fan_out": (10, 25)}]
+    return [*some, *({**BASE, **change} for change in changes)]
+
+
+def cells(device: str) -> dict[str, tuple[str, dict[str, object], RunSpec]]:
+    """The runs by name, each with its row and its combination."""
     plan = Protocol.load("paper", "coauthor-cs", 1, device)
-    cells = {}
-    for epochs, scope, reduction in itertools.product((50, 200), ("seen", "all"), ("sum", "mean")):
-        for row in ("ewc-empirical", "mas"):
-            spec = plan.spec(plan.rows()[row], [0])
-            training = replace(spec.training, epochs=epochs, label_scope=scope, reduction=reduction)
-            cells[f"{row} {epochs} {scope} {reduction}"] = replace(spec, training=training)
-    return cells
+    named = {}
+    for combination in combinations():
+        for name, row in plan.rows().items():
+            printed = row.get("printed", name)
+            if printed not in read("printed")["coauthor-cs"] or "literal" in name:
+                continue
+            for settings in LWF if row["method"] == "lwf" else [{}]:
+                spec = plan.spec(row, [0], **settings)
+                training = replace(spec.training, **combination)
+                label = "-".join(map(str, [*combination.values(), *settings.values()])).replace(" ", "")
+                named[f"{label}/{name}"] = (printed, combination, replace(spec, training=training))
+    return named
 
 
-def current_cells(device: str) -> dict[str, RunSpec]:
-    """The paper's settings with the label scope `current`: strengths, readings, reductions, with and without EMA."""
-    plan = Protocol.load("paper", "coauthor-cs", 1, device)
-    both = ("square-of-sum", "sum-of-squares")
-    wanted = [("queue", "mean", 5e-4, 0.5, 0.1, reading) for reading in both]
-    wanted += [("exact", "mean", 5e-4, 0.5, strength, r) for strength in (0.0, 0.1, 0.3, 1.0) for r in both]
-    wanted += [("exact", "sum", 5e-4, 0.5, strength, both[1]) for strength in (0.0, 0.1, 1.0)]
-    wanted += [("exact", "mean", 0.0, ema, strength, both[1]) for ema in (0.5, 0.0) for strength in (0.0, 0.1, 1.0)]
-    cells = {}
-    for seed, (estimator, reduction, decay, ema, strength, reading) in itertools.product((0, 1), wanted):
-        settings = {"estimator": estimator, "ema": ema, "strength": strength, "over_tasks": reading}
-        spec = plan.spec(plan.rows()["ours"], [seed], **settings)
-        training = replace(spec.training, label_scope="current", reduction=reduction, weight_decay=decay)
-        name = f"{estimator} {reduction} {decay:g} {ema:g} {strength:g} {reading} {seed}"
-        cells[name] = replace(spec, training=training)
-    return cells
-
-
-def best_cells(device: str) -> dict[str, RunSpec]:
-    """Fine-tuning and the regularizer at class means, trained for longer and shorter."""
-    cells = {}
-    for stream in ("coauthor-cs", "amazon-computers", "corafull-knn"):
-        plan = Protocol.load("best", stream, 1, device)
-        trainings = [*itertools.product((30, 100, 300), (3e-4, 1e-3)), (10, 1e-3)]
-        for (epochs, lr), ema, strength in itertools.product(trainings, (0.0, 0.5), (0.0, 1.0, 10.0, 1e2, 1e3, 1e4)):
-            if strength or not ema:
-                spec = plan.spec(plan.rows()["ours"], [0], strength=strength, ema=ema)
-                cells[f"{stream} {epochs} {lr:g} {strength:g} {ema:g}"] = replace(
-                    spec, training=replace(spec.training, epochs=epochs, lr=lr)
-                )
-    return cells
-
-
-SEARCHES = {"paper": paper_cells, "current": current_cells, "best": best_cells}
+def ranked(lines: list[dict[str, object]]) -> list[tuple[float, str, dict[str, object], dict[str, dict[str, object]]]]:
+    """The combinations by distance: (distance, test graph, combination, nearest run of each printed row)."""
+    printed = read("printed")["coauthor-cs"]
+    found = []
+    for combination in combinations():
+        for graph in ("task", "seen"):
+            nearest: dict[str, dict[str, object]] = {}
+            for line in lines:
+                if line["combination"] != json.loads(json.dumps(combination)):
+                    continue
+                ap, af = printed[line["row"]]
+                gap = (abs(line[graph]["ap"] - ap) + abs(line[graph]["af"] - af)) / 2
+                if line["row"] not in nearest or gap < nearest[line["row"]]["gap"]:
+                    nearest[line["row"]] = {**line, "gap": gap}
+            if nearest:
+                mean = sum(run["gap"] for run in nearest.values()) / len(nearest)
+                found.append((mean, graph, combination, nearest))
+    return sorted(found, key=lambda entry: entry[0])
 
 
 def main() -> None:
-    """Run what is asked for and write a line a run."""
+    """Run what is not in the file yet, write a line a run, print the ranking and the nearest combination row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("search", choices=SEARCHES)
-    parser.add_argument("--data-root", required=True)
+    parser.add_argument("--data-root")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", default="", help="runs whose name contains this; nothing is written then")
+    parser.add_argument("--out", default="runs/search-paper")
+    parser.add_argument("--table", action="store_true", help="print the ranking of what is in the file; run nothing")
     given = parser.parse_args()
-    specs = SEARCHES[given.search](given.device)
-    cells = [Cell(name.replace(" ", "_"), spec) for name, spec in specs.items() if given.only in name]
-    with tempfile.TemporaryDirectory() as folder:
-        results = run_cells(cells, folder, data_root=given.data_root, jobs=given.jobs)
-    lines = []
-    for cell in cells:
-        result = results[cell.key]
-        training, settings = cell.spec.training, cell.spec.settings
-        row = {"stream": cell.spec.source, "method": cell.spec.method, "seed": cell.spec.seeds[0], "settings": settings}
-        row |= {key: getattr(training, key) for key in ("epochs", "lr", "weight_decay", "label_scope", "reduction")}
-        row["new_tasks"] = round(new_task_accuracy(result), 2)
-        row |= {"ap": round(result["ap"]["mean"], 2), "af": round(result["af"]["mean"], 2)}
-        lines.append(json.dumps(row))
-        print(lines[-1], flush=True)
-    if not given.only:
-        (HERE / f"search-{given.search}.jsonl").write_text("\n".join(lines) + "\n")
+    if not given.table:
+        wanted = cells(given.device)
+        with taken_folder(Path(given.out)):
+            done = [Cell(name, spec) for name, (_, _, spec) in wanted.items()]
+            results = run_cells(done, given.out, data_root=given.data_root, jobs=given.jobs)
+        lines = []
+        for name, (printed, combination, spec) in wanted.items():
+            result = results[name]
+            line = {"row": printed, "reading": name.rpartition("/")[2], "combination": combination}
+            line |= {"settings": spec.settings, "seed": 0}
+            for graph, found in (("task", result), ("seen", result["also_tested"]["seen"])):
+                line[graph] = {key: round(found[key]["mean"], 2) for key in ("ap", "af")}
+            lines.append(json.dumps(line))
+        FILE.write_text("\n".join(lines) + "\n")
+    entries = ranked([json.loads(line) for line in FILE.read_text().splitlines()])
+    print("| distance | test graph | " + " | ".join(BASE) + " |")
+    print("|--:|---|" + "---|" * len(BASE))
+    for mean, graph, combination, _ in entries:
+        print(f"| {mean:.2f} | {graph} | " + " | ".join(str(value) for value in combination.values()) + " |")
+    _, graph, combination, nearest = entries[0]
+    print(f"\nNearest: {combination}, test graph {graph}\n\n| row | printed | nearest reading | AP / AF | distance |")
+    print("|---|--:|---|--:|--:|")
+    for row, run in nearest.items():
+        ap, af = read("printed")["coauthor-cs"][row]
+        measured = f"{run[graph]['ap']:.2f} / {run[graph]['af']:.2f}"
+        print(f"| {row} | {ap:.2f} / {af:.2f} | {run['reading']} {run['settings']} | {measured} | {run['gap']:.2f} |")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import DATASETS, PAPER_DATASETS, PROTOCOLS
 from evergraph.experiments.paper.statistics import markdown
 from evergraph.experiments.paper.statistics import statistics as counted
+from evergraph.experiments.selection import SELECTION_RULES
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -23,11 +24,17 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def paper_command(
-    dataset: Annotated[str, typer.Option(help=f"{', '.join(DATASETS)}, or all for the paper's three.")] = "coauthor-cs",
+    dataset: Annotated[
+        str, typer.Option(help=f"{', '.join(DATASETS)}, several with commas, or all for the paper's three.")
+    ] = "coauthor-cs",
     protocol: Annotated[str, typer.Option(help="paper, best, or both.")] = "both",
     seeds: common.Seeds = 3,
     methods: Annotated[str | None, typer.Option(help="Rows with commas; all by default.")] = None,
-    studies: Annotated[bool, typer.Option(help="Also the studies of λ and of the queue size.")] = True,
+    studies: Annotated[bool, typer.Option(help="Also the studies, which the protocols name.")] = True,
+    study: Annotated[str | None, typer.Option(help="These studies alone, with commas, without the table.")] = None,
+    rule: Annotated[
+        str | None, typer.Option(help=f"Rule of selection for rows that search: {', '.join(SELECTION_RULES)}.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol, to try things.", min=1)] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.", min=1)] = None,
     device: common.Device = "auto",
@@ -40,9 +47,10 @@ def paper_command(
     json: common.Json = False,
 ) -> None:
     """Table 1 of the paper beside ours, its heatmaps, the λ figure and the queue-size study."""
-    if dataset != "all" and dataset not in DATASETS:
-        raise unknown("dataset", dataset, (*DATASETS, "all"))
-    datasets = PAPER_DATASETS if dataset == "all" else (dataset,)
+    datasets = PAPER_DATASETS if dataset == "all" else tuple(dict.fromkeys(dataset.split(",")))
+    for name in datasets:
+        if name not in DATASETS:
+            raise unknown("dataset", name, (*DATASETS, "all"))
     if statistics:
         table = counted(datasets, data_root)
         common.print_json(table) if json else sys.stdout.write(markdown(table))
@@ -74,7 +82,8 @@ def paper_command(
                 protocols=PROTOCOLS if protocol == "both" else (protocol,),
                 seeds=seeds,
                 rows=rows,
-                studies=studies,
+                studies=[name for name in study.split(",") if name] if study is not None else studies,
+                rule=rule,
                 epochs=epochs,
                 device=device,
                 jobs=jobs,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params, named_params
+from evergraph.core.randomness import random_integers
 from evergraph.curvature.labels import label_factors, pick_labels
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def counted_bytes() -> Iterator[list[int]]:
 
     def pack(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel() * tensor.element_size())
-        return tensor
+        return tensor.detach()  # an output that its own graph held would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield sizes
@@ -169,5 +170,5 @@ def random_sign_diagonal(
     With independent random signs ε_v the square of Σ_v ε_v J_vᵀ c_v has that sum as its mean: the
     products of different examples cancel on average.
     """
-    signs = torch.randint(0, 2, (cotangent.size(0), 1), generator=generator).to(cotangent) * 2 - 1
+    signs = random_integers(2, (cotangent.size(0), 1), cotangent.device, generator).to(cotangent.dtype) * 2 - 1
     return squared_gradient(outputs, params, cotangent * signs)

@@ -7,7 +7,7 @@ serves every layer: layer after layer, a shorter prefix of its rows is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Batch:
     source: Neighbourhoods | None = None
     members: SparseMatrix | None = None
     examples: Tensor | None = None
+    _layers: dict[int, SparseMatrix] = field(default_factory=dict, repr=False)
 
     @property
     def num_seeds(self) -> int:
@@ -57,8 +58,10 @@ class Batch:
 
     def layer(self, number: int) -> SparseMatrix:
         """The operator of message-passing layer `number` (0 is the first): from its nodes to the next layer's."""
-        hops = self.num_hops - number
-        return self.operator.top(self.sizes[hops - 1], self.sizes[hops])
+        if number not in self._layers:  # with its transpose, it serves every step on the same batch
+            hops = self.num_hops - number
+            self._layers[number] = self.operator.top(self.sizes[hops - 1], self.sizes[hops])
+        return self._layers[number]
 
     @property
     def edge_index(self) -> Tensor:

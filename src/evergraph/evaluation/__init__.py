@@ -28,10 +28,12 @@ from evergraph.evaluation.metrics import (
     roc_auc,
     root_mean_squared_error,
 )
+from evergraph.evaluation.significance import Difference, paired_difference
 
 __all__ = [
     "METRICS",
     "SUMMARIES",
+    "Difference",
     "Evaluation",
     "Matrix",
     "Metric",
@@ -50,6 +52,7 @@ __all__ = [
     "mean_absolute_error",
     "mean_reciprocal_rank",
     "mean_std",
+    "paired_difference",
     "performance",
     "roc_auc",
     "root_mean_squared_error",

@@ -48,10 +48,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Choice:
-    """An entry whose settings are chosen among trials, as soon as all of them are done."""
+    """Entries whose settings are chosen among trials, as soon as all of them are done."""
 
     trials: tuple[Cell, ...]
-    choose: Callable[[Results], Cell]
+    choose: Callable[[Results], list[Cell]]
 
 
 def run_cells(
@@ -89,10 +89,10 @@ def run_cells(
         for cell, result in _known_first(finish, known, waiting, str(out), data_root):
             results[cell.key] = result
             if on_done is not None:
-                on_done(cell.key, len(results), total)
+                on_done(cell.key, len(results), max(total, len(results)))
             ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
             open_choices = [choice for choice in open_choices if choice not in ready]
-            waiting += [choice.choose(results) for choice in ready]  # `finish` goes on with them
+            waiting += [cell for choice in ready for cell in choice.choose(results)]  # `finish` goes on with them
     return results
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.curvature import pick_labels, random_sign_diagonal, require_deterministic, squared_gradient
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import METHODS, Context, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.quadratic import Quadratic
 from evergraph.methods.state import state
 
@@ -59,7 +60,13 @@ class EWCPlusPlus(Quadratic):
         else:
             squares = squared_gradient(step.logits, params, cotangent / size)
         for name, value in squares.items():
-            self.average_[name] = value.lerp(self.average_.get(name, value), self.decay)
+            average = self.average_.setdefault(name, value.clone())  # the first batch's to begin with
+            average.copy_(value.lerp(average, self.decay))
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """One more backward pass; the average is updated in place, and random signs and labels are the device's."""
+        return True
 
     def measure(self, context: Context) -> Params:
         """The moving average as it stands."""

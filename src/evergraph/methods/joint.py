@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from evergraph.data.tasks import Task, union
 from evergraph.errors import EvergraphError
@@ -19,6 +21,10 @@ class Joint(Method):
 
     A stream that still has its earlier tasks gives them (`Task.so_far`), on the graph that tests run on. Tasks that
     come on their own are kept here, and their graphs stand side by side.
+
+    Args:
+        learn_validation: train on the validation nodes too, for a comparison with methods that learn from them in the
+            end (`analytic` and `auto` do by default). Choose settings without it.
     """
 
     name = "joint"
@@ -26,6 +32,7 @@ class Joint(Method):
     reference = "training from scratch on all data so far"
     access = Access(keeps=("graphs",), old_labels=True)
 
+    learn_validation: bool = False
     kept_: list[dict[str, Any]] = state(list, replaced=True)
     kept_by_stream_: int = state(int)  # bytes of the data so far that a stream keeps in its stead
 
@@ -44,6 +51,9 @@ class Joint(Method):
                 "joint training: the data of some earlier classes is gone, it was kept by another stream; "
                 "learn the tasks of one stream, or tasks of your own (Task.of), which are kept"
             )
+        if self.learn_validation:
+            none = everything.val[:0]
+            everything = replace(everything, train=torch.cat([everything.train, everything.val]), val=none)
         return everything
 
     def end_task(self, context: Context) -> None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
 from evergraph.core.recording import recorded_products
 from evergraph.curvature import LABELS, KroneckerFactor, fisher_diagonal, kronecker_factors, measuring
 from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.state import state
 
 
@@ -66,6 +67,11 @@ class KFAC(Method):
                 else:
                     pull = self.diagonal_[name] * gap
                 value.grad = self.strength * pull if value.grad is None else value.grad.add_(pull, alpha=self.strength)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Two products for each weight matrix."""
+        return True
 
     def end_task(self, context: Context) -> None:
         """Measure the factors over the task's training nodes and merge them."""

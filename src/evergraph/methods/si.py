@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
-from evergraph.methods.base import METHODS, Context, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.quadratic import Quadratic
 from evergraph.methods.state import state
 
@@ -53,6 +54,11 @@ class SI(Quadratic):
         for name, gradient in self._gradient.items():
             moved = step.context.params[name].detach() - self._before[name]
             self.path_[name].addcmul_(gradient, moved, value=-1.0)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """The path is added up in place."""
+        return True
 
     def measure(self, context: Context) -> Params:
         """ω / (Δ² + damping)."""

@@ -8,6 +8,7 @@ from evergraph.models.sage import GraphSAGE
 
 from evergraph.models.gat import GAT  # isort: skip  # the order here is the order in which models are listed
 from evergraph.models.gin import GIN  # isort: skip
+from evergraph.models.normalized import LayerNormGCN, LayerNormGraphSAGE  # isort: skip
 from evergraph.models.module import ModuleModel, as_model, level_of
 from evergraph.models.random_features import RandomFeatures
 from evergraph.models.readout import Paired, Pooled, Readout
@@ -35,6 +36,8 @@ __all__ = [
     "MODELS",
     "GraphModel",
     "GraphSAGE",
+    "LayerNormGCN",
+    "LayerNormGraphSAGE",
     "ModuleModel",
     "Paired",
     "Pooled",

@@ -37,7 +37,8 @@ class GraphModel(nn.Module):
     - `features(batch)` and `output_weight()`: a linear head, `outputs = features @ output_weight`;
     - `feature_blocks()` and `graph_features(…)`: features that fall into blocks by depth of propagation;
     - `attention(batch)`: attention-like coefficients of every layer's edges;
-    - `steps_can_be_captured(batcher)`: a training step is the same kernels every time;
+    - `steps_can_be_captured(batcher, padded)`: a training step is the same kernels every time, on one batch or on
+      batches padded to one shape;
     - `input_key()`: models with one key read one graph in the same way, and may share what was propagated.
     """
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel, grown
@@ -88,6 +88,11 @@ class GAT(GraphModel):
     def attention(self, batch: Batch) -> list[Tensor]:
         """Each layer's attention scores before the softmax."""
         return self.attend(batch)[1]
+
+    @capability(rests_on=(*OUTPUTS, "attend", "operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
+        """On one batch."""
+        return batcher.fan_out is None and not padded
 
     def attend(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Logits, and each layer's attention scores e before the softmax, `(edges, heads)`."""

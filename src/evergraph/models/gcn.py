@@ -36,7 +36,7 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
     return looped.with_values(looped.values * scale[looped.indices] * scale[looped.row_of_entry()])
 
 
-OUTPUTS = ("forward", "logits")  # what capabilities that follow the layer equations rest on
+OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the layer equations rest on
 
 
 @MODELS.register(name="gcn")
@@ -111,12 +111,16 @@ class GCN(GraphModel):
         for number, weight in enumerate(self.weights):
             if number:
                 assert isinstance(hidden, Tensor)
-                hidden = with_ones(F.dropout(F.relu(hidden), self.dropout, self.training))
+                hidden = with_ones(self.activate(hidden, number))
             hidden = (
                 linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
             )
         assert isinstance(hidden, Tensor)
         return hidden
+
+    def activate(self, hidden: Tensor, layer: int) -> Tensor:
+        """σ of what layer `layer` − 1 has put out: what layer `layer` reads."""
+        return F.dropout(F.relu(hidden), self.dropout, self.training)
 
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
@@ -175,11 +179,11 @@ class GCN(GraphModel):
         return two_layer_powers(self, batch, cotangents, power)
 
     @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
-    def steps_can_be_captured(self, batcher: Neighbourhoods) -> bool:
-        """Whether a batch is one dense matrix of fixed shape and no random number is drawn."""
+    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
+        """Always on one batch; on padded ones where they are one dense matrix and no random number is drawn."""
         dense = isinstance(batcher.x, Tensor)
         plain = batcher.fan_out is None and batcher.members is None
-        return self.dropout == 0 and batcher.num_hops == 1 and dense and plain
+        return plain and (not padded or (self.dropout == 0 and batcher.num_hops == 1 and dense))
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.

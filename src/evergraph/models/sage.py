@@ -7,12 +7,11 @@ import itertools
 import torch
 from scipy import sparse as sp
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.models.base import MODELS
 from evergraph.models.gcn import GCN, OUTPUTS
@@ -62,7 +61,7 @@ class GraphSAGE(GCN):
         """The layer equation, from the batch's outermost nodes inwards."""
         hidden = linear(batch.x, self.weights[0])
         for number, weight in enumerate(list(self.weights)[1:]):  # a slice would be a new list of new parameters
-            active = F.dropout(F.relu(hidden), self.dropout, self.training)
+            active = self.activate(hidden, number + 1)
             operator = batch.layer(number)
             read = torch.cat([active[: operator.num_rows], operator @ active], dim=1)
             hidden = linear(with_ones(read), weight)
@@ -82,3 +81,8 @@ class GraphSAGE(GCN):
     def output_weight(self) -> Tensor:
         """The last weight matrix."""
         return self.weights[-1]
+
+    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
+        """On one batch."""
+        return batcher.fan_out is None and not padded

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import EvergraphError, unknown
+from evergraph.errors import DivergedError, EvergraphError, unknown
 from evergraph.experiments.cells import Cell, default_jobs, run_cells
-from evergraph.experiments.paper.figures import final_rows, study
+from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
 from evergraph.experiments.plots import heatmaps
@@ -32,7 +32,8 @@ def run_paper(
     seeds: int,
     out: str | Path,
     rows: Sequence[str] | None = None,
-    studies: bool = True,
+    studies: bool | Sequence[str] = True,
+    rule: str | None = None,
     epochs: int | None = None,
     device: str = "auto",
     jobs: int | None = None,
@@ -41,11 +42,13 @@ def run_paper(
 ) -> dict[str, Any]:
     """Run every cell asked for, then write each protocol's tables and figures.
 
+    With the names of some studies, those are run and drawn alone. A study of several datasets is one figure.
+
     A dataset whose files cannot be had is left out of the runs when it is one of several; its table says
     «not measured here».
     """
     out, begun = Path(out), time.perf_counter()
-    plans = [Protocol.load(name, dataset, seeds, device) for dataset in datasets for name in protocols]
+    plans = [Protocol.load(name, dataset, seeds, device, rule) for dataset in datasets for name in protocols]
     if epochs is not None:
         plans = [_with_epochs(plan, epochs) for plan in plans]
     titles = {row: None for plan in plans for row in plan.rows()}
@@ -56,16 +59,25 @@ def run_paper(
     available = [plan for plan in plans if plan.dataset not in missing]
     settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
 
+    alone = not isinstance(studies, bool)
+
     def wanted(plan: Protocol) -> list[str] | None:
         return [row for row in rows if row in plan.content["rows"]] if rows is not None else None
 
+    def studied(plan: Protocol) -> dict[str, dict[str, dict[str, Cell]]]:
+        return plan.study_cells(None if isinstance(studies, bool) else studies) if studies and rows is None else {}
+
+    if not isinstance(studies, bool):
+        known_studies = {name: None for plan in plans for name in plan.content.get("studies", {})}
+        for name in studies:
+            if name not in known_studies:
+                raise unknown("study", name, known_studies)
     cells: list[Cell] = []
     for plan in available:
-        cells += plan.cells(wanted(plan))
-        if studies and rows is None:
-            for rows_of_study in plan.study_cells().values():
-                cells += [cell for values in rows_of_study.values() for cell in values.values()]
-    choices = [choice for plan in available for choice in plan.choices(wanted(plan))]
+        cells += [] if alone else plan.cells(wanted(plan))
+        for rows_of_study in studied(plan).values():
+            cells += [cell for values in rows_of_study.values() for cell in values.values()]
+    choices = [choice for plan in available for choice in plan.choices(wanted(plan))] if not alone else []
     entries = {key: entry for plan in plans for key, entry in read_results(plan.folder(out)).items()}
     chosen: dict[str, RunSpec] = {}
 
@@ -77,13 +89,14 @@ def run_paper(
         return result
 
     with taken_folder(out, "name another with --out"), _logged(out, device, settings["jobs"]) as cells_run:
-        results = run_cells(cells, out / CELLS, choices=choices, known=known, **settings)
+        results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=_failed_trial, **settings)
         for plan in available:
             specs = {key: spec for key, spec in chosen.items() if key.startswith(plan.key(""))}
             make_folder(plan.folder(out))
             write_results(plan.folder(out), specs, results)
-        tables = [_write(plan, results, out, wanted(plan), studies and rows is None, missing) for plan in plans]
-    return {"tables": tables, "seconds": time.perf_counter() - begun, "out": str(out)}
+        tables = [] if alone else [_write(plan, results, out, wanted(plan), missing) for plan in plans]
+        figures = _draw_studies({plan: studied(plan) for plan in available}, results, out)
+    return {"tables": tables, "studies": figures, "seconds": time.perf_counter() - begun, "out": str(out)}
 
 
 @contextmanager
@@ -123,12 +136,33 @@ def _missing(plans: Sequence[Protocol], data_root: str | Path | None, *, require
     return reasons
 
 
+def _failed_trial(cell: Cell, error: EvergraphError) -> dict[str, Any] | None:
+    """A trial that diverges is never chosen; anything else that fails ends the experiment."""
+    return {"error": str(error)} if "/choose/" in cell.key and isinstance(error, DivergedError) else None
+
+
+def _draw_studies(
+    cells: dict[Protocol, dict[str, dict[str, dict[str, Cell]]]], results: dict[str, dict[str, Any]], out: Path
+) -> list[str]:
+    """One figure for each study of a protocol, with all its datasets."""
+    streams: dict[tuple[str, str], dict[str, Lines]] = {}
+    for plan, studies in cells.items():
+        for name, rows in studies.items():
+            lines = {title: {value: results[cell.key] for value, cell in row.items()} for title, row in rows.items()}
+            streams.setdefault((plan.name, name), {})[plan.dataset] = lines
+    drawn = []
+    for (protocol, name), of_datasets in streams.items():
+        about = next(plan.content["studies"][name] for plan in cells if plan.name == protocol)
+        make_folder(out / protocol)
+        drawn.append(str(study(about["title"], about["key"], of_datasets, out / protocol / f"{name}.png")))
+    return drawn
+
+
 def _write(
     plan: Protocol,
     results: dict[str, dict[str, Any]],
     out: Path,
     wanted: Sequence[str] | None,
-    studies: bool,
     missing: dict[str, str],
 ) -> dict[str, Any]:
     """A protocol's tables and figures on one dataset."""
@@ -148,8 +182,4 @@ def _write(
     if measured:
         written["figures"].append(str(heatmaps(list(measured.values()), folder / "heatmaps.png")))
         written["figures"].append(str(final_rows(measured, folder / "final-row.png")))
-    for name, cells in plan.study_cells().items() if studies and plan.dataset not in missing else ():
-        about = plan.content["studies"][name]
-        lines = {title: {value: results[cell.key] for value, cell in values.items()} for title, values in cells.items()}
-        written["figures"].append(str(study(about["title"], about["key"], lines, folder / f"{name}.png")))
     return {"protocol": plan.name, "dataset": plan.dataset, **written}

@@ -26,27 +26,40 @@ def final_rows(results: dict[str, dict[str, Any]], path: Path) -> Path:
     return _save(figure, path)
 
 
-def study(title: str, key: str, lines: dict[str, dict[str, dict[str, Any]]], path: Path) -> Path:
-    """AP and AF against a hyper-parameter, one line per row of the table, with the spread over seeds."""
+Lines = dict[str, dict[str, dict[str, Any]]]
+"""The results of a study: for each row of the table, one for each value of the setting."""
+
+
+def study(title: str, key: str, streams: dict[str, Lines], path: Path) -> Path:
+    """AP and AF against a setting, one line per row of the table, with the spread over seeds; a column per stream."""
     plt = _pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.4))
-    for axis, measure in zip(axes, ("ap", "af")):
+    rows, columns = (1, 2) if len(streams) == 1 else (2, len(streams))
+    figure, axes = plt.subplots(rows, columns, figsize=(4.3 * columns, 3.4 * rows), squeeze=False)
+    panels = [(stream, measure) for measure in ("ap", "af") for stream in streams]
+    for axis, (stream, measure) in zip(axes.flat, panels):
+        lines = streams[stream]
         for number, (name, results) in enumerate(lines.items()):
-            values = [float(value) for value in results]
             means = [result[measure]["mean"] for result in results.values()]
             spread = [result[measure]["std"] for result in results.values()]
-            style = "--" if "without EMA" in name else "-"
+            style = "-" if "with EMA" in name or len(lines) == 1 else "--"
             colour = PALETTE[number % max(len(lines) // 2, 3) % len(PALETTE)]
             axis.errorbar(
-                values, means, yerr=spread, fmt=f"o{style}", color=colour, capsize=3, markersize=4, label=name
+                range(len(means)),
+                means,
+                yerr=spread,
+                fmt=f"o{style}",
+                color=colour,
+                capsize=3,
+                markersize=4,
+                label=name,
             )
-        axis.set_xscale("log")
-        axis.set_xticks(values, [f"{value:g}" for value in values])
-        axis.minorticks_off()
+        values = [float(value) for value in next(iter(lines.values()))]
+        axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
         axis.set_xlabel(key)
         axis.set_ylabel(f"{measure.upper()} (%)")
-    if len(lines) > 1:
-        axes[0].legend(fontsize=7)
+        axis.set_title(stream if len(streams) > 1 else "", fontsize=9)
+    if len(next(iter(streams.values()))) > 1:
+        axes.flat[0].legend(fontsize=6)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     return _save(figure, path)

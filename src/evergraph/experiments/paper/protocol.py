@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from evergraph.errors import unknown
-from evergraph.evaluation import average_performance
+from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.cells import Cell, Choice
-from evergraph.experiments.selection.rule import new_task_accuracy
+from evergraph.experiments.selection.proposals import spread
+from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, Trial, final_performance
+from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec
 from evergraph.training import Training
 
@@ -29,7 +27,7 @@ def read(name: str) -> dict[str, Any]:
     return tomllib.loads((files("evergraph.experiments.paper") / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Protocol:
     """A protocol for one dataset: what every row has in common, and the rows."""
 
@@ -40,8 +38,16 @@ class Protocol:
     device: str = "auto"
 
     @classmethod
-    def load(cls, name: str, dataset: str, seeds: int, device: str = "auto") -> Protocol:
-        """Read a protocol; a table `[datasets.NAME]` in its file overrides settings for one dataset."""
+    def load(cls, name: str, dataset: str, seeds: int, device: str = "auto", rule: str | None = None) -> Protocol:
+        """Read a protocol; a table `[datasets.NAME]` in its file overrides settings for one dataset.
+
+        Args:
+            name: `paper` or `best`.
+            dataset: the stream.
+            seeds: runs of every row.
+            device: where to train.
+            rule: another rule of selection than the file's.
+        """
         if name not in PROTOCOLS:
             raise unknown("protocol", name, PROTOCOLS)
         if dataset not in DATASETS:
@@ -49,26 +55,34 @@ class Protocol:
         content = read(name)
         for section, values in content.get("datasets", {}).get(dataset, {}).items():
             content[section] = _merge(content[section], values)
+        if rule is not None:
+            content["search"]["rule"] = SELECTION_RULES[rule].name
         return cls(name, dataset, content, seeds, device)
 
     def rows(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
         """The rows asked for, in the file's order."""
-        rows: dict[str, dict[str, Any]] = self.content["rows"]
+        rows = {name: row for name, row in self.content["rows"].items() if not row.get("hidden")}
         for row in wanted or ():
             if row not in rows:
                 raise unknown(f"row of protocol {self.name}", row, rows)
         return {name: row for name, row in rows.items() if not wanted or name in wanted}
 
-    def spec(self, row: dict[str, Any], seeds: Sequence[int], **settings: Any) -> RunSpec:
-        """What is run for a row."""
-        stream = dict(self.content["stream"])
+    @property
+    def orders(self) -> list[str]:
+        """The orders of classes in which every row is run; settings are chosen in the first."""
+        return list(self.content.get("orders", ["labelled"]))
+
+    def spec(self, row: dict[str, Any], seeds: Sequence[int], order: str = "", **settings: Any) -> RunSpec:
+        """What is run for a row, in the protocol's first order of classes unless another is named."""
+        stream = {**self.content["stream"], **({"order": order} if order else {})}
         other = "seen" if stream["test_graph"] == "task" else "task"
         return RunSpec(
             source=self.dataset,
             stream=stream,
             method=row["method"],
             settings={**row.get("settings", {}), **settings},
-            model_settings=dict(self.content["model"]),
+            model=row.get("model", ""),
+            model_settings=row.get("model_settings", dict(self.content["model"])),
             training=Training(**{**self.content["training"], **row.get("training", {})}),
             seeds=list(seeds),
             device=self.device,
@@ -76,9 +90,10 @@ class Protocol:
             validate=True,
         )
 
-    def key(self, name: str) -> str:
+    def key(self, name: str, order: str = "") -> str:
         """What a cell is called."""
-        return f"{self.name}/{self.dataset}/{name}"
+        place = f"orders/{order.replace(':', '-')}/" if order and order != self.orders[0] else ""
+        return f"{self.name}/{self.dataset}/{place}{name}"
 
     def folder(self, out: Path) -> Path:
         """Where the tables and figures go."""
@@ -88,29 +103,64 @@ class Protocol:
         """The table's cells whose settings are all known from the start."""
         rows = self.rows(wanted)
         return [
-            Cell(self.key(name), self.spec(row, range(self.seeds))) for name, row in rows.items() if "choose" not in row
+            Cell(self.key(name, order), self.spec(row, range(self.seeds), order))
+            for name, row in rows.items()
+            for order in self.orders
+            if not self._searches(row)
         ]
 
     def choices(self, wanted: Sequence[str] | None = None) -> list[Choice]:
-        """The rows that choose among settings, each with one trial per candidate (first seed) and its rule."""
-        return [self._choice(name, row) for name, row in self.rows(wanted).items() if "choose" in row]
+        """The rows that choose their settings, each with its trials (first seed, first order) and its rule."""
+        return [self._choice(name, row) for name, row in self.rows(wanted).items() if self._searches(row)]
+
+    def _searches(self, row: dict[str, Any]) -> bool:
+        return "space" in self.searched(row)[1]
+
+    def searched(self, row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The row whose trials choose a row's settings, `like` another or itself."""
+        name = row.get("like") or next(name for name, other in self.content["rows"].items() if other is row)
+        return name, self.content["rows"][name]
+
+    def rule(self, row: dict[str, Any]) -> SelectionRule:
+        """What chooses a row's settings."""
+        name = row.get("rule", self.content["search"]["rule"])
+        rule: SelectionRule = AllTasks() if name == AllTasks.name else SELECTION_RULES[name]()
+        if rule.proposes:
+            raise EvergraphError(f"{name} brings its own trials, and all rows shall have the same; take another rule")
+        return rule
+
+    def space(self, row: dict[str, Any]) -> Space:
+        """What is searched for a row."""
+        return Space.of(self.spec(row, [0]), row["space"], fixed=self.content["search"].get("fixed", ()))
+
+    def searched_settings(self, row: dict[str, Any]) -> list[str]:
+        """The names of the settings that are chosen for a row."""
+        return list(self.space(self.searched(row)[1]).dimensions) if self._searches(row) else []
 
     def _choice(self, name: str, row: dict[str, Any]) -> Choice:
-        settings = [dict(zip(row["choose"], values)) for values in itertools.product(*row["choose"].values())]
-        trials = tuple(
-            Cell(self.key(f"choose/{name}@{_label(tried)}"), self.spec(row, [0], **tried)) for tried in settings
-        )
-        rule = RULES[self.content["rule"]]
+        tried_row, tried = self.searched(row)
+        spec, space, rule = self.spec(tried, [0]), self.space(tried), self.rule(tried)
+        points = spread(space, self.content["search"]["trials"])
+        points_by_key = {self.key(f"choose/{tried_row}@{_label(point)}"): point for point in points}
+        trials = tuple(Cell(key, rule.restrict(space.apply(spec, point))) for key, point in points_by_key.items())
 
-        def choose(results: dict[str, dict[str, Any]]) -> Cell:
-            best = rule([results[trial.key] for trial in trials])
-            return Cell(self.key(name), self.spec(row, range(self.seeds), **settings[best]))
+        def choose(results: dict[str, dict[str, Any]]) -> list[Cell]:
+            outcomes = [
+                Trial(t.key, points_by_key[t.key], t.spec, None if "error" in results[t.key] else results[t.key])
+                for t in trials
+            ]
+            chosen = rule.choose(space, outcomes).point
+            return [
+                Cell(self.key(name, order), space.apply(self.spec(row, range(self.seeds), order), chosen))
+                for order in self.orders
+            ]
 
         return Choice(trials, choose)
 
-    def study_cells(self) -> dict[str, dict[str, dict[str, Cell]]]:
+    def study_cells(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, dict[str, Cell]]]:
         """For each study its rows, each with one cell per value; a row's own value is the table's cell."""
-        return {name: self._study(name, study) for name, study in self.content.get("studies", {}).items()}
+        studies = self.content.get("studies", {})
+        return {name: self._study(name, study) for name, study in studies.items() if wanted is None or name in wanted}
 
     def _study(self, name: str, study: dict[str, Any]) -> dict[str, dict[str, Cell]]:
         cells: dict[str, dict[str, Cell]] = {}
@@ -125,28 +175,15 @@ class Protocol:
         return cells
 
 
-MARGIN = 0.05
+class AllTasks(SelectionRule):
+    """AP on validation nodes of all tasks after the last: for those who keep all data, and for the paper's own way."""
 
+    name = "all-tasks"
+    about = "validation nodes of all tasks, kept to the end"
 
-def all_tasks(results: Sequence[dict[str, Any]]) -> int:
-    """The candidate with the highest AP on validation nodes after the last task (old tasks' nodes included)."""
-    means = [np.mean([average_performance(matrix) for matrix in result["validation"]]) for result in results]
-    return int(np.argmax(means))
-
-
-def current_task(results: Sequence[dict[str, Any]]) -> int:
-    """The last candidate that learns new tasks nearly as well as the best of them, judged on validation nodes.
-
-    Each task is judged right after it was learned, over all classes seen: nothing is asked of old nodes.
-    Candidates are listed from the weakest hold on the past to the strongest, and the strongest that costs no more
-    than a twentieth of the accuracy on new tasks is taken (the rule of De Lange et al., A Continual Learning Survey,
-    TPAMI 2022, with their threshold as a constant).
-    """
-    means = [new_task_accuracy(result) for result in results]
-    return max(number for number, mean in enumerate(means) if mean >= (1 - MARGIN) * max(means))
-
-
-RULES = {"all-tasks": all_tasks, "current-task": current_task}
+    def score(self, result: dict[str, Any]) -> float:
+        """The final AP."""
+        return final_performance(result)
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -157,4 +194,5 @@ def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label(settings: dict[str, Any]) -> str:
-    return ",".join(f"{key}={value:g}" for key, value in settings.items())
+    words = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in settings.items()}
+    return ",".join(f"{key}={word}" for key, word in words.items())

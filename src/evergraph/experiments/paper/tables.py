@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evergraph.evaluation import mean_std, paired_difference
 from evergraph.experiments.paper.protocol import Protocol, read
 from evergraph.persistence.files import write_atomically
 
@@ -33,9 +34,43 @@ def table_rows(
                 "paper_af": theirs[1],
                 "result": result,
                 "settings": result["hyperparameters"] if result else None,
+                "searched": protocol.searched_settings(row),
+                "orders": [results.get(protocol.key(name, order)) for order in protocol.orders],
             }
         )
+    return with_differences(rows) if protocol.content.get("significance") else rows
+
+
+def with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row with its values over all orders and seeds, and how far it is behind the best row without old data.
+
+    `best` marks the one row that is better than every other row without old data by more than noise, if there is one;
+    joint training, which keeps all data, takes no part.
+    """
+    for row in rows:
+        row["all_orders"] = {graph: _values(row, graph) for graph in _graphs(rows)} if all(row["orders"]) else {}
+    contenders = [row for row in rows if row["all_orders"] and "graphs" not in row["result"]["access"]["keeps"]]
+    for graph in _graphs(rows) if contenders else ():
+        leader = max(contenders, key=lambda row: mean_std(row["all_orders"][graph])["mean"])
+        for row in rows:
+            if row["all_orders"]:
+                gap = paired_difference(row["all_orders"][graph], leader["all_orders"][graph])
+                row.setdefault("behind", {})[graph] = gap
+        others = [row["behind"][graph] for row in contenders if row is not leader]
+        leader.setdefault("best", {})[graph] = bool(others) and all(gap.is_significant for gap in others)
     return rows
+
+
+def _values(row: dict[str, Any], graph: str) -> list[float]:
+    """AP of every order and seed on a test graph."""
+    summaries = [_on(result, graph) for result in row["orders"]]
+    return [value for summary in summaries for value in summary["metrics"]["ap"]["values"]]
+
+
+def _on(result: dict[str, Any], graph: str) -> dict[str, Any]:
+    """A result's measures on a test graph."""
+    measures: dict[str, Any] = result if result["protocol"]["test_graph"] == graph else result["also_tested"][graph]
+    return measures
 
 
 def distance(row: dict[str, Any]) -> float | None:
@@ -91,6 +126,52 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
+def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table over all orders and seeds, with what is kept beside the numbers."""
+    graphs = _graphs(rows)
+    heads = [[f"AP ({graph})", f"AF ({graph})", f"all orders ({graph})", "against the best"] for graph in graphs]
+    head = ["method", *(cell for part in heads for cell in part), "keeps", "bytes kept", "settings"]
+    lines = [" | ".join(head), " | ".join(["---"] + ["--:"] * (len(head) - 4) + ["---", "--:", "---"])]
+    for row in rows:
+        cells = [row["title"]]
+        for graph in graphs:
+            summary = _on(row["result"], graph) if row["result"] else None
+            cells += [_cell(summary, "ap"), _cell(summary, "af"), *_against(row, graph)]
+        result = row["result"]
+        kept = max(bytes_[-1] for bytes_ in result["kept_bytes"]) if result else None
+        keeps = ", ".join(result["access"]["keeps"]) or "nothing" if result else NOT_MEASURED
+        cells += [keeps, f"{kept:,}" if kept is not None else NOT_MEASURED, _chosen(row)]
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def _against(row: dict[str, Any], graph: str) -> list[str]:
+    """AP over all orders, bold where it is the best by more than noise, and the gap to the best with its p-value."""
+    if not row["all_orders"]:
+        return [NOT_MEASURED, ""]
+    summary = mean_std(row["all_orders"][graph])
+    text = f"{summary['mean']:.2f} ± {summary['std']:.2f}"
+    if "best" in row and graph in row["best"]:
+        return [f"**{text}**" if row["best"][graph] else text, "best"]
+    if "behind" not in row:
+        return [text, ""]
+    gap = row["behind"][graph]
+    return [text, f"{gap.mean:+.2f}".replace("-", "−") + (f" (p {gap.p_value:.2g})" if gap.pairs > 1 else "")]
+
+
+def _chosen(row: dict[str, Any]) -> str:
+    """What was searched for the row and what was chosen."""
+    if row["result"] is None or not row["searched"]:
+        return ""
+    result = row["result"]
+    found = {**result["hyperparameters"], **result["protocol"]}
+    found |= {f"model.{key}": value for key, value in result["model"].items()}
+    words = {key: found[key] for key in row["searched"] if key in found}
+    return ", ".join(
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in words.items()
+    )
+
+
 def latex(rows: list[dict[str, Any]]) -> str:
     """A LaTeX tabular (booktabs)."""
     test_graph, other_graph = _graphs(rows)
@@ -140,7 +221,8 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
 
 def write_tables(rows: list[dict[str, Any]], folder: Path, heading: str) -> Path:
     """All three formats; returns the Markdown's path."""
-    write_atomically(folder / "table.md", f"{heading}\n\n{markdown(rows)}")
+    table = markdown_with_differences if "all_orders" in rows[0] else markdown
+    write_atomically(folder / "table.md", f"{heading}\n\n{table(rows)}")
     write_atomically(folder / "table.csv", as_csv(rows))
     write_atomically(folder / "table.tex", latex(rows))
     return folder / "table.md"

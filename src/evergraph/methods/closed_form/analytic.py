@@ -38,7 +38,8 @@ class Analytic(Method):
 
     Validation nodes have sums of their own. They choose the ridge (and, where the model's features fall into blocks,
     whether predictions are smoothed and whether depths vote) by heads of the training nodes; the final heads then
-    learn from both. Each is counted when its task is the current one, and the counts are all that is kept.
+    learn from both, unless `learn_validation` is off. Each is counted when its task is the current one, and the counts
+    are all that is kept.
 
     New examples of a class that was learned before can come at any time. With `balance=0` the head then equals that
     of all examples at once; otherwise new examples are weighed by the size that their class has reached, and those
@@ -56,6 +57,8 @@ class Analytic(Method):
         judge_edges: judge the edges at test time; off, the graph is taken as it is.
         smoothing: share of the neighbours' probabilities in the prediction, five rounds; 0 never smooths.
         temperature: of the softmax that makes probabilities of least-squares scores.
+        learn_validation: whether the final heads learn from the validation nodes too, once they have chosen. Off, the
+            head has the labels that a network trained on the training nodes has.
     """
 
     name = "analytic"
@@ -74,6 +77,7 @@ class Analytic(Method):
     judge_edges: bool = True
     smoothing: float = 0.5
     temperature: float = 0.1
+    learn_validation: bool = True
     gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
     cross_: dict[str, Tensor] = state(dict, replaced=True)
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
@@ -123,13 +127,14 @@ class Analytic(Method):
         ridges = [self.ridge] if self.ridge else list(RIDGES)
         heads = self.solve(ridges, ("train",), rows)
         chosen = self._choose_ridge(context, heads)
-        final = self.solve([ridges[chosen]], BOTH, rows)[0]
+        learned = BOTH if self.learn_validation else BOTH[:1]
+        final = self.solve([ridges[chosen]], learned, rows)[0]
         if capable(model, "feature_blocks"):
             if context.task.val.numel():
                 self._choose_smoothing(context, heads[chosen])
                 self._choose_voting(context, heads[chosen], ridges[chosen])
             name = next(name for name, value in model.named_parameters() if value is head)
-            self.vote_ = {name: (final + self._shallow(model, ridges[chosen], BOTH)).to(head.dtype)}
+            self.vote_ = {name: (final + self._shallow(model, ridges[chosen], learned)).to(head.dtype)}
             self._learn_doubt(context)
         head.copy_(final)
         self.tasks_ += 1

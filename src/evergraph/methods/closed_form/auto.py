@@ -40,7 +40,8 @@ class Auto(Analytic):
         ridge: as in `analytic`; 0 chooses.
         balance: as in `analytic`.
         premium: as in `analytic`.
-        encoder: as in `analytic`; so are `judge_edges`, `smoothing` and `temperature`.
+        encoder: as in `analytic`; so are `judge_edges`, `smoothing`, `temperature` and
+            `learn_validation`.
     """
 
     name = "auto"

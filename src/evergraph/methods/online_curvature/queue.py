@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
+from evergraph.core.randomness import random_integers
 from evergraph.errors import EvergraphError, one_of
-from evergraph.methods.base import METHODS, Context, Step
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
 from evergraph.methods.state import state
 
@@ -40,7 +42,7 @@ class QueueCurvature(AnchoredCurvature):
     queue_size: int = 128
     queue_rule: str = "text"
     queue_: Params = state(dict)  # a ring of gradients, one row each
-    pushed_: int = state(int)
+    pushed_: Params = state(dict)  # count: gradients pushed so far, on the device, so that no step waits for it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,43 +52,55 @@ class QueueCurvature(AnchoredCurvature):
 
     def start_task(self, context: Context) -> None:
         """An empty queue."""
-        self.queue_, self.pushed_ = {}, 0
+        self.queue_, self.pushed_ = {}, {}
         super().start_task(context)
 
     def end_task(self, context: Context) -> None:
         """An empty queue."""
         super().end_task(context)
-        self.queue_, self.pushed_ = {}, 0
+        self.queue_, self.pushed_ = {}, {}
 
     def observe(self, step: Step) -> None:
         """The gradient of one random node's sampled log-likelihood, into the queue."""
         if not self.active:
             return
-        generator, params = step.context.generator, step.context.params
-        node = int(torch.randint(step.batch.num_examples, (1,), generator=generator))
-        outputs = step.logits.detach()[node : node + 1]
-        cotangent = torch.zeros_like(step.logits)
-        cotangent[node] = step.problem.score(outputs, step.problem.sample(outputs, generator))[0]
+        params = step.context.params
+        node = random_integers(step.batch.num_examples, (1,), step.context.device, step.context.generator)
+        outputs = step.logits.detach()[node]
+        score = step.problem.score(outputs, step.problem.sample(outputs, step.context.generator))
+        cotangent = torch.zeros_like(step.logits).index_copy(0, node, score)
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
-        # Algorithm 1 pops before a push when more than M are held: M+1 after the push
-        capacity = self.queue_size + (1 if self.queue_rule == "algorithm" else 0)
-        for (name, value), grad in zip(params.items(), grads):
-            if name not in self.queue_:
-                self.queue_[name] = value.detach().new_zeros(capacity, *value.shape)
-            self.queue_[name][self.pushed_ % capacity] = 0 if grad is None else grad
-        self.pushed_ += 1
+        if not self.queue_:
+            self.queue_ = {
+                name: value.detach().new_zeros(self.capacity, *value.shape) for name, value in params.items()
+            }
+            self.pushed_ = {"count": torch.zeros(1, dtype=torch.long, device=step.context.device)}
+        place = self.pushed_["count"] % self.capacity
+        for row, grad in zip(self.queue_.values(), grads):
+            row.index_copy_(0, place, torch.zeros_like(row[:1]) if grad is None else grad.unsqueeze(0))
+        self.pushed_["count"] += 1
+
+    @property
+    def capacity(self) -> int:
+        """Gradients held at most; Algorithm 1 pops before a push when more than M are held: M+1 after the push."""
+        return self.queue_size + (1 if self.queue_rule == "algorithm" else 0)
 
     def edit_grads(self, step: Step) -> None:
         """Add n/|Q| · strength · Σ_q (g_q · D) g_q."""
         if not self.active:
             return
         displacement = self.displacement(step.context)
-        held = min(self.pushed_, next(iter(self.queue_.values())).size(0))
-        scale = self.scale(held, "mean")
+        held = self.pushed_["count"].clamp(max=self.capacity).to(step.logits.dtype)  # rows beyond are zero
+        scale = self.scale(1, "mean") / (1 if self.over_nodes == "sum" else held)
         if self.over_nodes == "loss" and step.context.reduction == "sum":
-            scale *= step.batch.num_examples  # the mean over the queue stands for the mean over the batch
-        rows = {name: gradients[:held].flatten(1) for name, gradients in self.queue_.items()}
+            scale = scale * step.batch.num_examples  # the mean over the queue stands for the mean over the batch
+        rows = {name: gradients.flatten(1) for name, gradients in self.queue_.items()}
         inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
         for name, value in step.context.params.items():
             pull = (scale * inner @ rows[name]).view_as(displacement[name])
             value.grad = pull if value.grad is None else value.grad.add_(pull)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Nodes and labels are drawn on the device, and the queue's place is counted there."""
+        return True

@@ -3,7 +3,8 @@
 from evergraph.training.executors.base import Executor, TrainStep
 from evergraph.training.executors.captured import CapturedExecutor
 from evergraph.training.executors.plain import PlainExecutor
+from evergraph.training.executors.whole import WholeBatchExecutor
 
-EXECUTORS: tuple[type[Executor], ...] = (CapturedExecutor, PlainExecutor)
+EXECUTORS: tuple[type[Executor], ...] = (CapturedExecutor, WholeBatchExecutor, PlainExecutor)
 
-__all__ = ["EXECUTORS", "CapturedExecutor", "Executor", "PlainExecutor", "TrainStep"]
+__all__ = ["EXECUTORS", "CapturedExecutor", "Executor", "PlainExecutor", "TrainStep", "WholeBatchExecutor"]

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capable
 from evergraph.core.shortcuts import fast
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Method
 from evergraph.training.executors.base import Executor, TrainStep
+from evergraph.training.executors.cuda_graphs import Recorded, can_capture
 
 LARGEST_OPERATOR = 2**24  # entries of a padded batch's dense operator; larger batches are not launch-bound anyway
 
@@ -67,21 +68,18 @@ def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> Padde
 class CapturedExecutor(Executor):
     """Padded training steps; on a GPU they are captured.
 
-    A shape that is met for the first time is stepped through as it is, which also warms up the libraries;
-    the second time it is captured, and from then on replayed.
+    There is one recorded step for each shape.
     """
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         super().__init__(context, step)
         self.captures = context.device.type == "cuda"
-        self._met: set[tuple[int, int]] = set()
-        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        self._stream = torch.cuda.Stream(context.device) if self.captures else None
+        self._recorded: dict[tuple[int, int], tuple[Recorded, Tensor]] = {}  # and where it reads the seeds
 
     @classmethod
     def suits(cls, context: Context, method: Method) -> bool:
         """On a GPU, where model and method declare that their steps are the same kernels every time."""
-        return fast("capture") and context.device.type == "cuda" and can_capture(context, method)
+        return fast("capture") and context.device.type == "cuda" and can_capture(context, method, padded=True)
 
     def batches(self, seeds: Tensor) -> Iterator[Piece]:
         """The seeds in consecutive pieces, with the rows each needs rounded up."""
@@ -98,34 +96,15 @@ class CapturedExecutor(Executor):
         if not self.captures:
             return self._padded(batch.seeds, batch.capacity)
         shape = (batch.seeds.numel(), batch.capacity)
-        if shape not in self._met:
-            self._met.add(shape)
-            return self._aside(batch)
-        if shape not in self._graphs:
-            self._graphs[shape] = self._capture(batch)
-        graph, seeds, loss = self._graphs[shape]
+        if shape not in self._recorded:
+            seeds = batch.seeds.clone()
+            self._recorded[shape] = Recorded(partial(self._padded, seeds, batch.capacity)), seeds
+        recorded, seeds = self._recorded[shape]
         seeds.copy_(batch.seeds)
-        graph.replay()
-        return loss
+        return recorded()
 
     def _padded(self, seeds: Tensor, capacity: int) -> Tensor:
         return self.train_step(padded_batch(self.context.batcher, seeds, capacity))
-
-    def _aside(self, piece: Piece) -> Tensor:
-        """A step outside of a capture, on the stream that captures use."""
-        assert self._stream is not None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            loss = self._padded(piece.seeds, piece.capacity)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return loss
-
-    def _capture(self, piece: Piece) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        """Record a step; nothing is computed yet."""
-        graph, seeds = torch.cuda.CUDAGraph(), piece.seeds.clone()
-        with torch.cuda.graph(graph, stream=self._stream):
-            loss = self._padded(seeds, piece.capacity)
-        return graph, seeds, loss
 
 
 def rounded_up(rows: int) -> int:
@@ -134,12 +113,3 @@ def rounded_up(rows: int) -> int:
     while size < rows:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size
-
-
-def can_capture(context: Context, method: Method) -> bool:
-    """Whether a mini-batch step is the same kernels every time, by what the model and the method declare."""
-    model_claim = capable(context.model, "steps_can_be_captured")
-    method_claim = capable(method, "steps_can_be_captured")
-    if context.batch_size is None or model_claim is None or method_claim is None:
-        return False
-    return bool(model_claim(context.batcher) and method_claim(context))

@@ -1,0 +1,74 @@
+"""GCN and GraphSAGE with layer normalization (Ba, Kiros and Hinton, 2016) before each activation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from evergraph.core.capabilities import capability
+from evergraph.data.batching import Neighbourhoods
+from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.gcn import GCN, OUTPUTS
+from evergraph.models.sage import GraphSAGE
+
+NORMALIZED_OUTPUTS = (*OUTPUTS, "operator", "inputs")
+
+
+class _Normalized(GraphModel):
+    """Normalizes what a hidden layer puts out, node by node, before its activation."""
+
+    def __init__(self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0, **more: Any) -> None:
+        super().__init__(hidden, num_layers, dropout, **more)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers - 1))
+
+    def reset_parameters(self) -> None:
+        """Scale one, shift zero; the weights as the plain model's."""
+        for norm in self.norms:
+            norm.reset_parameters()  # type: ignore[operator]
+        super().reset_parameters()
+
+    def activate(self, hidden: Tensor, layer: int) -> Tensor:
+        """Normalized, then as the plain model's."""
+        active: Tensor = super().activate(self.norms[layer - 1](hidden), layer)  # type: ignore[misc]
+        return active
+
+    @capability(rests_on=NORMALIZED_OUTPUTS)
+    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
+        """On one batch."""
+        return batcher.fan_out is None and not padded
+
+
+@MODELS.register(name="gcn-layer-norm")
+class LayerNormGCN(_Normalized, GCN):
+    """`gcn` with layer normalization: X^l = [σ(LN(H^l)) 1].
+
+    Args:
+        hidden: width of the hidden layers.
+        num_layers: number of layers.
+        dropout: share of hidden units dropped while training.
+        propagate_inputs: as for `gcn`.
+    """
+
+    def __init__(
+        self,
+        hidden: int = 256,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        propagate_inputs: bool | None = None,
+    ) -> None:
+        super().__init__(hidden, num_layers, dropout, propagate_inputs=propagate_inputs)
+
+
+@MODELS.register(name="sage-layer-norm")
+class LayerNormGraphSAGE(_Normalized, GraphSAGE):
+    """`sage` with layer normalization: X^l = σ(LN(H^l)).
+
+    Args:
+        hidden: width of the hidden layers.
+        num_layers: number of layers.
+        dropout: share of hidden units dropped while training.
+    """
+
+    def __init__(self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__(hidden, num_layers, dropout)
