@@ -290,7 +290,7 @@ BAD = [
     (["run", "--device", "tpu"], "unknown device 'tpu'; choose one of: auto, cpu, cuda"),
     (["run", "--order", "alphabetical"], "unknown class order 'alphabetical'; choose one of: labelled"),
     (["run", "--order", "1,2,twelve"], "unknown class in the order 'twelve'"),
-    (["run", "--order", "1,2,1"], "class '1' is in two tasks"),
+    (["run", "--order", "1,2,1"], "class '1' is given twice"),
     (["run", "--label-scope", "old"], "label_scope='old' must be one of: seen, current, all"),
     (["run", "--reduction", "max"], "reduction='max' must be one of: sum, mean"),
     (["run", "--test-graph", "all"], "unknown test graph 'all'; choose one of: task, seen"),

@@ -88,8 +88,8 @@ def test_random_orders(skewed: eg.Graph) -> None:
         ({"order": "random:"}, "unknown class order 'random:'"),
         ({"order": ["a", "z"]}, "unknown class in the order 'z'; choose one of: a, b, c, d, f"),
         ({"order": ["a", "e"]}, "unknown class in the order 'e'"),  # too small, so not there
-        ({"order": [["a", "b"], ["b", "c"]]}, "class 'b' is in two tasks"),
-        ({"order": ["a", "b", "a"]}, "class 'a' is in two tasks"),
+        ({"order": [["a", "b", "b"], ["c"]]}, "class 'b' is given twice"),
+        ({"order": ["a", "b", "a"]}, "class 'a' is given twice"),
         ({"order": [["a"], []]}, "task 1 of the order has no class"),
         ({"order": []}, "the class order is empty"),
         ({"test_graph": "whole"}, "unknown test graph 'whole'; choose one of: task, seen"),

@@ -6,7 +6,19 @@ from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, Bounds, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
-from evergraph.data import Batch, Dataset, Graph, OfficialGraph, Task, TaskStream, from_pyg, make_graph, stream
+from evergraph.data import (
+    Batch,
+    Dataset,
+    Graph,
+    OfficialGraph,
+    Task,
+    TaskStream,
+    from_pyg,
+    make_graph,
+    make_graphs,
+    make_links,
+    stream,
+)
 from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.evaluation import Evaluation, Metric, average_forgetting, average_performance
 from evergraph.experiments import Logger, RunSpec, run, write_report
@@ -41,8 +53,20 @@ from evergraph.methods import (
     register,
     state,
 )
-from evergraph.models import GAT, GCN, MODELS, GraphModel, GraphSAGE, ModuleModel, RandomFeatures, make_model
-from evergraph.problems import NodeClassification, Problem
+from evergraph.models import (
+    GAT,
+    GCN,
+    GIN,
+    MODELS,
+    GraphModel,
+    GraphSAGE,
+    ModuleModel,
+    Paired,
+    Pooled,
+    RandomFeatures,
+    make_model,
+)
+from evergraph.problems import Classification, Labelling, NodeClassification, Problem, Regression
 from evergraph.training import Learner, Prediction, Progress, Training
 from evergraph.version import __version__
 
@@ -51,6 +75,7 @@ __all__ = [
     "EWC",
     "GAT",
     "GCN",
+    "GIN",
     "KFAC",
     "MAS",
     "METHODS",
@@ -64,6 +89,7 @@ __all__ = [
     "BatchCurvature",
     "BelowOne",
     "Bounds",
+    "Classification",
     "Compose",
     "Context",
     "Dataset",
@@ -78,6 +104,7 @@ __all__ = [
     "GraphSAGE",
     "InterpolatedCurvature",
     "Joint",
+    "Labelling",
     "Learner",
     "Logger",
     "LwF",
@@ -90,6 +117,8 @@ __all__ = [
     "OfficialGraph",
     "OnlineCurvature",
     "OnlineEWC",
+    "Paired",
+    "Pooled",
     "Positive",
     "PositiveInt",
     "Prediction",
@@ -97,6 +126,7 @@ __all__ = [
     "Progress",
     "QueueCurvature",
     "RandomFeatures",
+    "Regression",
     "Replay",
     "RunSpec",
     "StandInCurvature",
@@ -117,6 +147,8 @@ __all__ = [
     "from_pyg",
     "linear",
     "make_graph",
+    "make_graphs",
+    "make_links",
     "make_method",
     "make_model",
     "register",

@@ -93,6 +93,7 @@ problems: Registry[Any] = Registry("problem")
 metrics: Registry[Any] = Registry("metric")
 summaries: Registry[Any] = Registry("summary")
 test_graphs: Registry[Any] = Registry("test graph")
+scenarios: Registry[Any] = Registry("scenario")
 loggers: Registry[Any] = Registry("logger")
 selection_rules: Registry[Any] = Registry("selection rule")
 

@@ -19,18 +19,19 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from evergraph.data import TEST_GRAPHS
+from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
 from evergraph.experiments.method_table import ABOUT, MethodTable, cell_text
+from evergraph.experiments.plots import describe_metric
 from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.run import OnProgress
 from evergraph.methods import make_method
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
 from evergraph.problems import PROBLEMS
-from evergraph.training import LABEL_SCOPES, Training
+from evergraph.training import LABEL_SCOPES, Training, default_method
 
 DEFAULTS = Training()
 
@@ -44,7 +45,11 @@ def _choices(names: Any) -> str:
 Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph streams`) or the path of a graph file.")]
 Method = Annotated[str, typer.Option(help="A method's name (see `evergraph methods`); a+b composes two.")]
 ChosenMethod = Annotated[
-    str | None, typer.Option(help="A method's name; auto by default, with --model the paper's at stand-ins.")
+    str | None,
+    typer.Option(
+        help="A method's name; by default auto for nodes, with --model the paper's at stand-ins, analytic for "
+        "graphs with classes, curvature elsewhere."
+    ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
 ModelSet = Annotated[
@@ -62,6 +67,13 @@ Order = Annotated[str, typer.Option(help="labelled, random, random:SEED, size, o
 ClassesPerTask = Annotated[int | None, typer.Option(help="Classes that arrive together.")]
 MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with fewer nodes.")]
 TestGraph = Annotated[str, typer.Option(help="; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items()))]
+Scenario = Annotated[
+    str | None, typer.Option(help="; ".join(f"{name}: {kind.about}" for name, kind in SCENARIOS.items()))
+]
+By = Annotated[str | None, typer.Option(help="The attribute that makes the tasks: a year, a country.")]
+Bins = Annotated[int | None, typer.Option(help="Intervals that --by is cut into; 0 makes a task of each value.", min=0)]
+Blur = Annotated[float | None, typer.Option(help="Share of training examples that arrive with other tasks.")]
+Split = Annotated[str | None, typer.Option(help="given: the data's own masks, where it has some; random: 60/20/20.")]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
 Directed = Annotated[
@@ -105,6 +117,11 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "min_class_size": (MinClassSize, None),
     "order": (Order, "labelled"),
     "test_graph": (TestGraph, "task"),
+    "scenario": (Scenario, None),
+    "by": (By, None),
+    "bins": (Bins, None),
+    "blur": (Blur, None),
+    "split": (Split, None),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
     "directed": (Directed, False),
@@ -194,7 +211,19 @@ def training_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
 
 
-STREAM_OPTIONS = ("classes_per_task", "min_class_size", "test_graph", "task_incremental", "edges_between_tasks")
+STREAM_OPTIONS = (
+    "classes_per_task", "min_class_size", "test_graph", "task_incremental", "edges_between_tasks", "scenario", "by",
+    "bins", "blur", "split",
+)  # fmt: skip
+
+
+def named_method(method: str | None, source: str, options: dict[str, Any]) -> str:
+    """The method asked for; else the default for the problem, which the stream says where it is not named."""
+    if method is not None:
+        return method
+    dataset = DATASETS.get(source.partition(":")[0])
+    problem = options["problem"] or (dataset.problem if dataset is not None else "node-classification")
+    return default_method(options["model"], problem)
 
 
 def make_spec(
@@ -290,6 +319,14 @@ def spread(value: dict[str, float]) -> str:
     return f"{value['mean']:.2f} ± {value['std']:.2f}"
 
 
+def metric_unit(results: list[dict[str, Any]]) -> str:
+    """What stands behind AP and AF: percent, or the name of a metric that is none; nothing where they differ."""
+    metrics = {describe_metric(result)["name"]: describe_metric(result) for result in results}
+    if all(metric["unit"] == "%" for metric in metrics.values()):
+        return " (%)"
+    return f" ({next(iter(metrics))})" if len(metrics) == 1 else ""
+
+
 def result_table(results: list[dict[str, Any]]) -> Table:
     """One row per run."""
     protocol = results[0]["protocol"]
@@ -306,7 +343,8 @@ def result_table(results: list[dict[str, Any]]) -> Table:
         caption_justify="left",
     )
     table.add_column("method")
-    for name in ("AP (%)", "AF (%)", "seconds"):
+    unit = metric_unit(results)
+    for name in (f"AP{unit}", f"AF{unit}", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(result["method"], spread(result["ap"]), spread(result["af"]), f"{result['seconds']:.1f}")
@@ -330,7 +368,8 @@ def comparison_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(caption="mean ± std over class orders and seeds", caption_justify="left")
     for name in ("stream", "test graph", "method"):
         table.add_column(name)
-    for name in ("AP (%)", "AF (%)", "runs", "bytes kept"):
+    unit = metric_unit([{"protocol": row} for row in rows])
+    for name in (f"AP{unit}", f"AF{unit}", "runs", "bytes kept"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         cells = [row["stream"], row["test_graph"], row["method"], spread(row["ap"]), spread(row["af"])]

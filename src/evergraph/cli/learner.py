@@ -16,13 +16,14 @@ from rich.table import Table
 from evergraph.cli import common
 from evergraph.data import ClassName, Graph, Task, find_graph
 from evergraph.errors import EvergraphError, first_line
+from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import make_model
 from evergraph.persistence.files import write_atomically
+from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Prediction, Training
 from evergraph.training.description import describe
 from evergraph.training.driver import learn_in_folder
-from evergraph.training.learner import default_method
 from evergraph.training.snapshot import model_name
 
 GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
@@ -65,8 +66,9 @@ def learn_command(
     if all_nodes and options["patience"]:
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
     data = find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
+    options["problem"] = options["problem"] or problem_of(data)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
-    chosen = method or default_method(options["model"])
+    chosen = common.named_method(method, graph, options)
 
     def fits(begun: Learner) -> None:
         """A task that was left in the middle goes on as it was begun."""
@@ -118,9 +120,12 @@ def learn_command(
         new = [name for name in last["classes"] if name in learner.classes_[known:]]
         common.print_json({"checkpoint": str(checkpoint), **last, "new_classes": new, "test_accuracy": accuracy})
         return
-    held_out = "none held out to test on" if accuracy is None else f"accuracy on held-out nodes {accuracy:.1f} %"
+    level, metric = learner.problem.level, METRICS[learner.problem.metric]
+    name, _, unit = metric.title.partition(" (%")
+    held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
     sys.stdout.write(
-        f"learned {_listed(last['classes'])} from {last['nodes']} nodes in {last['epochs']} epochs; {held_out}\n"
+        f"learned {_listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
+        f"{held_out or 'none held out to test on'}\n"
         f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
     )
 
@@ -137,7 +142,7 @@ def _make_learner(method: str, num_classes: int | None, seed: int, options: dict
         make_model(named["model"] or preferred_model(method), **named["model_settings"]),
         chosen,
         Training(**{**chosen.training, **common.training_options(options)}),
-        problem=options["problem"] or "node-classification",
+        problem=options["problem"],
         num_classes=num_classes,
         device=options["device"],
         seed=seed,
@@ -156,7 +161,10 @@ def predict_command(
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
-    """Write the most probable class of every node, and its probability: columns node, class, probability."""
+    """Write the most probable class of every example, and its probability: columns node, class, probability.
+
+    Where examples have several labels or numbers, there is a column for each instead.
+    """
     if out is not None and out.suffix not in {".csv", ".parquet"}:
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
@@ -187,8 +195,12 @@ def info_command(
         if key != "tasks":
             table.add_row(key.replace("_", " "), _shown(value))
     for number, task in enumerate(about["tasks"], start=1):
-        accuracy = "not measured" if task["test_accuracy"] is None else f"{task['test_accuracy']:.1f} % when learned"
-        line = f"{_listed(task['classes'])}: {task['nodes']} nodes, {task['epochs']} epochs, {accuracy}"
+        kind = PROBLEMS.get(about["problem"])
+        unit = " %" if kind is None or METRICS[kind.metric].title.endswith("(%)") else f" ({kind.metric})"
+        value = task["test_accuracy"]
+        accuracy = "not measured" if value is None else f"{value:.1f}{unit} when learned"
+        level = "node" if kind is None else kind.level
+        line = f"{_listed(task['classes'])}: {task['nodes']} {level}s, {task['epochs']} epochs, {accuracy}"
         table.add_row(f"task {number}", line)
     common.console().print(table)
 
@@ -221,6 +233,8 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
 
 def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
     """A node whose label names a class never learned can only be predicted wrongly."""
+    if not data.has_classes:
+        return
     present = [data.class_names[position] for position in data.y[data.y >= 0].unique().tolist()]
     missing = [name for name in present if name not in learner.classes_]
     if missing:
@@ -256,6 +270,11 @@ def _shown(value: Any) -> str:
 def _as_csv(prediction: Prediction) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    if prediction.columns is not None:  # several labels or numbers: a column for each
+        writer.writerow(["example", *prediction.columns])
+        for example, values in zip(prediction.nodes.tolist(), prediction.probabilities.tolist()):
+            writer.writerow([example, *(f"{value:.6g}" for value in values)])
+        return text.getvalue()
     writer.writerow(["node", "class", "probability"])
     rows = zip(prediction.nodes.tolist(), prediction.labels, prediction.probabilities.tolist())
     writer.writerows((node, name, f"{probability:.6g}") for node, name, probability in rows)
@@ -273,9 +292,19 @@ def _parquet() -> Any:
 
 
 def _as_parquet(prediction: Prediction, pyarrow: Any) -> bytes:
+    if prediction.columns is not None:
+        values = prediction.probabilities.numpy()
+        columns: dict[str, Any] = {"example": prediction.nodes.numpy()} | {
+            str(n): values[:, i] for i, n in enumerate(prediction.columns)
+        }
+        return _parquet_bytes(columns, pyarrow)
     mixed = len({type(name) for name in prediction.labels}) > 1
     names = [str(name) for name in prediction.labels] if mixed else prediction.labels
     columns = {"node": prediction.nodes.numpy(), "class": names, "probability": prediction.probabilities.numpy()}
+    return _parquet_bytes(columns, pyarrow)
+
+
+def _parquet_bytes(columns: dict[str, Any], pyarrow: Any) -> bytes:
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), sink)
     return sink.getvalue()

@@ -22,7 +22,6 @@ from evergraph.experiments.run import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
 from evergraph.persistence.files import taken_folder
-from evergraph.training.learner import default_method
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -42,8 +41,8 @@ def run_command(
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
+    method = common.named_method(method, stream, options)
     settings = common.parse_settings(options["set_"])
-    method = method or default_method(options["model"])
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     folder = options["out"] or default_folder(stream, method)
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
@@ -128,14 +127,16 @@ def models_command(json: common.Json = False) -> None:
     common.console().print(table)
 
 
-def streams_command(json: common.Json = False) -> None:
-    """List the streams."""
+def streams_command(data_root: common.DataRoot = None, json: common.Json = False) -> None:
+    """List the streams, and which are at hand without a download."""
     rows = [
         {
             "name": name,
             "classes_per_task": dataset.classes_per_task,
             "min_class_size": dataset.min_class_size,
             "problem": dataset.problem,
+            "scenario": dataset.scenario,
+            "at_hand": dataset.at_hand(data_root),
             "about": dataset.about,
         }
         for name, dataset in DATASETS.items()
@@ -143,8 +144,10 @@ def streams_command(json: common.Json = False) -> None:
     if json:
         common.print_json(rows)
         return
-    table = Table("name", "classes per task", "smallest class", "what it is")
+    table = Table("name", "problem", "scenario", "classes per task", "smallest class", "at hand", "what it is")
     for row in rows:
-        smallest = str(row["min_class_size"] or "any")
-        table.add_row(str(row["name"]), str(row["classes_per_task"]), smallest, str(row["about"]))
+        by_class = row["scenario"] in ("class", "task")
+        counts = [str(row["classes_per_task"]) if by_class else "all", str(row["min_class_size"] or "any")]
+        at_hand = "yes" if row["at_hand"] else "download"
+        table.add_row(str(row["name"]), str(row["problem"]), str(row["scenario"]), *counts, at_hand, str(row["about"]))
     common.console().print(table)

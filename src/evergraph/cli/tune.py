@@ -15,7 +15,6 @@ from evergraph.experiments.run import default_folder
 from evergraph.experiments.selection import SELECTION_RULES, Space, compare_rules, make_rule, make_rules, tune
 from evergraph.experiments.selection.proposals import has_optuna
 from evergraph.experiments.selection.search import OnDone
-from evergraph.training.learner import default_method
 
 OPTIONS = tuple(name for name in common.RUN_OPTIONS if name != "log")
 NOT_OF_RUN = ("jobs", "out", "resume")  # options that are this command's own, and no part of what is run
@@ -63,7 +62,7 @@ def tune_command(
     What is set (--set, --lr and so on) stays as it is; the rest of what the method declares is searched.
     """
     settings = common.parse_settings(options["set_"])
-    method = method or default_method(options["model"])
+    method = common.named_method(method, stream, options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     searched = Space.of(spec, common.parse_settings(space, "--space"), common.training_options(options))
     rule_settings = common.parse_settings(rule_set, "--rule-set")

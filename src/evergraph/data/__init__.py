@@ -1,10 +1,13 @@
 """Graphs, streams of tasks, datasets, and the mini-batches cut from them."""
 
+from evergraph.data.attributes import Attribute
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
+from evergraph.data.examples import make_graphs, make_links, with_links
 from evergraph.data.files import as_graph
 from evergraph.data.graph import ClassName, Graph, from_pyg, make_graph
+from evergraph.data.scenarios import SCENARIOS, Scenario
 from evergraph.data.streams import DEFAULT_STREAM, TaskStream, find_graph, stream
 from evergraph.data.tasks import Part, Task, union
 from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
@@ -12,7 +15,9 @@ from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
 __all__ = [
     "DATASETS",
     "DEFAULT_STREAM",
+    "SCENARIOS",
     "TEST_GRAPHS",
+    "Attribute",
     "Batch",
     "ClassName",
     "Dataset",
@@ -20,6 +25,7 @@ __all__ = [
     "Neighbourhoods",
     "OfficialGraph",
     "Part",
+    "Scenario",
     "Task",
     "TaskStream",
     "TestGraph",
@@ -27,6 +33,9 @@ __all__ = [
     "find_graph",
     "from_pyg",
     "make_graph",
+    "make_graphs",
+    "make_links",
     "stream",
     "union",
+    "with_links",
 ]

@@ -1,4 +1,4 @@
-"""How a graph is cut into tasks: which classes arrive when, and which nodes train, validate and test."""
+"""How examples are arranged: which classes arrive when, and which examples train, validate and test."""
 
 from __future__ import annotations
 
@@ -103,11 +103,10 @@ def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:
 
 
 def _named_groups(graph: Graph, kept: list[int], order: Sequence[Sequence[Any]]) -> list[list[int]]:
-    """The tasks themselves, from a list of lists."""
+    """The tasks themselves, from a list of lists; a class may come again in a later task."""
     if not all(order):
         raise EvergraphError(f"task {list(map(len, order)).index(0)} of the order has no class; give it one or drop it")
-    flat = iter(_positions(graph, kept, [name for group in order for name in group]))
-    return [[next(flat) for _ in group] for group in order]
+    return [_positions(graph, kept, group) for group in order]
 
 
 def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]:
@@ -119,5 +118,51 @@ def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]
         if name not in position_of:
             raise unknown("class in the order", name, position_of)
         if count > 1:
-            raise EvergraphError(f"class {name!r} is in two tasks (or twice in one); give each class once")
+            raise EvergraphError(
+                f"class {name!r} is given twice; give each class once (a list of tasks may have it in several)"
+            )
     return [position_of[str(name)] for name in names]
+
+
+def given_split(graph: Graph, seed: int) -> Tensor | None:
+    """The part of each example in the split that the data came with; of several splits, the seed's."""
+    return None if graph.splits is None else graph.splits[:, seed % graph.splits.size(1)].clone()
+
+
+def split_within_tasks(graph: Graph, task_of: Tensor, seed: int) -> Tensor:
+    """60/20/20 of each task's examples, where they have classes of each class in it; the part of each example.
+
+    Shares are rounded down for validation, and to at least one for training; what is left over is for tests.
+    """
+    part = torch.full((graph.num_examples,), -1)
+    kinds = graph.y if graph.has_classes else torch.zeros(graph.num_examples, dtype=torch.long)
+    usable = (task_of >= 0) & graph.labelled
+    for task, kind in torch.unique(torch.stack([task_of, kinds], 1)[usable], dim=0).tolist():
+        chosen = torch.nonzero(usable & (task_of == task) & (kinds == kind)).reshape(-1)
+        generator = torch.Generator().manual_seed(1_000_003 * seed + 7919 * task + kind)
+        mixed = chosen[torch.randperm(chosen.numel(), generator=generator)]
+        train, val = max(3 * mixed.numel() // 5, 1), mixed.numel() // 5
+        part[mixed[:train]], part[mixed[train : train + val]], part[mixed[train + val :]] = 0, 1, 2
+    return part
+
+
+def tasks_of_classes(graph: Graph, groups: Sequence[Sequence[int]], part: Tensor, seed: int) -> Tensor:
+    """The task of each example by its class; a class that comes in several tasks has its examples shared out evenly."""
+    owners: dict[int, list[int]] = {}
+    for task, group in enumerate(groups):
+        for position in group:
+            owners.setdefault(position, []).append(task)
+    first = torch.full((graph.num_classes + 1,), -1)
+    for position, tasks in owners.items():
+        first[position] = tasks[0]
+    task_of = first[graph.y]  # an unlabelled example's -1 meets the last entry, also -1
+    for position, tasks in owners.items():
+        if len(tasks) < 2:
+            continue
+        for number in (-1, 0, 1, 2):
+            chosen = torch.nonzero((graph.y == position) & (part == number)).reshape(-1)
+            generator = torch.Generator().manual_seed(1_000_003 * seed + position)
+            mixed = chosen[torch.randperm(chosen.numel(), generator=generator)]
+            for task, piece in zip(tasks, torch.tensor_split(mixed, len(tasks))):
+                task_of[piece] = task
+    return task_of

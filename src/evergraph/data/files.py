@@ -14,7 +14,9 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.graph import Graph, from_pyg, make_graph, native
+from evergraph.data.attributes import native
+from evergraph.data.conversion import from_objects
+from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.reading import DAMAGE, MissingFileError, regular_file
@@ -26,12 +28,12 @@ DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kep
 
 
 def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None) -> Graph:
-    """The graph itself, or a `Graph` made of a PyG `Data` object or read from a file."""
+    """The graph itself, or a `Graph` made of PyG objects (`from_objects`) or read from a file."""
     if isinstance(graph, Graph):
         return graph
     if isinstance(graph, (str, Path)):
         return read_graph_file(graph, undirected=undirected)
-    return from_pyg(graph, undirected=undirected)
+    return from_objects(graph, undirected=undirected)
 
 
 def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Graph:
@@ -72,7 +74,7 @@ def read_npz(
         {"class_names"} if named_classes else set()
     )
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(regular_file(path), allow_pickle=False) as file:
             parts = {key: native(file[key]) for key in file.files if key in wanted}
     except DAMAGE as error:
         if "allow_pickle" in str(error):
@@ -126,7 +128,7 @@ def read_saved_data(path: str | Path, *, undirected: bool | None = None) -> Grap
     if isinstance(data, tuple) and data:  # PyG's InMemoryDataset.save writes (data, slices, class)
         data = data[0]
     made = Data.from_dict(data) if isinstance(data, dict) else data
-    return from_pyg(made, undirected=undirected, name=path.stem)
+    return from_objects(made, undirected=undirected, name=path.stem)
 
 
 def _parts_of_data() -> list[Any]:
@@ -146,7 +148,10 @@ def content_mark(graph: Graph) -> str:
     if not graph.mark:
         digest.update(fingerprint(graph).encode())
         values = graph.x.values if isinstance(graph.x, SparseMatrix) else graph.x
-        for part in (values, graph.adjacency.values):
+        members = [] if graph.members is None else [graph.members.indptr, graph.members.indices]
+        known = [graph.attributes[key].values for key in sorted(graph.attributes)]
+        splits = [] if graph.splits is None else [graph.splits]
+        for part in (values, graph.adjacency.values, *members, *known, *splits):
             digest.update(np.ascontiguousarray(part.numpy()).data)
     return digest.hexdigest()
 
@@ -155,6 +160,7 @@ def fingerprint(graph: Graph) -> str:
     """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels."""
     digest = hashlib.sha256()
     features = [graph.x.indptr, graph.x.indices] if isinstance(graph.x, SparseMatrix) else []
-    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, graph.y):
+    targets = graph.y if graph.has_classes else graph.y.contiguous().view(torch.int32)  # the bits of a float
+    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, targets):
         digest.update(part.to(torch.int64).contiguous().numpy().tobytes())
     return digest.hexdigest()

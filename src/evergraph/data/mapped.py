@@ -54,7 +54,9 @@ EdgeBlocks = Callable[[], Iterable[np.ndarray]]
 
 
 def write_mapped(graph: Graph, folder: str | Path) -> Path:
-    """Write a graph that is in memory to a folder of mapped arrays."""
+    """Write a graph that is in memory to a folder of mapped arrays; its examples are nodes with classes."""
+    if graph.level != "node" or not graph.has_classes:
+        raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be mapped")
     with _new_folder(folder) as path:
         arrays: dict[str, Tensor] = {"indptr": graph.adjacency.indptr, "indices": graph.adjacency.indices}
         if bool((graph.adjacency.values != 1).any()):

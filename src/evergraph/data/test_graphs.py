@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from evergraph import registry
@@ -43,9 +42,7 @@ def _task(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph
 
 
 def _seen(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph, Tensor]:
-    seen = stream.seen(after)
-    nodes = getattr(seen, part)
-    return seen.graph, nodes[torch.isin(seen.graph.y[nodes], torch.tensor(stream.tasks_classes[index]))]
+    return stream.seen(after).graph, stream.seen_part(after, index, part)
 
 
 TEST_GRAPHS.register(

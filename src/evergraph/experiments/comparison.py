@@ -108,6 +108,7 @@ def table_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         row["seconds"] = sum(member["seconds"] for member in members) / row["runs"]
         row["kept_bytes"] = max(bytes_[-1] for member in members for bytes_ in member["kept_bytes"])
         row["access"] = members[0]["access"]
+        row["metric"] = members[0]["protocol"].get("metric", "accuracy")
         rows.append(row)
     return rows
 

@@ -18,7 +18,7 @@ from evergraph.core.settings import NotEmpty, checked
 from evergraph.data import DATASETS, Part, TaskStream, find_graph
 from evergraph.data.files import content_mark
 from evergraph.errors import EvergraphError
-from evergraph.evaluation import summarize
+from evergraph.evaluation import METRICS, summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.checkpoint import INDEX, remove_tree
@@ -170,12 +170,12 @@ def _result(
         "model": {"name": model_name(learner.model), **learner.model.hyperparameters()},
         "protocol": {**first.protocol(), **spec.training.protocol(), "problem": learner.problem.name, "metric": metric},
         "seeds": spec.seeds,
-        **_measures([result["matrix"] for result in results]),
+        **_measures([result["matrix"] for result in results], metric),
         "also_tested": {
-            name: _measures([result["also_tested"][name] for result in results]) for name in spec.also_test
+            name: _measures([result["also_tested"][name] for result in results], metric) for name in spec.also_test
         },
         "validation": [result["validation"] for result in results],
-        "task_classes": [list(map(str, task.class_names)) for task in first],
+        "task_classes": _contents(first),
         "access": learner.method.access.as_dict(),
         "kept_bytes": [result["kept_bytes"] for result in results],
         "seconds": sum(result["seconds"] for result in results),
@@ -185,9 +185,16 @@ def _result(
     }
 
 
-def _measures(matrices: list[list[ROW]]) -> dict[str, Any]:
+def _contents(tasks: TaskStream) -> list[list[str]]:
+    """What each task brings: its classes or, where tasks share them, the value of the attribute that makes it."""
+    if tasks.scenario.by_attribute:
+        return [[name] for name in tasks.task_names]
+    return [list(map(str, task.class_names)) for task in tasks]
+
+
+def _measures(matrices: list[list[ROW]], metric: str) -> dict[str, Any]:
     """Every summary of one matrix per seed, and the matrices themselves."""
-    summaries = summarize(matrices)
+    summaries = summarize(matrices, higher_is_better=METRICS[metric].higher_is_better)
     headline = {name: {key: summaries[name][key] for key in ("mean", "std")} for name in ("ap", "af")}
     return {**headline, "metrics": summaries, "matrices": matrices}
 

@@ -58,7 +58,7 @@ class RunSpec(metaclass=Checked):
             make_model(self.model or preferred_model(self.method), **self.model_settings),
             make_method(self.method, self.settings),
             self.training,
-            problem=self.problem or problem or "node-classification",
+            problem=self.problem or problem or None,
             device=self.device,
             seed=seed,
         )

@@ -36,12 +36,13 @@ class Context:
         task: what is trained on: the task that arrived, or what `Method.training_data` puts in its place.
         problem: what is to be learned, with outputs that compete within the label scope.
         index: tasks learned before this one.
-        old: output units of classes met in earlier tasks.
+        old: output units of classes met in earlier tasks, whether or not they come again in this one.
         batcher: makes batches of the task's examples; its targets are output units.
         batch_size: examples in a training batch, None for all.
         generator: random numbers of the method's own, so that its draws do not move the loop's.
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
         arrived: the task that arrived.
+        num_seen: output units of all classes met, this task's included.
         cache: what a method computes once per task and can compute again; it is not saved.
     """
 
@@ -55,6 +56,7 @@ class Context:
     generator: torch.Generator
     reduction: str
     arrived: Task | None = None
+    num_seen: int = 0
     cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -144,7 +146,7 @@ class View:
         model: the model, in evaluation mode.
         problem: what was learned.
         graph: the graph.
-        nodes: the examples asked for.
+        nodes: the examples asked for: numbers of nodes, graphs or links.
         device: where to compute.
     """
 
@@ -198,6 +200,10 @@ class Method(metaclass=Checked):
     """What `evergraph tune` searches: settings of the method and, under their own names, of `Training`."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
+    levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
+    """What examples may be; a problem of others is refused."""
+    kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
+    """What may be known of them: one class of several, labels that hold or do not, numbers."""
 
     # entering a task
 
@@ -272,6 +278,15 @@ class Method(metaclass=Checked):
                 setattr(self, declared.name, grown(value, before, after, declared.metadata["new"]))
 
     # what it is
+
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse a problem that the method does not make sense for."""
+        if problem.level not in self.levels or problem.kind not in self.kinds:
+            levels, kinds = " or ".join(f"{level}s" for level in self.levels), " or ".join(self.kinds)
+            raise EvergraphError(
+                f"{self.title} works on {levels} with {kinds}, and {problem.name} has {problem.level}s with "
+                f"{problem.kind}; choose another method, e.g. curvature, ewc, mas or lwf"
+            )
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments and their values."""

@@ -47,7 +47,7 @@ class EWCPlusPlus(Quadratic):
 
     def observe(self, step: Step) -> None:
         """Measure the batch's Fisher while the graph is alive."""
-        outputs, size = step.logits.detach(), step.batch.num_seeds
+        outputs, size = step.logits.detach(), step.batch.num_examples
         picked = pick_labels(step.problem, outputs, self.labels, step.batch.y, step.context.generator)
         cotangent, params = step.problem.score(outputs, picked), step.context.params
         if self.fisher == "per-node":

@@ -79,4 +79,4 @@ class LwF(Method):
         """The present network is the next task's teacher."""
         buffers = {name: value.clone() for name, value in context.model.named_buffers()}
         self.teacher_ = {**copy_params(context.model), **buffers}
-        self.seen_ = [*self.seen_, context.old.numel() + len(context.task.class_names)]
+        self.seen_ = [*self.seen_, context.num_seen]

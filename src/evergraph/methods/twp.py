@@ -50,6 +50,7 @@ class TWP(Quadratic):
     name = "twp"
     family = "importance, topology"
     reference = "Liu, Yang and Wang: Overcoming Catastrophic Forgetting in Graph Neural Networks, AAAI 2021"
+    levels = ("node",)
     search_space = search_over(task_weight=(1e-2, 1e8), topology_weight=(1e-2, 1e8))
     hold = ("task_weight", "topology_weight")
 

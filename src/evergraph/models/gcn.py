@@ -130,7 +130,7 @@ class GCN(GraphModel):
         """Ã[σ(H) 1] at the seeds: what the last weight matrix multiplies."""
         with recorded_products() as products:
             self.logits(batch)
-        _, rows, _ = products[-1]
+        rows = products[-1].rows
         assert isinstance(rows, Tensor)
         return rows
 
@@ -175,7 +175,7 @@ class GCN(GraphModel):
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def example_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
         """Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power by the layer equations, where they are simple."""
-        exact = batch.source is not None and batch.source.fan_out is None
+        exact = batch.source is not None and batch.source.fan_out is None and batch.members is None
         at_hand = isinstance(batch.x, Tensor) or batch.x.device.type == "cpu"
         if not (fast("structure") and exact and at_hand and self.num_layers == 2):
             return None
@@ -185,7 +185,8 @@ class GCN(GraphModel):
     def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
         """Always on one batch; on padded ones where they are one dense matrix and no random number is drawn."""
         dense = isinstance(batcher.x, Tensor)
-        return batcher.fan_out is None and (not padded or (self.dropout == 0 and batcher.num_hops == 1 and dense))
+        plain = batcher.fan_out is None and batcher.members is None
+        return plain and (not padded or (self.dropout == 0 and batcher.num_hops == 1 and dense))
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.

@@ -86,3 +86,8 @@ def as_model(model: nn.Module | Any) -> GraphModel:
     if not isinstance(model, nn.Module):
         raise EvergraphError(f"a model is a torch module, not {type(model).__name__}; e.g. eg.GCN(hidden=256)")
     return ModuleModel(model)
+
+
+def level_of(model: object) -> str:
+    """What a model's outputs belong to; a name, nothing, or a foreign module stand for a model of nodes."""
+    return model.level if isinstance(model, GraphModel) else "node"

@@ -18,14 +18,23 @@ if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
 
-def evaluate(learner: Learner, stream: Tasks, metric: str | None, test_graph: str | None, part: Part) -> Evaluation:
+def evaluate(
+    learner: Learner,
+    stream: Tasks,
+    metric: str | None,
+    test_graph: str | None,
+    part: Part,
+    after: int | None = None,
+) -> Evaluation:
     """See `Learner.evaluate`."""
     if not learner.num_tasks:
         raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
     tasks, name = as_tasks(stream, seed=learner.seed), learner.problem.metric if metric is None else metric
-    values, names = _measured(learner, tasks, METRICS[name], test_graph, part)
-    # what was measured right after learning was measured in this way alone
-    comparable = name == learner.problem.metric and part == "test"
+    if after is not None and not isinstance(tasks, TaskStream):
+        raise EvergraphError(f"after={after} counts the tasks of a stream; leave it out for a list")
+    values, names = _measured(learner, tasks, METRICS[name], test_graph, part, after)
+    # what was measured right after learning was measured in this way alone; tasks in pieces were not measured then
+    comparable = name == learner.problem.metric and part == "test" and after is None
     if isinstance(tasks, TaskStream):
         own_graphs = not TEST_GRAPHS[test_graph or tasks.test_graph].joins_tasks
         comparable = comparable and own_graphs and not tasks.task_incremental
@@ -38,24 +47,34 @@ def evaluate(learner: Learner, stream: Tasks, metric: str | None, test_graph: st
         [None if number is None else learner.first_accuracies[number] for number in numbers],
         names,
         latest=[number == learner.num_tasks - 1 for number in numbers] if comparable else [],
-        rows=[[_tested(learner, after, number) for number in numbers] for after in numbers],
+        rows=[[_tested(learner, row, number) for number in numbers] for row in numbers],
+        higher_is_better=METRICS[name].higher_is_better,
     )
 
 
 def _measured(
-    learner: Learner, tasks: TaskStream | list[Task], measure: Metric, test_graph: str | None, part: Part
+    learner: Learner,
+    tasks: TaskStream | list[Task],
+    measure: Metric,
+    test_graph: str | None,
+    part: Part,
+    last: int | None,
 ) -> tuple[list[float], list[str]]:
     """The metric on each task, and the tasks' names."""
     unit_of = {name: unit for unit, name in enumerate(learner.classes_)}
     listed: Iterable[tuple[Graph, Tensor]]
     if isinstance(tasks, TaskStream):
-        after, graph = min(learner.num_tasks, len(tasks)) - 1, tasks.graph
+        if last is not None and not -len(tasks) <= last < len(tasks):
+            raise EvergraphError(f"after={last} is impossible with {len(tasks)} tasks; choose 0 to {len(tasks) - 1}")
+        after = min(learner.num_tasks, len(tasks)) - 1 if last is None else range(len(tasks))[last]
+        graph, titles = tasks.graph, tasks.task_names
         listed = (tasks.tests(after, index, test_graph, part) for index in range(after + 1))
         own = [[graph.class_names[p] for p in tasks.tasks_classes[index]] for index in range(after + 1)]
         among = [[graph.class_names[p] for p in tasks.candidates(after, index)] for index in range(after + 1)]
     else:
         listed = [(task.graph, getattr(task, part)) for task in tasks]
         own, among = [task.class_names for task in tasks], [learner.classes_ for _ in tasks]
+        titles = [", ".join(map(str, names)) for names in own]
     for index, names in enumerate(own):
         if missing := [name for name in names if name not in unit_of]:
             raise EvergraphError(f"task {index} has classes the learner has not met: {missing[0]!r}; learn it first")
@@ -66,12 +85,14 @@ def _measured(
         graph, sizes = pairs[0][0], [nodes.numel() for _, nodes in pairs]
         if not all(sizes):
             number = len(values) + sizes.index(0)
-            raise EvergraphError(f"task {number} ({graph.name}) has no {part} nodes; leave it out, or hold some out")
+            raise EvergraphError(
+                f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
+            )
         truth = learner.problem.targets(graph, learner.classes_)
         outputs = learner.outputs(graph, torch.cat([nodes for _, nodes in pairs]))
         for (_, nodes), rows in zip(pairs, outputs.split(sizes)):
             values.append(measure(rows, truth[nodes], [unit_of[name] for name in among[len(values)]]))
-    return values, [", ".join(map(str, names)) for names in own]
+    return values, titles[: len(values)]
 
 
 def _number_of(learner: Learner, tasks: TaskStream | list[Task], index: int) -> int | None:

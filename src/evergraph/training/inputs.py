@@ -17,7 +17,7 @@ Tasks = TaskStream | Task | Sequence[Any]
 
 
 def as_task(task: Any, *, seed: int, index: int) -> Task:
-    """The task itself, or the labelled nodes of a graph as one, split as a learner with this seed splits them."""
+    """The task itself, or the labelled examples of a graph as one, split as a learner with this seed splits them."""
     if isinstance(task, Task):
         return task
     if isinstance(task, TaskStream):
@@ -39,9 +39,18 @@ def as_tasks(tasks: Any, *, seed: int) -> TaskStream | list[Task]:
     return [as_task(tasks, seed=seed, index=0)]
 
 
-def chosen_nodes(nodes: Any, graph: Graph) -> Tensor:
-    """Node numbers, from numbers or a mask over all nodes; all nodes for None."""
-    count = graph.num_nodes
+def is_pairs(nodes: Any) -> bool:
+    """Whether pairs of nodes are asked for, `(2, number)`."""
+    try:
+        shape = nodes.shape if isinstance(nodes, Tensor) else np.shape(nodes)
+    except ValueError:  # ragged
+        return False
+    return len(shape) == 2 and shape[0] == 2
+
+
+def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
+    """Numbers of nodes, graphs or links, from numbers or a mask over all of them; all for None."""
+    count, what = graph.num_examples, f"{graph.level}s"
     if nodes is None:
         return torch.arange(count)
     try:
@@ -61,13 +70,13 @@ def chosen_nodes(nodes: Any, graph: Graph) -> Tensor:
         raise EvergraphError("nodes are 0 and 1 as uint8: a mask or numbers? Give mask.bool(), or numbers as int64")
     if chosen.dtype == torch.bool:
         if chosen.shape != (count,):
-            raise EvergraphError(f"{graph.name}: a mask of shape {tuple(chosen.shape)} does not fit {count} nodes")
+            raise EvergraphError(f"{graph.name}: a mask of shape {tuple(chosen.shape)} does not fit {count} {what}")
         return torch.nonzero(chosen).reshape(-1)
     if chosen.numel() and (chosen.is_floating_point() or chosen.is_complex()):
         raise EvergraphError(f"nodes={_short(nodes)} are not whole numbers; give node numbers, or a mask")
     chosen = chosen.long()
     if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < count:
-        raise EvergraphError(f"{graph.name}: nodes run from 0 to {count - 1}; one asked for is outside")
+        raise EvergraphError(f"{graph.name}: {what} run from 0 to {count - 1}; one asked for is outside")
     return chosen
 
 

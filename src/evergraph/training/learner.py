@@ -15,30 +15,40 @@ from torch import Tensor, nn
 
 from evergraph.core.finite import has_nan, is_finite, is_overflow, is_prediction
 from evergraph.core.settings import Checked, PositiveInt, Seed, checked
-from evergraph.data import ClassName, Graph, Part, Task, as_graph
+from evergraph.data import ClassName, Graph, Part, Task, TaskStream, as_graph, with_links
 from evergraph.errors import DivergedError, EvergraphError, tell
 from evergraph.evaluation import METRICS, Evaluation
 from evergraph.methods import METHODS, Context, Method, View, as_method, is_method
-from evergraph.models import MODELS, GraphModel, as_model, make_model
+from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
-from evergraph.problems import PROBLEMS, Problem
+from evergraph.problems import PROBLEMS, NodeClassification, Problem, problem_of
 from evergraph.training.evaluating import evaluate
-from evergraph.training.inputs import Tasks, as_task, as_tasks, chosen_nodes, chosen_units
+from evergraph.training.inputs import Tasks, as_task, as_tasks, chosen_examples, chosen_units, is_pairs
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress, diverged, train
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
 
 DEFAULT_METHOD = "auto"
 DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # what protects a model of one's own where no method is named
+DEFAULT_FOR_GRAPHS = "analytic"  # where examples are graphs with classes
+DEFAULT_ELSEWHERE = "curvature"
 
 
 @dataclass
 class Prediction:
-    """The class of each node asked for, by the user's own names, and its probability. A sequence of the names."""
+    """What each example asked for is predicted to be, in the user's own words. A sequence of them.
+
+    Args:
+        nodes: the examples asked for: nodes, graphs or links, as numbers.
+        labels: the class of each; with several labels, a list of those that hold; with numbers, the number (or a list).
+        probabilities: of each class; with several labels, a column for each; with numbers, the numbers, a column each.
+        columns: what the columns are called, where there are columns.
+    """
 
     nodes: Tensor
-    labels: list[ClassName]
+    labels: list[Any]
     probabilities: Tensor
+    columns: list[ClassName] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,7 +67,7 @@ class Learner(metaclass=Checked):
             model of your own, the paper's regularizer at stand-ins for the old nodes.
         training: how a task is trained; single settings can be given as keywords (`epochs=20`). By default what the
             method asks for, else `Training()`.
-        problem: what is to be learned, by name.
+        problem: what is to be learned, by name; by default the first stream or task says.
         num_classes: outputs of the model to begin with; by default the first task's stream says. Where more classes
             come, the output layer grows.
         device: `cpu`, `cuda`, or `auto`.
@@ -71,7 +81,7 @@ class Learner(metaclass=Checked):
         method: Method | str | None = None,
         training: Training | None = None,
         *,
-        problem: str = "node-classification",
+        problem: str | None = None,
         num_classes: PositiveInt | None = None,
         device: str = "auto",
         dtype: torch.dtype | None = None,
@@ -85,13 +95,9 @@ class Learner(metaclass=Checked):
             )
         if method is None and (is_method(model) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
-        if method is None:
-            method = default_method(model if isinstance(model, str) or model is None else "a model of one's own")
-        self.method: Method = as_method(method)
-        chosen = self.method.model if model is None else model
-        self.model: GraphModel = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
-        self.problem: Problem = PROBLEMS[problem]()
-        self.training = replace(training or Training(**self.method.training), **settings)
+        self._asked_for = (model, method, training, settings)
+        self.problem_is_open = problem is None
+        self._build(problem or f"{level_of(model)}-classification")
         self.device, self.dtype = pick_device(device), dtype
         self.seed, self.num_classes = seed, num_classes
         self.classes_: list[ClassName] = []  # classes_[unit]: the class of each output unit in use
@@ -105,6 +111,26 @@ class Learner(metaclass=Checked):
         self.task_mark: str | None = None  # which task it is in the middle of
         self.generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         self.random_state = torch.Generator().manual_seed(seed).get_state()
+
+    def _build(self, problem: str) -> None:
+        """Make the problem, the method and the model, of what was asked for."""
+        model, method, training, settings = self._asked_for
+        self.problem: Problem = PROBLEMS[problem]()
+        if method is None:
+            named = model if model is None or isinstance(model, str) else "a model of one's own"
+            method = default_method(named, problem)
+        self.method: Method = as_method(method)
+        self.method.check_problem(self.problem)
+        chosen = self.method.model if model is None else model
+        node_model = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
+        self.model: GraphModel = self.problem.adapt(node_model)
+        self.training = replace(training or Training(**self.method.training), **settings)
+
+    def settle(self, problem: str) -> None:
+        """Take the problem, where none was named and nothing is learned yet."""
+        if self.problem_is_open and not self.num_tasks and not self.in_mid_task and problem != self.problem.name:
+            self._build(problem)
+        self.problem_is_open = False
 
     # learning
 
@@ -189,7 +215,10 @@ class Learner(metaclass=Checked):
 
     def fit(self, stream: Tasks) -> Learner:
         """Learn all tasks of a stream or of a list, and return the learner."""
-        for task in as_tasks(stream, seed=self.seed):
+        tasks = as_tasks(stream, seed=self.seed)
+        if isinstance(tasks, TaskStream):
+            self.settle(tasks.problem)
+        for task in tasks:
             self.learn(task)
         return self
 
@@ -221,8 +250,14 @@ class Learner(metaclass=Checked):
 
     def check(self, task: Task) -> None:
         """Raise the error that `learn(task)` would raise before it begins, if the task does not fit."""
+        self.settle(problem_of(task.graph))
         if task.train.numel() == 0:
-            raise EvergraphError(f"task {task.index}: no training nodes")
+            raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
+        if task.graph.level != self.problem.level:
+            raise EvergraphError(
+                f"{task.graph.name} has {task.graph.level}s as examples, and {self.problem.name} is about "
+                f"{self.problem.level}s; name the problem: Learner(problem={problem_of(task.graph)!r})"
+            )
         if task.graph.num_features != (self.model.in_channels or task.graph.num_features):
             raise EvergraphError(
                 f"task {self.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
@@ -254,7 +289,8 @@ class Learner(metaclass=Checked):
             "seen": list(units),
             "all": list(range(self.model.out_channels or 0)),
         }[self.training.label_scope]
-        old = [unit for unit in units if self.classes_[unit] not in names]
+        earlier = {name for entry in self.history for name in entry["classes"]}
+        old = [unit for unit in units if self.classes_[unit] in earlier]
         batcher = self.problem.batcher(
             self.model,
             data.graph,
@@ -273,6 +309,7 @@ class Learner(metaclass=Checked):
             generator=self.generator,
             reduction=self.training.reduction,
             arrived=arrived,
+            num_seen=len(self.classes_),
         )
 
     def _between_epochs(self, on_epoch: OnEpoch | None) -> OnEpoch:
@@ -319,6 +356,7 @@ class Learner(metaclass=Checked):
         balanced: bool = False,
         test_graph: str | None = None,
         part: Part = "test",
+        after: int | None = None,
     ) -> Evaluation:
         """The metric on the test examples of tasks: of a stream, those learned so far, as its protocol says.
 
@@ -331,8 +369,11 @@ class Learner(metaclass=Checked):
             balanced: short for `metric="balanced-accuracy"`.
             test_graph: another test graph than the stream's own.
             part: `val` for validation examples.
+            after: the last task of the stream that has been learned; by default as many as `learn` was called. To be
+                given where tasks were learned in pieces (`Task.pieces`).
         """
-        return evaluate(self, stream, "balanced-accuracy" if balanced and metric is None else metric, test_graph, part)
+        name = "balanced-accuracy" if balanced and metric is None else metric
+        return evaluate(self, stream, name, test_graph, part, after)
 
     def predict(
         self,
@@ -341,17 +382,20 @@ class Learner(metaclass=Checked):
         *,
         classes: Sequence[ClassName] | None = None,
     ) -> Prediction:
-        """The most probable class of each node and its probability.
+        """What each example is predicted to be, and how probable it is.
 
         Args:
-            graph: a `Graph`, a PyG `Data` object or the path of a graph file; labels are not needed and not looked at.
-            nodes: the nodes asked for, as numbers or as a mask over all nodes; all by default.
+            graph: a `Graph`, a PyG `Data` object, a list of them or the path of a graph file; targets are not needed
+                and not looked at.
+            nodes: the examples (nodes, graphs, links) asked for, as numbers or as a mask over all; all by default.
+                Where links are predicted, pairs of nodes `(2, number)` may be asked for.
             classes: choose among these alone; among all classes met by default.
         """
         units = chosen_units(classes, self.classes_)
         chosen, outputs = self._asked(graph, nodes)
-        best = self.problem.probabilities(outputs, units).max(1)
-        return Prediction(chosen, [self.classes_[units[i]] for i in best.indices.tolist()], best.values)
+        names = [self.classes_[unit] for unit in units]
+        labels, probabilities = self.problem.read(outputs, units, names)
+        return Prediction(chosen, labels, probabilities, names if self.problem.kind != "classes" else None)
 
     def predict_proba(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
         """The probability of every class, one row per node; the columns are in the order of `classes_`."""
@@ -372,7 +416,13 @@ class Learner(metaclass=Checked):
                 f"{graph.name} has {graph.num_features} features per node, but the learner was built for "
                 f"{self.model.in_channels}; give it a graph with the features it was trained on"
             )
-        chosen = chosen_nodes(nodes, graph)
+        if self.problem.level == "link" and is_pairs(nodes):
+            graph, nodes = with_links(graph, torch.as_tensor(nodes)), None
+        if graph.level != self.problem.level:
+            raise EvergraphError(
+                f"{graph.name} has {graph.level}s as examples, and the learner predicts {self.problem.level}s"
+            )
+        chosen = chosen_examples(nodes, graph)
         return chosen, self.outputs(graph, chosen)
 
     @torch.no_grad()
@@ -447,10 +497,16 @@ def remembered(model: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def default_method(model: str | None) -> str:
-    """The method where none is named: `auto`, or for a model that is not its own what protects any model."""
-    own = model is None or model == METHODS[DEFAULT_METHOD].model
-    return DEFAULT_METHOD if own else DEFAULT_FOR_A_MODEL
+def default_method(model: str | None, problem: str = NodeClassification.name) -> str:
+    """The method where none is named.
+
+    Nodes with classes: `auto`, or for a model that is not its own what protects any model. Graphs with classes: the
+    closed form, with a model of its own. Elsewhere the paper's regularizer.
+    """
+    kind, own = PROBLEMS[problem], model is None or model == METHODS[DEFAULT_METHOD].model
+    if kind.kind == "classes" and kind.level == "node":
+        return DEFAULT_METHOD if own else DEFAULT_FOR_A_MODEL
+    return DEFAULT_FOR_GRAPHS if kind.kind == "classes" and kind.level == "graph" and own else DEFAULT_ELSEWHERE
 
 
 def new_names(known: list[ClassName], task: Task) -> list[ClassName]:

@@ -66,8 +66,8 @@ def restore(
         training, problem = Training(**tree["training"]), tree["problem"]
         learner = kind(built, chosen, training, problem=problem, device=device, seed=tree["seed"])
         if saved["channels"][0] is not None:
-            _fill(built, saved)
-            built.to(learner.device)
+            _fill(learner.model, saved)
+            learner.model.to(learner.device)
         learner.method.load_state_dict(_to_device(tree["method"]["state"], learner.device))
         for name in ("num_classes", "num_tasks", "notes"):
             setattr(learner, name, tree[name])
@@ -91,6 +91,7 @@ def restore(
 
 def model_name(model: GraphModel) -> str:
     """The model's registered name, else its class; of a wrapped module, the module's class."""
+    model = model.encoder
     return MODELS.name_of(type(model)) or type(getattr(model, "module", model)).__name__
 
 

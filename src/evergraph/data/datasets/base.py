@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,15 @@ from evergraph import registry
 from evergraph.core.settings import check_arguments, parse_setting
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
+
+
+def find_data_root(root: str | Path | None) -> Path:
+    """The folder of the data: the argument, else `EVERGRAPH_DATA`, else a cache in the home folder."""
+    chosen = root or os.environ.get("EVERGRAPH_DATA")
+    if chosen and not Path(chosen).is_dir():
+        raise EvergraphError(f"data root {chosen} is not a folder; create it or name another")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "evergraph"
+
 
 DATASETS: registry.Registry[Dataset] = registry.datasets
 
@@ -29,6 +39,8 @@ class Dataset:
         about: one line for people.
         problem: what is to be learned, by its registered name.
         settings_like: a function whose parameters are the settings, where `load` passes them on to it.
+        scenario: what makes its tasks where nothing else is said.
+        stream: further settings of its stream under that scenario: `by`, `bins`.
     """
 
     name: str
@@ -38,12 +50,19 @@ class Dataset:
     about: str = ""
     problem: str = "node-classification"
     settings_like: Callable[..., Graph] | None = None
+    scenario: str = "class"
+    stream: Mapping[str, Any] = field(default_factory=dict)
 
     def graph(self, data_root: str | Path | None = None, settings: str = "") -> Graph:
         """The graph, loaded with settings given as text: `key=value,key=value`."""
         graph = self.load(data_root, **self._parse(settings))
         graph.name = self.name
         return graph
+
+    def at_hand(self, data_root: str | Path | None = None) -> bool:
+        """Whether it can be had without a download: generated, or its files are under the data root."""
+        path = getattr(getattr(self.load, "__self__", None), "path", None)  # of what is published
+        return path is None or (find_data_root(data_root) / path).exists()
 
     def _parse(self, text: str) -> dict[str, Any]:
         source = self.settings_like or self.load

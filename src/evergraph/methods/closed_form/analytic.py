@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +65,8 @@ class Analytic(Method):
     name = "analytic"
     family = "closed form"
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
+    levels: ClassVar[tuple[str, ...]] = ("node", "graph")
+    kinds = ("classes",)
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"
     search_space = MappingProxyType({"ridge": (1e-3, 10.0)})

@@ -46,7 +46,7 @@ class BatchCurvature(AnchoredCurvature):
             return None
         generator, labels = step.context.generator, labels_of(self.estimator)
         pulled = apply_output_fisher(step.problem, step.logits.detach(), step.tangents[0], labels, generator=generator)
-        return self.scale(step.batch.num_seeds, step.context.reduction) * pulled
+        return self.scale(step.batch.num_examples, step.context.reduction) * pulled
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

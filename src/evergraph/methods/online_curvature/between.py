@@ -64,7 +64,7 @@ class InterpolatedCurvature(AnchoredCurvature):
             outputs, step.context.params, self.anchor_list_, step.problem,
             point=self.point, labels=labels_of(self.estimator), generator=step.context.generator,
         )  # fmt: skip
-        scale = self.scale(step.batch.num_seeds, step.context.reduction)
+        scale = self.scale(step.batch.num_examples, step.context.reduction)
         for name, value in step.context.params.items():
             pull = scale * gradient[name]
             value.grad = pull if value.grad is None else value.grad.add_(pull)

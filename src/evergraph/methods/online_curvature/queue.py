@@ -62,7 +62,7 @@ class QueueCurvature(AnchoredCurvature):
         if not self.active:
             return
         params = step.context.params
-        node = random_integers(step.batch.num_seeds, (1,), step.context.device, step.context.generator)
+        node = random_integers(step.batch.num_examples, (1,), step.context.device, step.context.generator)
         outputs = step.logits.detach()[node]
         score = step.problem.score(outputs, step.problem.sample(outputs, step.context.generator))
         cotangent = torch.zeros_like(step.logits).index_copy(0, node, score)
@@ -90,7 +90,7 @@ class QueueCurvature(AnchoredCurvature):
         held = self.pushed_["count"].clamp(max=self.capacity).to(step.logits.dtype)  # rows beyond are zero
         scale = self.scale(1, "mean") / (1 if self.over_nodes == "sum" else held)
         if self.over_nodes == "loss" and step.context.reduction == "sum":
-            scale = scale * step.batch.num_seeds  # the mean over the queue stands for the mean over the batch
+            scale = scale * step.batch.num_examples  # the mean over the queue stands for the mean over the batch
         rows = {name: gradients.flatten(1) for name, gradients in self.queue_.items()}
         inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
         for name, value in step.context.params.items():

@@ -43,6 +43,8 @@ class StandInCurvature(AnchoredCurvature):
 
     name = "stand-in-curvature"
     access = Access(keeps=("parameters", "prototypes"), old_labels=True)
+    levels = ("node",)
+    kinds = ("classes",)
     search_space = search_over(strength=(1e-1, 1e6))
     measures_while_training = False  # stand-ins are seen in evaluation mode
 
@@ -74,8 +76,8 @@ class StandInCurvature(AnchoredCurvature):
         if sums not in context.cache:
             context.cache[sums] = mean_batch(context.problem, context.model, sums, context.device)
         batch, counts = context.cache[sums]
-        share = step.batch.num_seeds / context.num_train
-        weight = self.scale(step.batch.num_seeds, context.reduction) * share * counts
+        share = step.batch.num_examples / context.num_train
+        weight = self.scale(step.batch.num_examples, context.reduction) * share * counts
 
         def cotangent(outputs: Tensor, tangents: list[Tensor]) -> Tensor:
             labels = labels_of(self.estimator)
