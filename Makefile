@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow browser docs lint format clean
+.PHONY: demo test test-slow fuzz browser docs lint format clean
 
 demo: $(STAMP)
 	$(BIN)/evergraph compare digits --methods finetune,curvature,joint --seeds 3 --label-scope seen --weight-decay 0 \
@@ -15,6 +15,10 @@ test: $(STAMP) lint browser
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m "slow or paper"
+
+# twenty times as many made-up bad inputs as the default suite, other ones every time
+fuzz: $(STAMP)
+	EVERGRAPH_FUZZ=20 $(BIN)/python -m pytest -n 2 tests/test_bad_input.py tests/test_hardening.py
 
 # The report's tests open it in a real Chromium: installed where that can be done, else those tests are skipped.
 browser:

@@ -139,15 +139,14 @@ def test_a_graph_without_labels_is_enough_to_predict(evergraph, graph_file, tmp_
 
 
 @pytest.mark.parametrize("method", ["curvature", "auto"])
-def test_outputs_grow_on_request(evergraph, graph_file, tmp_path, method):
+def test_outputs_grow_by_themselves(evergraph, graph_file, tmp_path, method):
     graph, folder = graph_file(), tmp_path / "learner"
     first = ["--classes", "e,f", "--num-classes", "2", "--method", method, *SMALL]
     assert evergraph("learn", graph, "--checkpoint", folder, *first)[0] == 0
     before = (folder / "learner.json").read_bytes()
-    bad(evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant"), "output layer has 2 units", "--grow")
-    bad(evergraph("learn", graph, "--checkpoint", folder, "--num-classes", "4", "--classes", "ant"), "use --grow")
+    bad(evergraph("learn", graph, "--checkpoint", folder, "--num-classes", "4", "--classes", "ant"), "has 2; leave it")
     assert (folder / "learner.json").read_bytes() == before
-    assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--grow")[0] == 0
+    assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant")[0] == 0
     assert Learner.load(folder).classes_ == ["e", "f", "ant"]
 
 

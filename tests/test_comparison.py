@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph.cli import run
+from evergraph.cli import compare, run
 from evergraph.experiments import report, told
 from evergraph.experiments.comparison import markdown, table_rows, training_groups, variations
 from evergraph.experiments.result_file import each_test_graph
@@ -28,7 +28,8 @@ def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path) -> Ca
     """The command line in this process, in an empty folder; pictures are drawn in other tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "FIGURES", {})
-    monkeypatch.setattr(run, "heatmaps", lambda results, path: path)
+    for command in (run, compare):
+        monkeypatch.setattr(command, "heatmaps", lambda results, path: path)
     return evergraph
 
 

@@ -391,14 +391,14 @@ def test_alone_it_trains_like_the_label_scope_current() -> None:
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: eg.CaT(networks=-1), "cat: networks=-1 must be at least 0"),
-        (lambda: eg.CaT(updates=0), "cat: updates=0 must be at least 1"),
-        (lambda: eg.DeLoMe(condensation_lr=0.0), "delome: condensation_lr=0.0 must be above 0"),
-        (lambda: eg.DeLoMe(debiasing=-1.0), "delome: debiasing=-1.0 must be at least 0"),
-        (lambda: eg.PUMA(confidence=2.0), "puma: confidence=2.0 must be from 0 to 1"),
-        (lambda: eg.PUMA(pseudo_label_epochs=-1), "puma: pseudo_label_epochs=-1"),
-        (lambda: eg.CaT(start="noise"), "noise"),
-        (lambda: eg.LogitAdjustment(strength=-1.0), "logit-adjustment: strength=-1.0 must be at least 0"),
+        (lambda: eg.CaT(networks=-1), "CaT: networks=-1 must be a whole number of at least 0"),
+        (lambda: eg.CaT(updates=0), "CaT: updates=0 must be a whole number of at least 1"),
+        (lambda: eg.DeLoMe(condensation_lr=0.0), "DeLoMe: condensation_lr=0.0 must be a finite number above 0"),
+        (lambda: eg.DeLoMe(debiasing=-1.0), "DeLoMe: debiasing=-1.0 must be a finite number of at least 0"),
+        (lambda: eg.PUMA(confidence=2.0), "PUMA: confidence=2.0 must be a finite number of at least 0 and at most 1"),
+        (lambda: eg.PUMA(pseudo_label_epochs=-1), "PUMA: pseudo_label_epochs=-1 must be a whole number of at least 0"),
+        (lambda: eg.CaT(start="noise"), "CaT: start='noise' must be one of: propagated, features"),
+        (lambda: eg.LogitAdjustment(strength=-1.0), "LogitAdjustment: strength=-1.0 must be a finite number of at least 0"),
     ],
 )
 def test_bad_settings_are_refused(make_it, message: str) -> None:

@@ -137,15 +137,15 @@ def brute_factors(setting: Setting, labels: str) -> dict[str, tuple[Tensor, Tens
         with recorded_products() as products:
             batch = setting.batcher.batch(node.reshape(1))
             logits = setting.model(batch)[0, setting.scope]
-        for weight, x, out in products:
+        for weight, x, out, _ in products:
             name = names[id(weight)]
             for position, of in enumerate(batch.nodes[: out.size(0)].tolist()):
                 rows.setdefault(name, {})[of] = as_dense(x)[position].detach()
         for share, label in node_labels(setting, number, labels, None):
             grads = torch.autograd.grad(
-                logits.log_softmax(0)[label], [out for _, _, out in products], retain_graph=True
+                logits.log_softmax(0)[label], [product.out for product in products], retain_graph=True
             )
-            for (weight, _, _), grad in zip(products, grads):
+            for (weight, *_), grad in zip(products, grads):
                 name = names[id(weight)]
                 for g in grad:
                     outputs[name] = outputs.get(name, 0) + share * torch.outer(g, g)

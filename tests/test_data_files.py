@@ -130,11 +130,11 @@ def test_what_is_not_a_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "graph.csv").write_text("0,1")
     (tmp_path / "folder.npz").mkdir()
     for name, message in {
-        "list.pt": "no x and no edge_index",
+        "list.pt": "list is not a graph",
         "text.npz": "pickled objects|not an npz file",  # numpy takes unknown bytes for a pickle
         "array.npz": "not an npz file",
         "graph.csv": "reads .npz and .pt",
-        "folder.npz": "no file",
+        "folder.npz": "is a folder, not a file",
         "missing.npz": "no file",
     }.items():
         with pytest.raises(eg.EvergraphError, match=message):

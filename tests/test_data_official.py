@@ -308,9 +308,17 @@ def test_a_real_graph_equals_what_pyg_reads(real_data: Path) -> None:
     assert torch.equal(ours.edge_index, theirs.edge_index[:, order])
 
 
+NO_KNOWN_HASH = {
+    "actor", "bitcoin-otc", "blogcatalog", "chameleon-filtered", "enzymes", "letter-med", "ogbg-molhiv", "ogbg-ppa",
+    "ogbl-collab", "ogbn-products", "ogbn-proteins", "squirrel-filtered", "twitch",
+}  # fmt: skip
+"""Archives that nobody here could fetch to learn their hash: a download says so, and its counts are checked."""
+
+
 def test_every_official_graph_with_an_address_has_a_hash() -> None:
     for name, entry in OFFICIAL.items():
-        assert len(entry.sha256) == (64 if entry.url else 0), name
+        known = entry.url and name not in NO_KNOWN_HASH
+        assert len(entry.sha256) == (64 if known else 0), name
 
 
 @pytest.mark.parametrize(

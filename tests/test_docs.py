@@ -128,6 +128,7 @@ ALL_COMMANDS = [
 
 
 def parse(commands, words):
+    words, _ = cli._plugins(list(words))  # an option of every command, taken before any is looked at
     assert words[0] in commands, f"there is no command {words[0]}"
     if "--help" not in words:
         commands[words[0]].make_context(words[0], list(words[1:]))  # an unknown option or a missing argument raises
@@ -258,3 +259,36 @@ def test_the_site_builds_without_a_warning(tmp_path, caplog, monkeypatch):
         assert any(anchor.search(read(path)) for path in (tmp_path / "site" / "reference").glob("*.html")), name
     signatures = re.sub(r"<[^>]+>", "", read(tmp_path / "site" / "reference" / "methods.html"))
     assert "_=state(" not in signatures  # learned state is no argument of a constructor
+
+
+def test_code_on_the_front_pages_fits_its_box():
+    """Lines short enough not to be clipped where the site and PyPI show them."""
+    for page, most in ((DOCS / "index.md", 64), (ROOT / "README.md", 110)):
+        lines = [line for block in blocks_of(read(page)) for line in block.text.splitlines()]
+        assert [line for line in lines if len(line) > most] == []
+
+
+def test_formulas_are_typeset():
+    """No formula is left as plain text, and every one in a math fence becomes MathML."""
+    latex2mathml = pytest.importorskip("latex2mathml.converter")
+    formulas = [
+        line
+        for page in PAGES
+        for block in blocks_of(read(page))
+        if block.kind == "math"
+        for line in block.text.splitlines()
+    ]
+    assert len(formulas) >= 25
+    for formula in formulas:
+        made = latex2mathml.convert(formula, display="block")
+        assert made.startswith("<math")
+        assert "\\" not in re.sub(r"<[^>]*>", "", made), formula  # no command is left unread
+    plain = [block.text for page in PAGES for block in blocks_of(read(page)) if block.kind == "text"]
+    assert not [text for text in plain if "Σ" in text or "θ" in text]
+
+
+def test_the_pages_answer_which_method_how_long_and_how_much_memory():
+    page = read(DOCS / "which-method.md")
+    for head in ("# Which method?", "## How long?", "## How much memory?"):
+        assert head in page
+    assert all(f"`{name}`" in page for name in ("auto", "stand-in-curvature", "ewc", "lwf", "joint", "finetune"))

@@ -91,12 +91,10 @@ def test_other_budgets() -> None:
     assert Budget.of("x", "", 20) == Budget(per_class=20)
 
 
-@pytest.mark.parametrize(
-    ("memory", "per_class"), [("much", 1), ("2TBs", 1), ("0MB", 1), ("-3", 1), ("200%", 1), ("", 0)]
-)
-def test_a_budget_that_is_none_is_refused_in_one_line(memory: str, per_class: int) -> None:
+@pytest.mark.parametrize("memory", ["much", "2TBs", "0MB", "-3", "200%", 400 * "9"])
+def test_a_budget_that_is_none_is_refused_in_one_line(memory: str) -> None:
     with pytest.raises(EvergraphError, match="test: ") as caught:
-        Budget.of("test", memory, per_class)
+        Budget.of("test", memory, 1)
     assert "\n" not in str(caught.value)
 
 

@@ -349,14 +349,14 @@ def test_a_method_may_minimize_something_else_but_only_one_may() -> None:
 @pytest.mark.parametrize(
     ("make_one", "message"),
     [
-        (lambda: eg.TPP(inference="task"), "inference"),
-        (lambda: eg.TPP(drop_edges=1.0), "tpp: drop_edges=1.0 must be at least 0 and below 1"),
-        (lambda: eg.TPP(temperature=0.0), "tpp: temperature=0.0 must be above 0"),
-        (lambda: eg.PIGNN(expansion=0), "pi-gnn: expansion=0 must be at least 1"),
-        (lambda: eg.HPN(threshold=0.0), "hpn: threshold=0.0"),
-        (lambda: eg.HPN(embedding_share=1.0), "hpn: embedding_share=1.0"),
-        (lambda: eg.FGN(kept_nodes=0), "fgn: kept_nodes=0 must be at least 1 node"),
-        (lambda: eg.FGN(strength=-1.0), "fgn: strength=-1.0 must be at least 0"),
+        (lambda: eg.TPP(inference="task"), "TPP: inference='task' must be one of: node, graph"),
+        (lambda: eg.TPP(drop_edges=1.0), "TPP: drop_edges=1.0 must be a finite number of at least 0 and below 1"),
+        (lambda: eg.TPP(temperature=0.0), "TPP: temperature=0.0 must be a finite number above 0"),
+        (lambda: eg.PIGNN(expansion=0), "PIGNN: expansion=0 must be a whole number of at least 1"),
+        (lambda: eg.HPN(threshold=0.0), "HPN: threshold=0.0 must be a finite number above 0 and below 2"),
+        (lambda: eg.HPN(embedding_share=1.0), "HPN: embedding_share=1.0 must be a finite number of at least 0 and below 1"),
+        (lambda: eg.FGN(kept_nodes=0), "FGN: kept_nodes=0 must be a whole number of at least 1"),
+        (lambda: eg.FGN(strength=-1.0), "FGN: strength=-1.0 must be a finite number of at least 0"),
         (lambda: eg.Compose(eg.EWC(), eg.TPP()), "tpp cannot be composed with ewc: "),
     ],
 )

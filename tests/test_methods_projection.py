@@ -148,9 +148,9 @@ def test_ncl_and_gpm_refuse_a_module_that_hides_its_layers() -> None:
 @pytest.mark.parametrize(
     ("make_one", "message"),
     [
-        (lambda: eg.GPM(threshold=0.0), "gpm: threshold=0.0 must be above 0 and at most 1"),
-        (lambda: eg.GPM(head="none"), "head"),
-        (lambda: eg.NCL(prior=0.0), "ncl: prior=0.0 must be above 0"),
+        (lambda: eg.GPM(threshold=0.0), "GPM: threshold=0.0 must be a finite number above 0 and at most 1"),
+        (lambda: eg.GPM(head="none"), "GPM: head='none' must be one of: project, tasks"),
+        (lambda: eg.NCL(prior=0.0), "NCL: prior=0.0 must be a finite number above 0"),
     ],
 )
 def test_bad_settings_are_refused(make_one: object, message: str) -> None:

@@ -249,7 +249,7 @@ def test_mas_averages_its_own_importance_too() -> None:
 
 @pytest.mark.parametrize("settings", [{"importance": "batch"}, {"over_tasks": "max"}])
 def test_mas_lists_its_readings(settings: dict[str, str]) -> None:
-    with pytest.raises(eg.EvergraphError, match="choose one of"):
+    with pytest.raises(eg.EvergraphError, match="must be one of"):
         MAS(**settings)
 
 

@@ -632,7 +632,10 @@ def test_a_registered_summary_has_its_column(visit, comparison, worst_task):
 
 
 def test_what_a_method_keeps_stands_beside_its_numbers(visit, tmp_path):
-    kept = {"kept_bytes": [[1, 2, 420_618_456], [1, 2, 420_000_000]], "access": ACCESS}
+    kept = {
+        "kept_bytes": [[1, 2, 420_618_456], [1, 2, 420_000_000]],
+        "access": {**ACCESS, "keeps": ["statistics", "prototypes"]},
+    }
     write_run(tmp_path / "auto", "auto", MATRICES["joint"], **kept)
     nothing = {"keeps": [], "old_labels": False, "task_identity": False, "transductive": False}
     write_run(tmp_path / "finetune", "finetune", MATRICES["finetune"], access=nothing, kept_bytes=[[0, 0, 0]] * 2)
@@ -640,14 +643,14 @@ def test_what_a_method_keeps_stands_beside_its_numbers(visit, tmp_path):
     browser = visit(tmp_path)
     rows = table(browser)
     columns = ("Keeps", "Bytes kept", "Old labels", "Task identity")
-    assert [rows["auto"][key] for key in columns] == ["statistics, graphs", "420.6 MB", "yes", "no"]
+    assert [rows["auto"][key] for key in columns] == ["statistics, prototypes", "420.6 MB", "yes", "no"]
     assert [rows["finetune"][key] for key in columns] == ["nothing", "0 B", "no", "no"]
     assert [rows["old"][key] for key in columns] == ["–", "–", "–", "–"]
     assert "420,618,456 bytes" in run_js(browser, "return document.querySelector('#table').outerHTML")
     cards = run_js(
         browser, "return [...document.querySelectorAll('#protocol-cards article')].map((c) => c.textContent)"
     )
-    assert "keeps statistics, graphs (420.6 MB)" in cards[0]
+    assert "keeps statistics, prototypes (420.6 MB)" in cards[0]
     assert "bytes kept420,618,456 after the last task" in cards[0]
     assert "transductiveno" in cards[0]
     assert "; keeps" not in cards[2]
@@ -730,6 +733,7 @@ def test_phones_and_dark_mode(opened, width, dark):
 def test_colours_can_be_switched_by_hand(opened):
     browser, _ = opened
     look(browser, 1280)
+    run_js(browser, "window.scrollTo({top: 0, behavior: 'instant'})")
     button = browser.find_element("id", "theme")
     before = run_js(browser, "return getComputedStyle(document.body).backgroundColor")
     button.click()

@@ -88,8 +88,8 @@ def test_random_orders(skewed: eg.Graph) -> None:
         ({"order": "random:"}, "unknown class order 'random:'"),
         ({"order": ["a", "z"]}, "unknown class in the order 'z'; choose one of: a, b, c, d, f"),
         ({"order": ["a", "e"]}, "unknown class in the order 'e'"),  # too small, so not there
-        ({"order": [["a", "b"], ["b", "c"]]}, "class 'b' is in two tasks"),
-        ({"order": ["a", "b", "a"]}, "class 'a' is in two tasks"),
+        ({"order": [["a", "b", "b"], ["c"]]}, "class 'b' is given twice"),
+        ({"order": ["a", "b", "a"]}, "class 'a' is given twice"),
         ({"order": [["a"], []]}, "task 1 of the order has no class"),
         ({"order": []}, "the class order is empty"),
         ({"test_graph": "whole"}, "unknown test graph 'whole'; choose one of: task, seen"),
@@ -229,8 +229,12 @@ def test_the_union_of_tasks_is_their_graphs_side_by_side(small_graph: eg.Graph) 
         assert members(whole, nodes) == members(theirs, others)
         by_features = {tuple(theirs.graph.x[node].tolist()): int(theirs.graph.y[node]) for node in others}
         assert all(by_features[tuple(whole.graph.x[node].tolist())] == int(whole.graph.y[node]) for node in nodes)
-    first = eg.make_graph(np.eye(3), np.array([[0], [1]]), np.array([0, 1, -1]), class_names=["a", "b"])
-    second = eg.make_graph(np.ones((2, 3)), np.array([[1], [0]]), np.array([1, 0]), class_names=["c", "a"])
+    first = eg.make_graph(
+        np.eye(3), np.array([[0], [1]]), np.array([0, 1, -1]), class_names=["a", "b"], undirected=False
+    )
+    second = eg.make_graph(
+        np.ones((2, 3)), np.array([[1], [0]]), np.array([1, 0]), class_names=["c", "a"], undirected=False
+    )
     both = union([eg.Task.of(graph, hold_out=False) for graph in (first, second)])
     assert (both.graph.class_names, both.class_names) == (["a", "b", "c"], ["a", "b", "c"])
     assert both.graph.y.tolist() == [0, 1, -1, 0, 2]

@@ -1,9 +1,11 @@
 """Evergraph: graph neural networks that keep learning when new classes arrive and old data is gone."""
 
+import evergraph.program  # noqa: F401  # first, so that Ctrl-C is one line from here on
 from evergraph import curvature, evaluation, experiments, registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.recording import linear
+from evergraph.core.settings import BelowOne, Bounds, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from evergraph.data import (
     Batch,
     Dataset,
@@ -14,9 +16,11 @@ from evergraph.data import (
     from_pyg,
     leak_score,
     make_graph,
+    make_graphs,
+    make_links,
     stream,
 )
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.evaluation import Evaluation, Metric, average_forgetting, average_performance
 from evergraph.experiments import Logger, RunSpec, run, write_report
 from evergraph.methods import (
@@ -74,18 +78,21 @@ from evergraph.methods import (
 from evergraph.models import (
     GAT,
     GCN,
+    GIN,
     MODELS,
     PDGNN,
     FeatureGraphNetwork,
     GraphModel,
     GraphSAGE,
     ModuleModel,
+    Paired,
+    Pooled,
     PromptedGCN,
     PrototypeNetwork,
     RandomFeatures,
     make_model,
 )
-from evergraph.problems import NodeClassification, Problem
+from evergraph.problems import Classification, Labelling, NodeClassification, Problem, Regression
 from evergraph.training import Learner, Prediction, Progress, Training
 from evergraph.version import __version__
 
@@ -100,6 +107,7 @@ __all__ = [
     "GEM",
     "GPM",
     "HPN",
+    "GIN",
     "KFAC",
     "MAS",
     "METHODS",
@@ -120,6 +128,9 @@ __all__ = [
     "Batch",
     "BatchCurvature",
     "CaT",
+    "BelowOne",
+    "Bounds",
+    "Classification",
     "Compose",
     "Context",
     "Dataset",
@@ -130,11 +141,14 @@ __all__ = [
     "FeatureGraphNetwork",
     "Finetune",
     "GDumb",
+    "EvergraphWarning",
+    "Fraction",
     "Graph",
     "GraphModel",
     "GraphSAGE",
     "InterpolatedCurvature",
     "Joint",
+    "Labelling",
     "Learner",
     "Logger",
     "LogitAdjustment",
@@ -144,10 +158,16 @@ __all__ = [
     "Metric",
     "ModuleModel",
     "NodeClassification",
+    "NonNegative",
+    "NonNegativeInt",
     "OfficialGraph",
     "OnlineCurvature",
     "OnlineEWC",
     "Piece",
+    "Paired",
+    "Pooled",
+    "Positive",
+    "PositiveInt",
     "Prediction",
     "Problem",
     "Progress",
@@ -155,6 +175,7 @@ __all__ = [
     "PrototypeNetwork",
     "QueueCurvature",
     "RandomFeatures",
+    "Regression",
     "Replay",
     "ReplayMethod",
     "Reservoir",
@@ -178,6 +199,8 @@ __all__ = [
     "leak_score",
     "linear",
     "make_graph",
+    "make_graphs",
+    "make_links",
     "make_method",
     "make_model",
     "register",

@@ -1,5 +1,6 @@
-"""The one error that reaches people: a single line that names the value and the fix."""
+"""The one error that reaches people, and the one warning: a single line that names the value and the fix."""
 
+import warnings
 from collections.abc import Iterable
 
 
@@ -11,9 +12,18 @@ class DivergedError(EvergraphError):
     """A model whose loss or parameters are no longer finite numbers."""
 
 
+class EvergraphWarning(UserWarning):
+    """How an input was read that could be read in two ways. One line; the command line prints it on stderr."""
+
+
+def tell(message: str) -> None:
+    """Say in one line what was done with an input; from one place in a program, once."""
+    warnings.warn(message, EvergraphWarning, stacklevel=3)
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
     """The error for a name that is not on the list: says what the list is."""
-    return EvergraphError(f"unknown {kind} {name!r}; choose one of: {', '.join(choices)}")
+    return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(choices)}")
 
 
 def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
@@ -22,6 +32,16 @@ def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
     if value not in choices:
         raise unknown(kind, value, choices)
     return value
+
+
+def shown(value: object, length: int = 60) -> str:
+    """A value as Python writes it, cut where it is long; never an error itself."""
+    try:
+        text = repr(value)
+    except Exception:  # a whole number of thousands of digits; an object whose repr is broken
+        return f"<{type(value).__name__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def first_line(error: Exception) -> str:

@@ -11,13 +11,18 @@ The choices of the command line, the conformance suite, the report and the docum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from evergraph.errors import EvergraphError, first_line, unknown
 
 PLUGINS = "evergraph.plugins"
+FILES = "EVERGRAPH_PLUGINS"  # an environment variable with the paths of Python files, as `--plugin` sets it
 Entry = TypeVar("Entry")
 
 
@@ -55,7 +60,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         load_plugins()
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
 
@@ -66,7 +71,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
 
     def __contains__(self, name: object) -> bool:
         load_plugins()
-        return name in self._entries
+        return isinstance(name, str) and name in self._entries
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()
@@ -88,6 +93,7 @@ problems: Registry[Any] = Registry("problem")
 metrics: Registry[Any] = Registry("metric")
 summaries: Registry[Any] = Registry("summary")
 test_graphs: Registry[Any] = Registry("test graph")
+scenarios: Registry[Any] = Registry("scenario")
 loggers: Registry[Any] = Registry("logger")
 selection_rules: Registry[Any] = Registry("selection rule")
 
@@ -110,3 +116,41 @@ def load_plugins() -> None:
                 f"plug-in {plugin.name!r} ({plugin.value}) cannot be loaded ({first_line(error)}); "
                 "mend or uninstall the package that brings it"
             ) from None
+    for number, path in enumerate(filter(None, os.environ.get(FILES, "").split(os.pathsep))):
+        _load_file(Path(path), f"evergraph_plugin_{number}")
+
+
+def add_plugin_files(paths: Iterable[str]) -> None:
+    """Load Python files with methods, models and so on of one's own; processes started from here load them too."""
+    global _loaded
+    known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
+    os.environ[FILES] = os.pathsep.join(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
+    _loaded = False
+    try:
+        load_plugins()
+    except EvergraphError:
+        os.environ[FILES] = os.pathsep.join(known)
+        raise
+
+
+def _load_file(path: Path, name: str) -> None:
+    """Import a file once, whatever number it has."""
+    if any(getattr(module, "__file__", None) == str(path) for module in list(sys.modules.values())):
+        return
+    if not path.is_file() or path.suffix != ".py":
+        raise EvergraphError(f"--plugin {path}: no such Python file; name one that registers what it brings")
+    spec = importlib.util.spec_from_file_location(name + "_" + path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except EvergraphError:
+        del sys.modules[spec.name]
+        raise
+    except Exception as error:  # whatever a file of somebody's raises while it is imported
+        del sys.modules[spec.name]
+        raise EvergraphError(
+            f"--plugin {path} cannot be loaded ({type(error).__name__}: {first_line(error)})"
+        ) from None

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+import warnings
+from typing import Annotated, Any
 
 import typer
 
-from evergraph.errors import EvergraphError
+from evergraph.cli.failures import drop_output, flush, one_line, prepare_streams
+from evergraph.errors import EvergraphError, EvergraphWarning
+from evergraph.registry import add_plugin_files
+from evergraph.version import __version__
 
 UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options and commands, wherever typer keeps it
 
 
 def make_app() -> typer.Typer:
     """All commands. Their help texts list what is registered, so plug-ins are loaded here, not at import."""
-    from evergraph.cli import bench, convert, leak, learner, paper, report, run, tune
+    from evergraph.cli import bench, compare, convert, leak, learner, paper, report, run, tune
 
     app = typer.Typer(
         help="Graph neural networks that keep learning when new classes arrive and old data is gone.",
@@ -22,33 +26,78 @@ def make_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for module in (run, tune, leak, learner, report, bench, convert, paper):
+    app.callback()(_every_command)
+    for module in (run, compare, tune, leak, learner, report, bench, convert, paper):
         module.add_commands(app)
     return app
 
 
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
+    warnings.showwarning = _note  # type: ignore[assignment]
     try:
-        sys.exit(make_app()(prog_name="evergraph", standalone_mode=False) or 0)
+        prepare_streams()
+        words, plugins = _plugins(sys.argv[1:])
+        add_plugin_files(plugins)
+        status = make_app()(words, prog_name="evergraph", standalone_mode=False) or 0
+        flush()
+        sys.exit(status)
     except UsageError as error:
         if message := error.format_message():  # without any arguments the help was printed already
             command = error.ctx.command_path if error.ctx else "evergraph"
             _complain(f"{message.rstrip('.')}{_value_given(error)}; see {command} --help")
         sys.exit(2)
-    except EvergraphError as error:
-        _complain(str(error))
-        sys.exit(2)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nothing is left to say
+        drop_output()  # the reader of our output has gone; nothing is left to say
         sys.exit(0)
+    except Exception as error:
+        if (message := one_line(error)) is None:
+            raise  # a mistake of ours: the traceback helps to mend it
+        _complain(message)
+        drop_output() if isinstance(error, OSError) else None
+        sys.exit(2)
+
+
+def _every_command(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE.py", help="A file with a method, model, … of your own; for any command, anywhere."),
+    ] = None,
+) -> None:
+    pass  # both are seen to before a command is
+
+
+def _plugins(words: list[str]) -> tuple[list[str], list[str]]:
+    """The command line without `--plugin FILE`, wherever it stands, and the files."""
+    left, files, rest = list[str](), list[str](), iter(words)
+    for word in rest:
+        if word == "--version":
+            print(f"evergraph {__version__}")
+            raise SystemExit(0)
+        if word == "--plugin":
+            files.append(next(rest, ""))
+        elif word.startswith("--plugin="):
+            files.append(word.partition("=")[2])
+        else:
+            left.append(word)
+    if "" in files:
+        raise EvergraphError("--plugin needs the path of a Python file")
+    return left, files
 
 
 def _complain(message: str) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _note(message: Warning | str, category: type[Warning], *place: Any) -> None:
+    """A warning of ours is a line on stderr; others stay as Python shows them."""
+    ours = issubclass(category, EvergraphWarning)
+    text = f"note: {message}\n" if ours else warnings.formatwarning(message, category, *place[:2])
+    sys.stderr.write(text)
 
 
 def _value_given(error: Any) -> str:

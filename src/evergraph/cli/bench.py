@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
@@ -42,7 +41,7 @@ def bench_command(
     if json:
         common.print_json(figures)
         return
-    console = Console()
+    console = common.console()
     console.print(figure_table(figures))
     console.print(
         f"graph: {figures['graph']}; device {figures['device']}, {figures['threads']} thread(s); "

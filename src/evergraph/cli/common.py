@@ -1,4 +1,4 @@
-"""What the commands share: option types, parsing, progress bars, tables."""
+"""What the commands share: option types, parsing, progress bars."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from evergraph.core.settings import settings_of
-from evergraph.data import TEST_GRAPHS
+from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
-from evergraph.experiments import LOGGERS, RunSpec, told
-from evergraph.experiments.comparison import check_names, row_label
-from evergraph.experiments.result_file import RESULTS, each_test_graph
+from evergraph.experiments import LOGGERS, RunSpec
+from evergraph.experiments.comparison import check_names
+from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.run import OnProgress
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
 from evergraph.problems import PROBLEMS
-from evergraph.training import LABEL_SCOPES, Training
+from evergraph.training import LABEL_SCOPES, Training, default_method
 
 DEFAULTS = Training()
 
@@ -44,6 +42,13 @@ def _choices(names: Any) -> str:
 
 Stream = Annotated[str, typer.Argument(help="A stream's name (see `evergraph streams`) or the path of a graph file.")]
 Method = Annotated[str, typer.Option(help="A method's name (see `evergraph methods`); a+b composes two.")]
+ChosenMethod = Annotated[
+    str | None,
+    typer.Option(
+        help="A method's name; by default auto for nodes, with --model the paper's at stand-ins, analytic for "
+        "graphs with classes, curvature elsewhere."
+    ),
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
 Memory = Annotated[
     str | None,
@@ -65,8 +70,18 @@ ClassesPerTask = Annotated[int | None, typer.Option(help="Classes that arrive to
 MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with fewer nodes.")]
 ABOUT_TEST_GRAPHS = "; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items())
 TestGraph = Annotated[str, typer.Option(help=f"{ABOUT_TEST_GRAPHS}. Several with commas.")]
+Scenario = Annotated[
+    str | None, typer.Option(help="; ".join(f"{name}: {kind.about}" for name, kind in SCENARIOS.items()))
+]
+By = Annotated[str | None, typer.Option(help="The attribute that makes the tasks: a year, a country.")]
+Bins = Annotated[int | None, typer.Option(help="Intervals that --by is cut into; 0 makes a task of each value.", min=0)]
+Blur = Annotated[float | None, typer.Option(help="Share of training examples that arrive with other tasks.")]
+Split = Annotated[str | None, typer.Option(help="given: the data's own masks, where it has some; random: 60/20/20.")]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
+Directed = Annotated[
+    bool, typer.Option("--directed", help="Keep the directions of the edges; else each is read in both.")
+]
 Problem = Annotated[str | None, typer.Option(help=f"{_choices(PROBLEMS)}; the stream's own by default.")]
 Metric = Annotated[str | None, typer.Option(help=f"{_choices(METRICS)}; the problem's own by default.")]
 Model = Annotated[str | None, typer.Option(help=f"{_choices(MODELS)}; the method's own by default.")]
@@ -92,7 +107,13 @@ KeepOptimizer = Annotated[
 Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
-stderr = Console(stderr=True)
+
+def console(stderr: bool = False) -> Console:
+    """A terminal that prints text as it is: a class may be called «[/b]», which would else be mark-up."""
+    return Console(stderr=stderr, markup=False, emoji=False)
+
+
+stderr = console(stderr=True)
 RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "set_": (Set, None),
     "memory": (Memory, None),
@@ -103,8 +124,14 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "min_class_size": (MinClassSize, None),
     "order": (Order, "labelled"),
     "test_graph": (TestGraph, "task"),
+    "scenario": (Scenario, None),
+    "by": (By, None),
+    "bins": (Bins, None),
+    "blur": (Blur, None),
+    "split": (Split, None),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
+    "directed": (Directed, False),
     "problem": (Problem, None),
     "metric": (Metric, None),
     "label_scope": (LabelScope, None),
@@ -162,6 +189,8 @@ def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, 
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise EvergraphError(f"{option} {item!r} is not KEY=VALUE, e.g. {option} strength=0.1")
+        if key in settings:
+            raise EvergraphError(f"{option} {key} is given twice ({settings[key]!r} and {value!r}); leave one out")
         settings[key] = value
     return settings
 
@@ -208,7 +237,19 @@ def training_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
 
 
-STREAM_OPTIONS = ("classes_per_task", "min_class_size", "test_graph", "task_incremental", "edges_between_tasks")
+STREAM_OPTIONS = (
+    "classes_per_task", "min_class_size", "test_graph", "task_incremental", "edges_between_tasks", "scenario", "by",
+    "bins", "blur", "split",
+)  # fmt: skip
+
+
+def named_method(method: str | None, source: str, options: dict[str, Any]) -> str:
+    """The method asked for; else the default for the problem, which the stream says where it is not named."""
+    if method is not None:
+        return method
+    dataset = DATASETS.get(source.partition(":")[0])
+    problem = options["problem"] or (dataset.problem if dataset is not None else "node-classification")
+    return default_method(options["model"], problem)
 
 
 def make_spec(
@@ -221,9 +262,10 @@ def make_spec(
     chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
     preferred = dict(make_method(method, settings).training) if own_training else {}
     test_graph, *also_test = names_of("test graph", [options["test_graph"]])
+    directed = {"undirected": False} if options["directed"] else {}
     return RunSpec(
         source=source,
-        stream={**chosen, "test_graph": test_graph, "order": parse_order(options["order"])},
+        stream={**chosen, "test_graph": test_graph, "order": parse_order(options["order"]), **directed},
         method=method,
         settings=settings,
         **model_options(options),
@@ -249,10 +291,11 @@ def _begun(folder: Path) -> bool:
     return any(any(folder.rglob(name)) for name in ("run.json", RESULTS))
 
 
-def refuse_strangers(folder: Path, what: str) -> None:
-    """An error where the folder holds something, and no run: `what` would be mixed into it."""
+def look_for_results(folder: Path, what: str) -> dict[str, dict[str, Any]]:
+    """The results that a folder holds; an error where it holds something, and no run: `what` would be mixed into it."""
     if holds_something(folder) and not _begun(folder):
         raise EvergraphError(f"{folder} exists and is not {what}'s folder; name another with --out")
+    return read_results(folder)
 
 
 def how_to_resume(folder: Path) -> str:
@@ -286,7 +329,7 @@ def print_json(value: Any) -> None:
 @contextmanager
 def progress_bar(label: str, seeds: int) -> Iterator[OnProgress]:
     """A bar on stderr with the time left; it counts epochs over all tasks and seeds."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
     hidden = not stderr.is_terminal  # elsewhere it would leave an empty line
     with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True, disable=hidden) as bar:
         line = bar.add_task(label, total=None)
@@ -297,53 +340,3 @@ def progress_bar(label: str, seeds: int) -> Iterator[OnProgress]:
             bar.update(line, total=seeds * tasks * epochs, completed=done, description=text)
 
         yield update
-
-
-def spread(value: dict[str, float]) -> str:
-    """mean ± std."""
-    return f"{value['mean']:.2f} ± {value['std']:.2f}"
-
-
-def result_table(results: list[dict[str, Any]]) -> Group:
-    """A table per test graph, with one row per run."""
-    protocol = results[0]["protocol"]
-    rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
-    about = f"{protocol['tasks']} tasks, {protocol['scenario']}, "
-    caption = (
-        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs, "
-        f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
-    )
-    return _tables(rows, about, caption)
-
-
-def comparison_table(rows: list[dict[str, Any]]) -> Group:
-    """A table per stream and test graph, with one row per method and its settings."""
-    return _tables(rows, "", "mean ± std over class orders and seeds; seconds per run")
-
-
-def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        graph = row.get("test_graph") or row["protocol"]["test_graph"]
-        groups.setdefault((row["stream"], graph), []).append(row)
-    tables: list[Table | str] = []
-    for (stream, graph), members in groups.items():
-        title = f"{stream}: {about}test graph {graph}"
-        if leak := members[0].get("leak"):
-            title += f"; leak score {leak['mean']:.1f} (chance {leak['chance']:.1f})"
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("method", min_width=8, overflow="fold")
-        for name in ("AP (%)", "AF (%)", "seconds", "bytes kept"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("keeps; uses", min_width=11)
-        for row in members:
-            numbers = [
-                spread(row["ap"]),
-                spread(row["af"]),
-                f"{row['seconds']:.1f}",
-                told.show_bytes(row["kept_bytes"]),
-            ]
-            access = "; ".join(word for word in (told.keeps(row), told.uses(row)) if word != "–")
-            table.add_row(row_label(row), *numbers, access)
-        tables.append(table)
-    return Group(*tables, caption)

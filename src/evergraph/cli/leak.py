@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
+from evergraph.cli.tables import spread
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS, leak_score, stream
 from evergraph.evaluation import mean_std
 
@@ -48,6 +48,6 @@ def leak_command(
     for title in ("tasks", "leak score (%)", "chance (%)"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        numbers = [str(row["tasks"]), common.spread(row["leak"]), f"{row['leak']['chance']:.1f}"]
+        numbers = [str(row["tasks"]), spread(row["leak"]), f"{row['leak']['chance']:.1f}"]
         table.add_row(row["stream"], row["test_graph"], *numbers)
-    Console().print(table)
+    common.console().print(table)

@@ -61,11 +61,18 @@ def paper_command(
     if rows == []:
         raise EvergraphError("--methods names no row; leave it out for all of them")
     folder = out or Path("runs") / "paper"
-    common.refuse_strangers(folder, "an experiment")
+    common.look_for_results(folder, "an experiment")
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise EvergraphError(f"{folder} is not empty; add --resume to go on with it, or name another with --out")
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    bar = Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=common.stderr)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    bar = Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=common.stderr,
+        disable=not common.stderr.is_terminal,
+    )
     line = bar.add_task("starting", total=None)
 
     def on_done(key: str, done: int, total: int) -> None:

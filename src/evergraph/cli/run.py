@@ -1,35 +1,25 @@
-"""`evergraph run`, `compare`, `methods`, `models`, `streams`."""
+"""`evergraph run`, `methods`, `models`, `streams`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from itertools import product
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
+from evergraph.cli.tables import result_table
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, DEFAULT_STREAM, TEST_GRAPHS
+from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, run_cells
-from evergraph.experiments.comparison import (
-    cell_key,
-    check_names,
-    settings_by_method,
-    table_rows,
-    training_groups,
-    variations,
-    write_tables,
-)
+from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.plots import heatmaps
-from evergraph.experiments.report import write_report
-from evergraph.experiments.result_file import CELLS, each_test_graph, known_result, read_results, write_results
 from evergraph.experiments.run import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
@@ -39,7 +29,6 @@ from evergraph.persistence.files import taken_folder
 def add_commands(app: typer.Typer) -> None:
     """Put these commands on the command line."""
     app.command("run")(run_command)
-    app.command("compare")(compare_command)
     app.command("methods")(methods_command)
     app.command("models")(models_command)
     app.command("streams")(streams_command)
@@ -49,11 +38,12 @@ def add_commands(app: typer.Typer) -> None:
 def run_command(
     options: dict[str, Any],
     stream: common.Stream = DEFAULT_STREAM,
-    method: common.Method = "auto",
+    method: common.ChosenMethod = None,
     seeds: common.Seeds = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
+    method = common.named_method(method, stream, options)
     settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     spec.check()
@@ -64,124 +54,22 @@ def run_command(
         )
     folder = options["out"] or default_folder(stream, method)
     with common.on_interrupt(lambda: common.how_to_resume(folder)):
-        result = _run(spec, folder, options)
+        result = run_one(spec, folder, options)
         heatmaps([result], folder / "heatmap.png")
     if json:
         common.print_json(result)
         return
-    console = Console()
-    console.print(common.result_table([result]))
+    console = common.console()
+    console.print(result_table([result]))
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
 
-@common.takes_options(*(name for name in common.RUN_OPTIONS if name not in {"order", "test_graph"}))
-def compare_command(
-    options: dict[str, Any],
-    streams: Annotated[
-        list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
-    ] = None,
-    methods: Annotated[str, typer.Option(help="Names with commas.")] = "finetune,curvature,joint",
-    order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
-    test_graph: Annotated[
-        list[str] | None, typer.Option(help="A test graph, or several (with commas): one training run serves all.")
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="A setting at several values, for every method that has it."),
-    ] = None,
-    seeds: common.Seeds = 3,
-    json: common.Json = False,
-) -> None:
-    """Learn streams with several methods under one protocol: one table and one picture.
-
-    Settings go to every method that has them, or to one by its name: --set curvature.strength=0.5.
-    """
-    axes = {
-        "stream": check_names("stream", streams or [DEFAULT_STREAM]),
-        "order": check_names("order", order or ["labelled"]),
-        "method": check_names("method", methods.split(",")),
-    }
-    test_graphs = common.names_of("test graph", test_graph or ["task"])
-    for name in test_graphs:
-        TEST_GRAPHS[name]
-    varied = {key: value.split(",") for key, value in common.parse_settings(vary, "--vary").items()}
-    specs = _comparison(axes, test_graphs, varied, seeds, options)
-    if len(specs) > len(axes["method"]):  # of a single stream the first run finds out before it begins
-        for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
-            spec.make_stream(0, options["data_root"])
-    folder = options["out"] or default_folder(axes["stream"][0], "compare")
-    common.refuse_strangers(folder, "a comparison")
-    with common.on_interrupt(lambda: common.how_to_resume(folder)), taken_folder(folder, "name another with --out"):
-        entries = read_results(folder)
-        results = _finish_cells(specs, folder, entries, options)
-        write_results(folder, specs, results)
-        rows = table_rows(results.values())
-        write_tables(rows, folder)
-        picture = heatmaps(list(results.values()), folder / "heatmaps.png")
-        page = write_report([folder], folder / "report.html").page
-    if json:
-        results_list = [one for result in results.values() for one in each_test_graph(result)]
-        common.print_json({"results": results_list, "table": rows, "heatmaps": str(picture), "report": str(page)})
-        return
-    console = Console()
-    if len(specs) == len(axes["method"]) and len(test_graphs) == 1:
-        console.print(common.result_table(list(results.values())))
-    else:
-        console.print(common.comparison_table(rows))
-    console.print(f"heatmaps: {picture}\nreport: {page}", soft_wrap=True)
-
-
-def _comparison(
-    axes: dict[str, list[str]],
-    test_graphs: list[str],
-    varied: dict[str, list[str]],
-    seeds: int,
-    options: dict[str, Any],
-) -> dict[str, RunSpec]:
-    """The runs of a comparison by their keys; each serves as many test graphs as one training run can."""
-    fixed = common.method_settings(axes["method"], options)
-    specs: dict[str, RunSpec] = {}
-    for values, variation in product(product(*axes.values()), variations(varied)):
-        chosen = dict(zip(axes, values))
-        name = chosen["method"]
-        settings = settings_by_method(axes["method"], {**fixed, **variation})[name]
-        own = settings_by_method(axes["method"], variation)[name]  # what is varied and the method has
-        groups = training_groups(name, settings, test_graphs)
-        for group in groups:
-            cell_options = {**options, "order": chosen["order"], "test_graph": ",".join(group)}
-            spec = common.make_spec(chosen["stream"], name, settings, seeds, cell_options, own_training=False)
-            spec.check()  # a wrong name is found before the first run starts
-            parts = {**axes, "test_graph": [names[0] for names in groups]}
-            specs[cell_key(parts, {**chosen, "test_graph": group[0]}, own)] = spec
-    return specs
-
-
-def _finish_cells(
-    specs: dict[str, RunSpec], folder: Path, entries: dict[str, Any], options: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The results of a comparison's cells: those that the results file holds, and those run now."""
-    known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
-    if known and not options["resume"]:
-        raise EvergraphError(
-            f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
-        )
-    left = {key: spec for key, spec in specs.items() if key not in known}
-    for key, spec in left.items():
-        check_folder(folder / CELLS / key, spec, options["resume"])
-    if (options["jobs"] or 1) > 1:
-        new_results = _side_by_side(left, folder / CELLS, options)
-    else:
-        new_results = {key: _run(spec, folder / CELLS / key, options) for key, spec in left.items()}
-    return {key: known.get(key) or new_results[key] for key in specs}
-
-
-def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """One run: in this process with a progress bar and loggers, or its seeds side by side."""
     if (options["jobs"] or 1) > 1:
-        check_folder(folder, spec, options["resume"])
-        with taken_folder(folder, "name another with --out"):
-            check_folder(folder, spec, options["resume"])
-            return _side_by_side({"": spec}, folder, options)[""]
+        look = partial(check_folder, folder, spec, options["resume"])
+        with taken_folder(folder, look, advice="name another with --out"):
+            return side_by_side({"": spec}, folder, options)[""]
     loggers = make_loggers([name for name in (options["log"] or "").split(",") if name])
     with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
         return run(
@@ -194,7 +82,7 @@ def _run(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]
         )
 
 
-def _side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Cells in several processes."""
     if options["log"]:
         raise EvergraphError("--log follows one process; leave --jobs out, or log without it")
@@ -228,7 +116,7 @@ def methods_command(json: common.Json = False) -> None:
         settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())
         keeps = ", ".join(row["access"]["keeps"]) or "nothing"
         table.add_row(row["name"], row["family"], keeps, settings, row["reference"])
-    Console().print(table)
+    common.console().print(table)
 
 
 def models_command(json: common.Json = False) -> None:
@@ -244,17 +132,19 @@ def models_command(json: common.Json = False) -> None:
     for row in rows:
         settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())  # type: ignore[attr-defined]
         table.add_row(str(row["name"]), settings, str(row["about"]))
-    Console().print(table)
+    common.console().print(table)
 
 
-def streams_command(json: common.Json = False) -> None:
-    """List the streams."""
+def streams_command(data_root: common.DataRoot = None, json: common.Json = False) -> None:
+    """List the streams, and which are at hand without a download."""
     rows = [
         {
             "name": name,
             "classes_per_task": dataset.classes_per_task,
             "min_class_size": dataset.min_class_size,
             "problem": dataset.problem,
+            "scenario": dataset.scenario,
+            "at_hand": dataset.at_hand(data_root),
             "about": dataset.about,
         }
         for name, dataset in DATASETS.items()
@@ -262,8 +152,10 @@ def streams_command(json: common.Json = False) -> None:
     if json:
         common.print_json(rows)
         return
-    table = Table("name", "classes per task", "smallest class", "what it is")
+    table = Table("name", "problem", "scenario", "classes per task", "smallest class", "at hand", "what it is")
     for row in rows:
-        smallest = str(row["min_class_size"] or "any")
-        table.add_row(str(row["name"]), str(row["classes_per_task"]), smallest, str(row["about"]))
-    Console().print(table)
+        by_class = row["scenario"] in ("class", "task")
+        counts = [str(row["classes_per_task"]) if by_class else "all", str(row["min_class_size"] or "any")]
+        at_hand = "yes" if row["at_hand"] else "download"
+        table.add_row(str(row["name"]), str(row["problem"]), str(row["scenario"]), *counts, at_hand, str(row["about"]))
+    common.console().print(table)

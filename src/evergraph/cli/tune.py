@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from evergraph.cli import common
@@ -50,7 +49,7 @@ def add_commands(app: typer.Typer) -> None:
 def tune_command(
     options: dict[str, Any],
     stream: common.Stream,
-    method: common.Method = "auto",
+    method: common.ChosenMethod = None,
     rule: Rule = "first-tasks",
     rule_set: RuleSet = None,
     trials: Trials = 20,
@@ -62,6 +61,7 @@ def tune_command(
 
     What is set (--set, --lr and so on) stays as it is; the rest of what the method declares is searched.
     """
+    method = common.named_method(method, stream, options)
     settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
     searched = Space.of(spec, common.parse_settings(space, "--space"), common.training_options(options))
@@ -87,7 +87,7 @@ def tune_command(
         sys.stdout.write((folder / "table.md").read_text(encoding="utf-8"))
         _print_notes([f"{row['rule']}: {row['note']}" for row in found["rules"] if row.get("note")], folder)
     else:
-        Console().print(_trials_table(found, searched))
+        common.console().print(_trials_table(found, searched))
         command = shlex.join(["evergraph", "run", stream, *_given(method, seeds, options), *found["run_options"]])
         _print_notes([*([found["note"]] if found["note"] else []), f"use it: {command}"], folder)
 

@@ -14,11 +14,15 @@ from typing import Any, TypeVar
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def capability(*, rests_on: tuple[str, ...]) -> Callable[[Function], Function]:
-    """Declare a method as a capability that is valid as long as the methods named in `rests_on` are its class's own."""
+def capability(*, rests_on: tuple[str, ...], through: str = "") -> Callable[[Function], Function]:
+    """Declare a method as a capability that is valid as long as the methods named in `rests_on` are its class's own.
+
+    With `through` the part of that name needs the same capability: what a wrapper passes on.
+    """
 
     def declare(function: Function) -> Function:
         function.rests_on = rests_on  # type: ignore[attr-defined]
+        function.through = through  # type: ignore[attr-defined]
         return function
 
     return declare
@@ -38,6 +42,9 @@ def capable(owner: Any, name: str) -> Callable[..., Any] | None:
             return None
         if getattr(owner, "_forward_hooks", None) or getattr(owner, "_forward_pre_hooks", None):
             return None  # torch modules: a hook changes what a call computes
+        through = vars(kind)[name].through
+        if through and capable(getattr(owner, through), name) is None:
+            return None
         bound: Callable[..., Any] = getattr(owner, name)
         return bound
     return None

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch import Tensor
 
 from evergraph.core.sparse import Features
 
-_products: list[tuple[Tensor, Features, Tensor]] | None = None
+
+class Product(NamedTuple):
+    """A weight matrix, the rows that it multiplied, and the rows that came out.
+
+    A row belongs to a node of the batch, or with `of_examples` to an example (a link) of it.
+    """
+
+    weight: Tensor
+    rows: Features
+    out: Tensor
+    of_examples: bool = False
+
+
+_products: list[Product] | None = None
 
 
 @contextmanager
-def recorded_products() -> Iterator[list[tuple[Tensor, Features, Tensor]]]:
-    """Within it, every `linear` of a forward pass leaves (weight, input rows, output rows) in the list."""
+def recorded_products() -> Iterator[list[Product]]:
+    """Within it, every `linear` of a forward pass leaves its product in the list."""
     global _products
     _products = []
     try:
@@ -28,9 +42,9 @@ def recording() -> bool:
     return _products is not None
 
 
-def linear(x: Features, weight: Tensor) -> Tensor:
-    """X W."""
+def linear(x: Features, weight: Tensor, *, of_examples: bool = False) -> Tensor:
+    """X W; `of_examples` says that the rows are examples, not nodes."""
     out = x @ weight
     if _products is not None:
-        _products.append((weight, x, out))
+        _products.append(Product(weight, x, out, of_examples))
     return out

@@ -1,14 +1,302 @@
-"""Settings from text: the command line and configuration files give strings, constructors want numbers."""
+"""How a setting is declared, and the one check that every constructor makes of what it is given.
+
+A setting is declared by its annotation, be it a field of a dataclass or an argument of `__init__` or of a function:
+
+    strength: NonNegative = 1.0                                # a finite number of at least 0
+    heads: PositiveInt = 8                                     # a whole number of at least 1
+    margin: Annotated[float, Bounds(above=0, at_most=0.5)]     # any other range
+    labels: Literal["sample", "exact"] = "exact"               # a choice
+
+`float` alone is any finite number and `int` any whole number of 64 bits; a class takes its instances. Annotations that
+cannot be evaluated are not checked, and neither is a setting that is left at its default.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Mapping
-from typing import Any
+import math
+import numbers
+import sys
+import types
+import weakref
+from abc import ABCMeta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from evergraph.errors import EvergraphError, unknown
+import numpy as np
 
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", type(None): "a number, true, false or none"}
+from evergraph.errors import EvergraphError, shown, unknown
+
+UNDECLARED = inspect.Parameter.empty
+LARGEST = 2**63 - 1  # whole numbers beyond it fit no array and no tensor
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The range of a number: `Annotated[float, Bounds(at_least=0, below=1)]`.
+
+    Args:
+        at_least: the smallest number allowed.
+        above: all numbers allowed are larger.
+        at_most: the largest number allowed.
+        below: all numbers allowed are smaller.
+    """
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def allow(self, number: float) -> bool:
+        """Whether a number lies within."""
+        return (
+            (self.at_least is None or number >= self.at_least)
+            and (self.above is None or number > self.above)
+            and (self.at_most is None or number <= self.at_most)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        named = {"of at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
+        return " and ".join(f"{words} {_figure(bound)}" for words, bound in named.items() if bound is not None)
+
+
+def _figure(bound: float) -> str:
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+@dataclass(frozen=True)
+class NotEmpty:
+    """For lists: `Annotated[list[int], NotEmpty()]`."""
+
+    def allow(self, values: Sequence[Any]) -> bool:
+        """Whether there is an item."""
+        return len(values) > 0
+
+    def __str__(self) -> str:
+        return "that is not empty"
+
+
+NonNegative = Annotated[float, Bounds(at_least=0)]
+"""A number of at least 0."""
+Positive = Annotated[float, Bounds(above=0)]
+"""A number above 0."""
+Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
+"""A number between 0 and 1, both included."""
+BelowOne = Annotated[float, Bounds(at_least=0, below=1)]
+"""A number of at least 0 and below 1."""
+NonNegativeInt = Annotated[int, Bounds(at_least=0)]
+"""A whole number of at least 0."""
+PositiveInt = Annotated[int, Bounds(at_least=1)]
+"""A whole number of at least 1."""
+Seed = Annotated[int, Bounds(at_least=0, below=2**32)]
+"""A whole number that every generator of random numbers takes."""
+
+
+MARKS = (Bounds, NotEmpty)
+
+
+class Checked(ABCMeta):
+    """The metaclass of classes whose constructors take nothing but what their settings are declared to be."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Check the arguments, then construct."""
+        given = check_arguments(cls, cls.__name__, args, kwargs)
+        return super().__call__(*given.args, **given.kwargs)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor, for help pages and editors."""
+        if cls.__init__ is object.__init__:  # type: ignore[misc]
+            return inspect.Signature()
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=UNDECLARED)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def checked(function: Function) -> Function:
+    """A function that takes nothing but what its arguments are declared to be. Usable as a decorator."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        given = check_arguments(function, function.__name__, args, kwargs)
+        return function(*given.args, **given.kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def check_arguments(
+    called: Callable[..., Any], owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call as they are declared; `owner` is what a message calls the function or class."""
+    signature, declared = _declarations(called)
+    try:
+        given = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        known = [name for name, p in signature.parameters.items() if p.kind is not p.VAR_POSITIONAL]
+        for key in kwargs:
+            if key not in known:
+                raise unknown(f"setting of {owner}", key, known or ["(none)"]) from None
+        raise EvergraphError(f"{owner}: {error}") from None
+    for name, value in given.arguments.items():
+        if (kind := declared.get(name, UNDECLARED)) is not UNDECLARED:
+            default = signature.parameters[name].default
+            same = value is default or (type(value) is type(default) and _equal(value, default))
+            given.arguments[name] = value if same else check_setting(owner, name, value, kind)
+    return given
+
+
+def check_setting(owner: str, name: str, value: Any, kind: Any) -> Any:
+    """A value as the declaration has it (a NumPy number as Python's, a list as a tuple), or the one error."""
+    found, fits = _conform(value, kind)
+    if not fits:
+        words = _words(kind)
+        if "whole number" in words and isinstance(value, int) and abs(value) > LARGEST:
+            words += " and below 2^63"
+        raise EvergraphError(f"{owner}: {name}={shown(value)} must be {words}")
+    return found
+
+
+def misfit(value: Any, kind: Any) -> str:
+    """Why a value that was read is not what it is declared to be (`TypedDict`s say it key by key); empty if it is."""
+    if not is_typeddict(kind):
+        return "" if _conform(value, kind)[1] else f"{shown(value)} must be {_words(kind)}"
+    if not isinstance(value, dict):
+        return f"{shown(value)} must be an object"
+    for key, declared in get_type_hints(kind, include_extras=True).items():
+        if key not in value:
+            if key in kind.__required_keys__:
+                return f"there is no {key!r}"
+        elif not _conform(value[key], declared)[1]:
+            return f"{key}={shown(value[key])} must be {_words(declared)}"
+    return ""
+
+
+def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
+    """The value as it is declared, and whether it can be."""
+    if get_origin(kind) is Annotated:
+        inner, *marks = get_args(kind)
+        found, fits = _conform(value, inner)
+        return found, fits and all(mark.allow(found) for mark in marks if isinstance(mark, MARKS))
+    if get_origin(kind) in (Union, types.UnionType):
+        tries = [_conform(value, choice) for choice in get_args(kind)]
+        return next(((found, True) for found, fits in tries if fits), (value, False))
+    if get_origin(kind) is Literal:
+        return value, any(type(value) is type(choice) and value == choice for choice in get_args(kind))
+    if (container := get_origin(kind)) is list or (container is tuple and get_args(kind)[1:] == (...,)):
+        if not isinstance(value, (list, tuple)):
+            return value, False
+        parts = [_conform(item, get_args(kind)[0]) for item in value]
+        return container(found for found, _ in parts), all(fits for _, fits in parts)
+    if get_origin(kind) is Sequence:
+        fits = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        return value, fits and all(_conform(item, get_args(kind)[0])[1] for item in value)
+    if get_origin(kind) is dict:
+        fits = isinstance(value, dict) and all(_conform(item, get_args(kind)[1])[1] for item in value.values())
+        return value, fits
+    if is_typeddict(kind):
+        return value, not misfit(value, kind)
+    is_bool = isinstance(value, (bool, np.bool_))
+    if kind is bool:
+        return (bool(value), True) if is_bool else (value, False)
+    if kind is int:
+        fits = isinstance(value, numbers.Integral) and not is_bool and abs(int(value)) <= LARGEST
+        return (int(value), True) if fits else (value, False)
+    if kind is float:
+        if not isinstance(value, numbers.Real) or is_bool:
+            return value, False
+        try:
+            return float(value), math.isfinite(value)
+        except OverflowError:  # a whole number beyond every float
+            return value, False
+    if kind is str:
+        return value, isinstance(value, str)
+    if kind is None or kind is type(None):
+        return value, value is None
+    kind = get_origin(kind) or kind
+    return value, kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _words(kind: Any) -> str:
+    """What a declaration asks for, for people."""
+    if get_origin(kind) is Annotated:
+        inner, *marks = get_args(kind)
+        return " ".join([_words(inner), *(str(mark) for mark in marks if isinstance(mark, MARKS))])
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_words(choice) for choice in sorted(get_args(kind), key=lambda k: k is not type(None)))
+    if get_origin(kind) is Literal:
+        return f"one of: {', '.join(str(choice) or repr(choice) for choice in get_args(kind))}"
+    if get_origin(kind) in (list, tuple, Sequence):
+        return f"a list with items each {_words(get_args(kind)[0])}"
+    words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", type(None): "none"}
+    return words.get(kind) or f"of type {getattr(get_origin(kind) or kind, '__name__', kind)}"
+
+
+def _equal(value: Any, default: Any) -> bool:
+    try:
+        return bool(value == default)
+    except Exception:  # arrays and other things that do not compare to one truth value
+        return False
+
+
+_known: weakref.WeakKeyDictionary[Any, tuple[inspect.Signature, dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+def _declarations(called: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """The signature of a class or function, and the declaration of each argument that has one."""
+    if called not in _known:
+        signature = inspect.signature(called)
+        declared = {}
+        for name, parameter in signature.parameters.items():
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                for annotation, namespace in _annotations(called, name):
+                    declared[name] = _resolved(annotation, namespace)
+                    break
+        _known[called] = signature, declared
+    return _known[called]
+
+
+def _annotations(called: Any, name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The annotation of an argument, with the names that it may use: the nearest class of a dataclass comes first."""
+    if isinstance(called, type) and _made_by_dataclass(called):
+        for kind in called.__mro__:
+            if name in (own := inspect.get_annotations(kind)):
+                functions = [f.__globals__ for f in vars(kind).values() if inspect.isfunction(f)]
+                module = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+                names = {key: value for space in [*functions, module] for key, value in space.items()}
+                yield own[name], {**names, **vars(kind)}
+    else:
+        function: Any = vars(_owner(called))["__init__"] if isinstance(called, type) else inspect.unwrap(called)
+        if name in getattr(function, "__annotations__", {}):
+            yield function.__annotations__[name], function.__globals__
+
+
+def _made_by_dataclass(kind: type) -> bool:
+    """Whether a class's constructor is one that `@dataclass` wrote."""
+    parameters = vars(_owner(kind)).get("__dataclass_params__")
+    return parameters is not None and bool(parameters.init)
+
+
+def _owner(kind: type) -> type:
+    """The class whose constructor a class has."""
+    return next(base for base in kind.__mro__ if "__init__" in vars(base))
+
+
+def _resolved(annotation: Any, namespace: dict[str, Any]) -> Any:
+    """An annotation, evaluated where it is text; what cannot be is not declared."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, {**namespace})
+    except Exception:  # a name that stands under TYPE_CHECKING, or is gone
+        return UNDECLARED
+
+
+# settings as text: the command line and configuration files give strings
 
 
 def settings_of(kind: type) -> dict[str, Any]:
@@ -20,30 +308,52 @@ def settings_of(kind: type) -> dict[str, Any]:
 
 
 def configure(kind: type, name: str, settings: Mapping[str, Any]) -> Any:
-    """An instance of `kind`, which people call `name`, with text turned into the type of each setting's default."""
+    """An instance of `kind`, which people call `name`, with text turned into the type of each setting."""
     known = settings_of(kind)
     for key in settings:
         if key not in known:
             raise unknown(f"setting of {name}", key, known or ["(none)"])
-    return kind(**{key: parse_setting(name, key, value, known[key]) for key, value in settings.items()})
+    return kind(**{key: parse_setting(kind, key, value, owner=name) for key, value in settings.items()})
 
 
-def parse_setting(owner: str, key: str, value: Any, default: Any) -> Any:
-    """A setting as the type of its default; what is not text is taken as it is."""
-    if not isinstance(value, str) or isinstance(default, str):
+def parse_setting(called: Callable[..., Any], key: str, value: Any, *, owner: str) -> Any:
+    """A setting of a class or function, from text to what it is declared to be, else to the type of its default."""
+    if not isinstance(value, str):
         return value
+    signature, declared = _declarations(called)
+    default, kind = signature.parameters[key].default, declared.get(key, UNDECLARED)
+    if kind is UNDECLARED:
+        kind = UNDECLARED if default is UNDECLARED else type(default)
+    return parse_text(owner, key, value, kind, default)
+
+
+def parse_text(owner: str, key: str, text: str, kind: Any, default: Any) -> Any:
+    """Text as what a declaration asks for."""
     try:
-        if isinstance(default, bool):
-            return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
-        if default is None:
-            return _guess(value)
-        if isinstance(default, (list, tuple)):
-            return [_guess(item) for item in value.split(",")]
-        return type(default)(value)
+        return _parse(text, kind)
     except (ValueError, KeyError):
         raise EvergraphError(
-            f"{owner}: {key}={value!r} is not {WORDS.get(type(default), 'possible')} (the default is {default!r})"
+            f"{owner}: {key}={shown(text)} must be {_words(kind)} (the default is {default!r})"
         ) from None
+
+
+def _parse(text: str, kind: Any) -> Any:
+    if get_origin(kind) is Annotated:
+        return _parse(text, get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        choices = [choice for choice in get_args(kind) if choice is not type(None)]
+        if type(None) in get_args(kind) and text.lower() == "none":
+            return None
+        return _parse(text, choices[0]) if len(choices) == 1 else _guess(text)
+    if kind is bool:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    if kind in (int, float):
+        return kind(text)
+    if get_origin(kind) is tuple:
+        return tuple(_parse(item, get_args(kind)[0]) for item in text.split(","))
+    if kind in (list, tuple) or get_origin(kind) in (list, Sequence):
+        return [_guess(item) for item in text.split(",")]
+    return _guess(text) if kind is type(None) else text
 
 
 def _guess(text: str) -> Any:

@@ -63,24 +63,26 @@ def kronecker_factors(
         with torch.enable_grad(), counted_bytes() as sizes, recorded_products() as products:
             outputs = model(batch)
         vectors = label_factors(problem, outputs.detach(), labels, batch.y, generator)
-        rows = [out for _, _, out in products]
+        rows = [product.out for product in products]
         for grads in batched_gradients(outputs, rows, vectors, sum(sizes), memory):
-            for (weight, _, _), grad in zip(products, grads):
-                flat, name = grad.flatten(0, 1), names[id(weight)]
+            for product, grad in zip(products, grads):
+                flat, name = grad.flatten(0, 1), names[id(product.weight)]
                 output_sums[name] = output_sums.get(name, 0) + flat.T @ flat
-        num_nodes += batch.num_seeds
+        num_nodes += batch.num_examples
     return {name: KroneckerFactor(input_factors[name], total / num_nodes) for name, total in output_sums.items()}
 
 
 def _input_factors(model: nn.Module, batches: Batches, names: dict[int, str]) -> dict[str, Tensor]:
     """The mean of x xᵀ over the distinct rows that each weight multiplies."""
     total: dict[str, Tensor] = {}
-    counted: dict[str, Tensor] = {}  # the graph's nodes whose rows are in
+    counted: dict[str, Tensor] = {}  # the graph's nodes (or examples) whose rows are in
     for batch in batches(ROWS_AT_ONCE):
         with torch.no_grad(), recorded_products() as products:
             model(batch)
-        for weight, x, _ in products:
-            name, nodes = names[id(weight)], batch.nodes[: x.size(0)]  # a product's rows are a prefix of the nodes
+        for weight, x, _, of_examples in products:
+            owners = batch.examples if of_examples else batch.nodes
+            assert owners is not None
+            name, nodes = names[id(weight)], owners[: x.size(0)]  # a product's rows are a prefix of the nodes
             new = torch.nonzero(~torch.isin(nodes, counted[name])).reshape(-1) if name in counted else None
             total[name] = total.get(name, 0) + _gram(x if new is None else take_rows(x, new))
             counted[name] = nodes if new is None else torch.cat([counted[name], nodes[new]])

@@ -147,9 +147,9 @@ def squared_batch_gradients(
             outputs = model(batch)
         fixed = outputs.detach()
         cotangent = problem.score(fixed, pick_labels(problem, fixed, labels, batch.y, generator))
-        squares = squared_gradient(outputs, params, cotangent / batch.num_seeds)
+        squares = squared_gradient(outputs, params, cotangent / batch.num_examples)
         for name, sum_ in total.items():
-            sum_ += batch.num_seeds * squares[name]
+            sum_ += batch.num_examples * squares[name]
     return total
 
 

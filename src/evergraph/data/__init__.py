@@ -1,10 +1,14 @@
 """Graphs, streams of tasks, datasets, and the mini-batches cut from them."""
 
+from evergraph.data.attributes import Attribute
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
-from evergraph.data.graph import ClassName, Graph, as_graph, from_pyg, make_graph
+from evergraph.data.examples import make_graphs, make_links, with_links
+from evergraph.data.files import as_graph
+from evergraph.data.graph import ClassName, Graph, from_pyg, make_graph
 from evergraph.data.leak import leak_score, neighbourhood_means
+from evergraph.data.scenarios import SCENARIOS, Scenario
 from evergraph.data.streams import DEFAULT_STREAM, TaskStream, find_graph, stream
 from evergraph.data.tasks import Part, Task, union
 from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
@@ -12,7 +16,9 @@ from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
 __all__ = [
     "DATASETS",
     "DEFAULT_STREAM",
+    "SCENARIOS",
     "TEST_GRAPHS",
+    "Attribute",
     "Batch",
     "ClassName",
     "Dataset",
@@ -20,6 +26,7 @@ __all__ = [
     "Neighbourhoods",
     "OfficialGraph",
     "Part",
+    "Scenario",
     "Task",
     "TaskStream",
     "TestGraph",
@@ -28,7 +35,10 @@ __all__ = [
     "from_pyg",
     "leak_score",
     "make_graph",
+    "make_graphs",
+    "make_links",
     "neighbourhood_means",
     "stream",
     "union",
+    "with_links",
 ]

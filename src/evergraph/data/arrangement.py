@@ -1,4 +1,4 @@
-"""How a graph is cut into tasks: which classes arrive when, and which nodes train, validate and test."""
+"""How examples are arranged: which classes arrive when, and which examples train, validate and test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, unknown
+from evergraph.errors import EvergraphError, tell, unknown
 
 Order = str | Sequence[Any]
+LEAST_TO_SPLIT = 5  # labelled nodes of a class
 ORDERS = ("labelled", "random", "random:SEED", "size", "a list of classes")
 
 
@@ -26,10 +27,10 @@ def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor
     for position in classes:
         nodes = torch.nonzero(graph.y == position).reshape(-1)
         size = nodes.numel()
-        if size < 5:
+        if size < LEAST_TO_SPLIT:
             raise EvergraphError(
                 f"{graph.name}: class {graph.class_names[position]!r} has {size} nodes, too few to split 60/20/20; "
-                "leave small classes out with min_class_size (at least 5)"
+                f"leave small classes out with min_class_size (at least {LEAST_TO_SPLIT})"
             )
         generator = torch.Generator().manual_seed(1_000_003 * seed + position)
         mixed = nodes[torch.randperm(size, generator=generator)]
@@ -38,6 +39,22 @@ def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor
             part.append(piece)
     train_nodes, val_nodes, test_nodes = (torch.cat(part).sort().values for part in parts)
     return train_nodes, val_nodes, test_nodes
+
+
+def split_what_can_be(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`split_nodes`, but classes with too few nodes to split are trained on whole, and not tested; it is said."""
+    sizes = graph.class_sizes().tolist()
+    small = [position for position in classes if sizes[position] < LEAST_TO_SPLIT]
+    if not small:
+        return split_nodes(graph, classes, seed)
+    listed = ", ".join(f"{graph.class_names[position]!r} ({sizes[position]})" for position in small[:8])
+    more = f" and {len(small) - 8} more" if len(small) > 8 else ""
+    tell(f"{graph.name}: too few labelled nodes to hold any out of {listed}{more}; trained on, not tested")
+    whole = torch.nonzero(torch.isin(graph.y, torch.tensor(small))).reshape(-1)
+    if len(small) == len(classes):
+        return whole, whole[:0], whole[:0]
+    train, val, test = split_nodes(graph, [position for position in classes if position not in small], seed)
+    return torch.cat([train, whole]).sort().values, val, test
 
 
 def group_classes(graph: Graph, order: Order, classes_per_task: int, min_class_size: int, seed: int) -> list[list[int]]:
@@ -86,11 +103,10 @@ def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:
 
 
 def _named_groups(graph: Graph, kept: list[int], order: Sequence[Sequence[Any]]) -> list[list[int]]:
-    """The tasks themselves, from a list of lists."""
+    """The tasks themselves, from a list of lists; a class may come again in a later task."""
     if not all(order):
         raise EvergraphError(f"task {list(map(len, order)).index(0)} of the order has no class; give it one or drop it")
-    flat = iter(_positions(graph, kept, [name for group in order for name in group]))
-    return [[next(flat) for _ in group] for group in order]
+    return [_positions(graph, kept, group) for group in order]
 
 
 def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]:
@@ -102,5 +118,51 @@ def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]
         if name not in position_of:
             raise unknown("class in the order", name, position_of)
         if count > 1:
-            raise EvergraphError(f"class {name!r} is in two tasks (or twice in one); give each class once")
+            raise EvergraphError(
+                f"class {name!r} is given twice; give each class once (a list of tasks may have it in several)"
+            )
     return [position_of[str(name)] for name in names]
+
+
+def given_split(graph: Graph, seed: int) -> Tensor | None:
+    """The part of each example in the split that the data came with; of several splits, the seed's."""
+    return None if graph.splits is None else graph.splits[:, seed % graph.splits.size(1)].clone()
+
+
+def split_within_tasks(graph: Graph, task_of: Tensor, seed: int) -> Tensor:
+    """60/20/20 of each task's examples, where they have classes of each class in it; the part of each example.
+
+    Shares are rounded down for validation, and to at least one for training; what is left over is for tests.
+    """
+    part = torch.full((graph.num_examples,), -1)
+    kinds = graph.y if graph.has_classes else torch.zeros(graph.num_examples, dtype=torch.long)
+    usable = (task_of >= 0) & graph.labelled
+    for task, kind in torch.unique(torch.stack([task_of, kinds], 1)[usable], dim=0).tolist():
+        chosen = torch.nonzero(usable & (task_of == task) & (kinds == kind)).reshape(-1)
+        generator = torch.Generator().manual_seed(1_000_003 * seed + 7919 * task + kind)
+        mixed = chosen[torch.randperm(chosen.numel(), generator=generator)]
+        train, val = max(3 * mixed.numel() // 5, 1), mixed.numel() // 5
+        part[mixed[:train]], part[mixed[train : train + val]], part[mixed[train + val :]] = 0, 1, 2
+    return part
+
+
+def tasks_of_classes(graph: Graph, groups: Sequence[Sequence[int]], part: Tensor, seed: int) -> Tensor:
+    """The task of each example by its class; a class that comes in several tasks has its examples shared out evenly."""
+    owners: dict[int, list[int]] = {}
+    for task, group in enumerate(groups):
+        for position in group:
+            owners.setdefault(position, []).append(task)
+    first = torch.full((graph.num_classes + 1,), -1)
+    for position, tasks in owners.items():
+        first[position] = tasks[0]
+    task_of = first[graph.y]  # an unlabelled example's -1 meets the last entry, also -1
+    for position, tasks in owners.items():
+        if len(tasks) < 2:
+            continue
+        for number in (-1, 0, 1, 2):
+            chosen = torch.nonzero((graph.y == position) & (part == number)).reshape(-1)
+            generator = torch.Generator().manual_seed(1_000_003 * seed + position)
+            mixed = chosen[torch.randperm(chosen.numel(), generator=generator)]
+            for task, piece in zip(tasks, torch.tensor_split(mixed, len(tasks))):
+                task_of[piece] = task
+    return task_of

@@ -1,4 +1,4 @@
-"""Mini-batches over seed nodes: exact neighbourhoods by default, sampled ones on request.
+"""Mini-batches of examples over their seed nodes: exact neighbourhoods by default, sampled ones on request.
 
 The nodes of a batch are ordered by their distance from the seeds, seeds first. So one CSR matrix
 serves every layer: layer after layer, a shorter prefix of its rows is needed.
@@ -18,15 +18,17 @@ from evergraph.errors import EvergraphError
 
 @dataclass(eq=False)
 class Batch:
-    """Some seed nodes and all that a model needs to compute their logits.
+    """Some examples, the seed nodes that they read, and all that a model needs to compute their outputs.
 
     Args:
         x: the model's inputs at the batch's nodes.
         operator: row v holds the weights with which v reads its neighbours.
         sizes: `sizes[k]` nodes lie within k hops of the seeds; `sizes[0]` is the number of seeds.
         nodes: the batch's nodes in the graph, seeds first.
-        y: the seeds' labels, as output units.
+        y: the examples' targets, as output units.
         source: where the batch was cut from; None for a batch that was put together in another way.
+        members: row e holds the seeds that example e reads; None where examples are the seeds.
+        examples: the examples in the graph; None where they are the seeds.
     """
 
     x: Features
@@ -35,12 +37,19 @@ class Batch:
     nodes: Tensor
     y: Tensor
     source: Neighbourhoods | None = None
+    members: SparseMatrix | None = None
+    examples: Tensor | None = None
     _layers: dict[int, SparseMatrix] = field(default_factory=dict, repr=False)
 
     @property
     def num_seeds(self) -> int:
-        """Number of nodes whose logits are wanted."""
+        """Number of nodes that the examples read."""
         return self.sizes[0]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples: nodes, graphs or links."""
+        return self.sizes[0] if self.members is None else self.members.num_rows
 
     @property
     def num_hops(self) -> int:
@@ -71,9 +80,10 @@ class Neighbourhoods:
     Args:
         x: the model's inputs at all nodes.
         operator: the model's propagation matrix over all nodes.
-        y: labels as output units.
+        y: the examples' targets, as output units.
         num_hops: message-passing layers to serve.
         fan_out: neighbours to sample at each hop, from the seeds outwards; None takes all of them.
+        members: row e holds the nodes that example e reads; None where examples are the nodes.
     """
 
     def __init__(
@@ -83,6 +93,7 @@ class Neighbourhoods:
         y: Tensor,
         num_hops: int,
         fan_out: Sequence[int] | None = None,
+        members: SparseMatrix | None = None,
     ) -> None:
         if fan_out is not None and len(fan_out) < num_hops:
             raise EvergraphError(
@@ -90,12 +101,23 @@ class Neighbourhoods:
                 "give one number per hop"
             )
         self.x, self.operator, self.y = x, operator, y
-        self.num_hops, self.fan_out = num_hops, fan_out
+        self.num_hops, self.fan_out, self.members = num_hops, fan_out, members
         self._propagated: Features | None = None
-        self._position = torch.full((y.numel(),), -1, dtype=torch.long, device=y.device)
+        self._position = torch.full((operator.num_rows,), -1, dtype=torch.long, device=y.device)
 
-    def batch(self, seeds: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """The batch of the given seed nodes."""
+    def batch(self, examples: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """The batch of the given examples."""
+        if self.members is None:
+            return self._around(examples, self.y[examples], generator)
+        members = self.members.rows(examples)
+        seeds, place = torch.unique(members.indices, return_inverse=True)
+        batch = self._around(seeds, self.y[examples], generator)
+        batch.members = SparseMatrix(members.indptr, place, members.values, seeds.numel())
+        batch.examples = examples
+        return batch
+
+    def _around(self, seeds: Tensor, targets: Tensor, generator: torch.Generator | None) -> Batch:
+        """The neighbourhoods of seed nodes."""
         position, nodes, sizes = self._position, [seeds], [seeds.numel()]
         pointers, columns, weights = [torch.zeros(1, dtype=torch.long, device=seeds.device)], [], []
         position[seeds] = torch.arange(seeds.numel(), device=seeds.device)
@@ -123,7 +145,7 @@ class Neighbourhoods:
             empty = seeds.new_zeros(0)
             operator = SparseMatrix(seeds.new_zeros(sizes[0] + 1), empty, self.operator.values[:0], sizes[0])
         position[all_nodes] = -1
-        return Batch(take_rows(self.x, all_nodes), operator, tuple(sizes), all_nodes, self.y[seeds], self)
+        return Batch(take_rows(self.x, all_nodes), operator, tuple(sizes), all_nodes, targets, self)
 
     def propagated(self) -> Features:
         """Ã X at all nodes, computed once."""
@@ -133,13 +155,15 @@ class Neighbourhoods:
 
     def exact(self) -> Neighbourhoods:
         """The same graph with all neighbours."""
-        return self if self.fan_out is None else Neighbourhoods(self.x, self.operator, self.y, self.num_hops)
+        if self.fan_out is None:
+            return self
+        return Neighbourhoods(self.x, self.operator, self.y, self.num_hops, members=self.members)
 
     def batches(
-        self, seeds: Tensor, batch_size: int | None, generator: torch.Generator | None = None
+        self, examples: Tensor, batch_size: int | None, generator: torch.Generator | None = None
     ) -> Iterator[Batch]:
-        """The seeds in consecutive batches; `None` makes one batch of all of them."""
-        for piece in torch.split(seeds, batch_size or max(seeds.numel(), 1)):
+        """The examples in consecutive batches; `None` makes one batch of all of them."""
+        for piece in torch.split(examples, batch_size or max(examples.numel(), 1)):
             yield self.batch(piece, generator)
 
 

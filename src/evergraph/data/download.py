@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import os
+import shutil
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, first_line, tell
 from evergraph.persistence.files import file_hash
+from evergraph.persistence.reading import MissingFileError, read_text
 
 LISTING = "SHA256SUMS"
 TIMEOUT = 60.0  # seconds without an answer
@@ -33,9 +37,10 @@ def check_listed(root: Path, path: Path) -> None:
 
 @contextmanager
 def downloaded(url: str, sha256: str, root: Path) -> Iterator[Path]:
-    """A checked download in a scratch folder under `root`: a file, or the `raw` folder of an OGB archive.
+    """A checked download in a scratch folder under `root`: a file, or the files of an archive as a folder.
 
-    The scratch folder is gone afterwards, whatever happens; `keep` moves its content into place.
+    The scratch folder is gone afterwards, whatever happens; `keep` moves its content into place. Where no hash is
+    known (`sha256` is empty), a warning says so; what was kept is then in SHA256SUMS and cannot change unnoticed.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -57,11 +62,18 @@ def downloaded(url: str, sha256: str, root: Path) -> Iterator[Path]:
         except OSError as error:
             raise EvergraphError(f"cannot store {url} in {root} ({first_line(error)})") from None
         arrived = file_hash(target)
-        if arrived != sha256:
+        if not sha256:
+            tell(f"{url} has no known hash to compare with; what arrived has SHA-256 {arrived}")
+        elif arrived != sha256:
             raise EvergraphError(
                 f"{url}: what arrived has SHA-256 {arrived[:16]}…, not {sha256[:16]}…; nothing was kept, try again"
             )
-        yield _unzip_raw(target, Path(folder) / "raw") if url.endswith(".zip") else target
+        if url.endswith(".zip"):
+            yield _unzip_raw(target, Path(folder) / "raw")
+        elif url.endswith(".gz"):
+            yield _gunzip(target, Path(folder) / "unpacked")
+        else:
+            yield target
 
 
 def keep(loaded: Path, root: Path, path: Path) -> None:
@@ -89,13 +101,22 @@ def _copy(url: str, target: Path) -> None:
 
 
 def _unzip_raw(archive: Path, raw: Path) -> Path:
-    """The `raw` folder of an OGB archive, unpacked; of the archive's own paths only the last part is trusted."""
+    """The `raw` folder of an OGB archive, or all files of another; of their paths only the last part is trusted."""
     raw.mkdir()
     with zipfile.ZipFile(archive) as files:
-        for member in files.namelist():
-            if "/raw/" in member and not member.endswith("/"):
-                (raw / Path(member).name).write_bytes(files.read(member))
+        names = [member for member in files.namelist() if not member.endswith("/")]
+        for member in [member for member in names if "/raw/" in member] or names:
+            (raw / Path(member).name).write_bytes(files.read(member))
     return raw
+
+
+def _gunzip(archive: Path, target: Path) -> Path:
+    try:
+        with gzip.open(archive) as packed, open(target, "wb") as plain:
+            shutil.copyfileobj(packed, plain)
+    except (OSError, EOFError, zlib.error) as error:
+        raise EvergraphError(f"{archive}: damaged ({first_line(error)})") from None
+    return target
 
 
 def _files(path: Path) -> list[Path]:
@@ -106,10 +127,8 @@ def _files(path: Path) -> list[Path]:
 def _read_listing(root: Path) -> dict[str, str]:
     """File → hash, as `sha256sum` writes them; nothing where there is no listing."""
     try:
-        lines = (root / LISTING).read_text().splitlines()
-    except FileNotFoundError:
+        lines = read_text(root / LISTING).splitlines()
+    except MissingFileError:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise EvergraphError(f"cannot read {root / LISTING} ({first_line(error)})") from None
     pairs = [line.split(maxsplit=1) for line in lines]
     return {pair[1].strip().lstrip("*"): pair[0].lower() for pair in pairs if len(pair) == 2}

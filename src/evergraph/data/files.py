@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-import struct
-import tokenize
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +14,68 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.graph import Graph, from_pyg, make_graph
+from evergraph.data.attributes import native
+from evergraph.data.conversion import from_objects
+from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.reading import DAMAGE, MissingFileError, regular_file
 
 GRAPH_FILES = {".npz", ".pt", ".pth"}
 ADJACENCY = ("adj_indices", "adj_indptr")
 ATTRIBUTES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
 DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense: it is smaller then
-# what zipfile, zlib and numpy raise on files that are cut short, altered or something else altogether
-DAMAGE = (
-    zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError, KeyError,
-    TypeError, SyntaxError, NotImplementedError, RuntimeError, MemoryError, OverflowError,
-)  # fmt: skip
 
 
-def read_graph_file(path: str | Path) -> Graph:
-    """The graph in a `.npz` (GNN-benchmark layout) or `.pt` (saved PyG `Data`) file, or a converted graph's folder."""
+def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None) -> Graph:
+    """The graph itself, or a `Graph` made of PyG objects (`from_objects`) or read from a file."""
+    if isinstance(graph, Graph):
+        return graph
+    if isinstance(graph, (str, Path)):
+        return read_graph_file(graph, undirected=undirected)
+    return from_objects(graph, undirected=undirected)
+
+
+def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Graph:
+    """The graph in a `.npz` (GNN-benchmark layout) or `.pt` (saved PyG `Data`) file, or a converted graph's folder.
+
+    Edges are read in both directions unless `undirected=False`; a converted graph has the directions it was
+    converted with.
+    """
     path = Path(path)
     if is_mapped(path):
         return read_mapped(path)
     if path.suffix not in GRAPH_FILES:
         raise EvergraphError(f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data)")
-    if not path.is_file():
-        raise EvergraphError(f"no file {path}; give a stream's name or the path of an .npz or .pt file")
-    return read_npz(path) if path.suffix == ".npz" else read_saved_data(path)
+    try:
+        regular_file(path)
+    except MissingFileError as error:
+        raise EvergraphError(f"{error}; give a stream's name or the path of an .npz or .pt file") from None
+    read = read_npz if path.suffix == ".npz" else read_saved_data
+    return read(path, undirected=undirected)
 
 
-def read_npz(path: str | Path, *, name: str | None = None, named_classes: bool = True) -> Graph:
+def read_npz(
+    path: str | Path, *, name: str | None = None, named_classes: bool = True, undirected: bool | None = None
+) -> Graph:
     """A graph in the GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`.
 
-    Edges are made undirected, as the collection's graphs are meant. A file without `labels` has no labelled
-    nodes. Only the members needed are read, and pickled ones are refused, so that a file cannot run code.
+    `adj_data` weighs the edges. A file without `labels` has no labelled nodes. Only the members needed are read, and
+    pickled ones are refused, so that a file cannot run code.
 
     Args:
         path: the file.
         name: what to call the graph; the file's name by default.
         named_classes: take the classes' names from `class_names`, where the file has them.
+        undirected: as in `make_graph`.
     """
     path = Path(path)
-    wanted = {*ADJACENCY, *ATTRIBUTES, "attr_matrix", "labels"} | ({"class_names"} if named_classes else set())
+    wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
+        {"class_names"} if named_classes else set()
+    )
     try:
-        with np.load(path, allow_pickle=False) as file:
-            parts = {key: file[key] for key in file.files if key in wanted}
+        with np.load(regular_file(path), allow_pickle=False) as file:
+            parts = {key: native(file[key]) for key in file.files if key in wanted}
     except DAMAGE as error:
         if "allow_pickle" in str(error):
             raise EvergraphError(f"{path}: holds pickled objects, which are refused; save plain arrays") from None
@@ -71,16 +87,19 @@ def read_npz(path: str | Path, *, name: str | None = None, named_classes: bool =
         x = parts["attr_matrix"] if "attr_matrix" in parts else _attributes(parts)
         target = np.repeat(np.arange(parts["adj_indptr"].size - 1), np.diff(parts["adj_indptr"]))
         edges = np.stack([parts["adj_indices"], target])
-    except (ValueError, IndexError, TypeError) as error:
+    except (ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
         raise EvergraphError(f"{path}: inconsistent arrays ({first_line(error)})") from None
     if parts["adj_indptr"].size - 1 != x.shape[0]:
         raise EvergraphError(
             f"{path}: the adjacency has {parts['adj_indptr'].size - 1} rows, the features have {x.shape[0]}; "
             "both need one row per node"
         )
-    names = parts["class_names"].tolist() if "class_names" in parts else None
+    names = parts["class_names"].reshape(-1).tolist() if "class_names" in parts else None
     labels = parts.get("labels")
-    return make_graph(x, edges, labels, class_names=names, undirected=True, name=name or path.stem)
+    weights = parts.get("adj_data")
+    return make_graph(
+        x, edges, labels, edge_weight=weights, class_names=names, undirected=undirected, name=name or path.stem
+    )
 
 
 def _attributes(parts: dict[str, np.ndarray]) -> Any:
@@ -91,7 +110,7 @@ def _attributes(parts: dict[str, np.ndarray]) -> Any:
     return matrix.toarray() if matrix.nnz > DENSE_ABOVE * shape[0] * shape[1] else matrix
 
 
-def read_saved_data(path: str | Path) -> Graph:
+def read_saved_data(path: str | Path, *, undirected: bool | None = None) -> Graph:
     """A graph saved with `torch.save(data, path)`, read with torch's loader that executes nothing."""
     from torch_geometric.data import Data
 
@@ -108,7 +127,8 @@ def read_saved_data(path: str | Path) -> Graph:
         raise EvergraphError(f"{path}: damaged, or not a PyG Data object written by torch.save") from None
     if isinstance(data, tuple) and data:  # PyG's InMemoryDataset.save writes (data, slices, class)
         data = data[0]
-    return from_pyg(Data.from_dict(data) if isinstance(data, dict) else data, name=path.stem)
+    made = Data.from_dict(data) if isinstance(data, dict) else data
+    return from_objects(made, undirected=undirected, name=path.stem)
 
 
 def _parts_of_data() -> list[Any]:
@@ -122,10 +142,25 @@ def _parts_of_data() -> list[Any]:
     return [Data, DataEdgeAttr, DataTensorAttr, EdgeLayout, _FieldStatus, BaseStorage, GlobalStorage]
 
 
+def content_mark(graph: Graph) -> str:
+    """SHA-256 of everything that results depend on; of a graph on disk what `convert` said of its arrays."""
+    digest = hashlib.sha256(json.dumps([graph.class_names, graph.mark, list(graph.x.shape)]).encode())
+    if not graph.mark:
+        digest.update(fingerprint(graph).encode())
+        values = graph.x.values if isinstance(graph.x, SparseMatrix) else graph.x
+        members = [] if graph.members is None else [graph.members.indptr, graph.members.indices]
+        known = [graph.attributes[key].values for key in sorted(graph.attributes)]
+        splits = [] if graph.splits is None else [graph.splits]
+        for part in (values, graph.adjacency.values, *members, *known, *splits):
+            digest.update(np.ascontiguousarray(part.numpy()).data)
+    return digest.hexdigest()
+
+
 def fingerprint(graph: Graph) -> str:
     """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels."""
     digest = hashlib.sha256()
     features = [graph.x.indptr, graph.x.indices] if isinstance(graph.x, SparseMatrix) else []
-    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, graph.y):
+    targets = graph.y if graph.has_classes else graph.y.contiguous().view(torch.int32)  # the bits of a float
+    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, targets):
         digest.update(part.to(torch.int64).contiguous().numpy().tobytes())
     return digest.hexdigest()

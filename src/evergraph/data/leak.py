@@ -11,6 +11,7 @@ from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.data.graph import Graph
 from evergraph.data.streams import TaskStream
 from evergraph.data.test_graphs import TEST_GRAPHS
+from evergraph.errors import EvergraphError
 from evergraph.evaluation.leak import share_named
 
 ROWS_AT_ONCE = 2**16  # of features read from a graph that may be on disk
@@ -27,10 +28,14 @@ def leak_score(stream: TaskStream, test_graph: str | None = None) -> float:
     figures on this test graph are task-incremental for whoever pools.
 
     Args:
-        stream: the tasks.
+        stream: the tasks; their examples are nodes.
         test_graph: another test graph than the stream's own.
     """
     rule = TEST_GRAPHS[test_graph or stream.test_graph]
+    if stream.graph.level != "node":
+        raise EvergraphError(
+            f"{stream.name}: the leak score is of streams whose examples are nodes, and these are {stream.graph.level}s"
+        )
     profiles = torch.stack([_profile(task.graph.x, task.train) for task in stream])
     last = len(stream) - 1
     tests = (stream.tests(last, index, rule.name) for index in range(len(stream)))
@@ -38,6 +43,8 @@ def leak_score(stream: TaskStream, test_graph: str | None = None) -> float:
     for _, group in groupby(tests, key=lambda pair: id(pair[0])):
         pairs = list(group)
         graph = pairs[0][0]
+        if not all(nodes.numel() for _, nodes in pairs):
+            raise EvergraphError(f"{stream.name}: a task has no test nodes, so that there is nothing to name it by")
         if rule.one_task:
             asked += [_products(graph.x, nodes, profiles).mean(0, keepdim=True) for _, nodes in pairs]
             continue
@@ -48,7 +55,8 @@ def leak_score(stream: TaskStream, test_graph: str | None = None) -> float:
 
 def neighbourhood_means(graph: Graph, nodes: Tensor, values: Tensor) -> Tensor:
     """The mean of `values` (one row per node of the graph) over each of `nodes` and the nodes it reads."""
-    read = graph.adjacency.rows(nodes).to(values.dtype)
+    read = graph.adjacency.rows(nodes)
+    read = read.with_values(torch.ones_like(read.values, dtype=values.dtype))  # whatever the edges' weights
     return (values[nodes] + read @ values) / (1 + read.counts().unsqueeze(1))
 
 

@@ -7,39 +7,66 @@ system keeps what is used often. Nothing in a folder is executed.
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import ClassName, Graph
 from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.files import file_hash
+from evergraph.persistence.reading import DAMAGE, content_hash, read_record, regular_file, write_record
 
 HEADER = "graph.json"
 ROWS_AT_ONCE = 2**22  # entries sorted at once when neighbour lists are put in order
+
+HASHED_WHOLE = 2**28  # bytes up to which an array's content is compared with its hash whenever it is opened
+
+
+class Described(TypedDict):
+    """What a header says of an array."""
+
+    type: str
+    shape: list[int]
+    sha256: str
+
+
+class Header(TypedDict):
+    """What `graph.json` holds."""
+
+    name: str
+    class_names: list[str | int]
+    num_features: PositiveInt
+    arrays: dict[str, Described]
+
 
 EdgeBlocks = Callable[[], Iterable[np.ndarray]]
 """Gives the same (2, number of edges) blocks, sources above targets, every time it is called."""
 
 
 def write_mapped(graph: Graph, folder: str | Path) -> Path:
-    """Write a graph that is in memory to a folder of mapped arrays."""
+    """Write a graph that is in memory to a folder of mapped arrays; its examples are nodes with classes."""
+    if graph.level != "node" or not graph.has_classes:
+        raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be mapped")
     with _new_folder(folder) as path:
         arrays: dict[str, Tensor] = {"indptr": graph.adjacency.indptr, "indices": graph.adjacency.indices}
+        if bool((graph.adjacency.values != 1).any()):
+            arrays["weights"] = graph.adjacency.values
         if isinstance(graph.x, SparseMatrix):
             arrays |= {"x_indptr": graph.x.indptr, "x_indices": graph.x.indices, "x_values": graph.x.values}
         else:
             arrays["x"] = graph.x
         for name, array in {**arrays, "y": graph.y}.items():
-            np.save(path / f"{name}.npy", array.numpy())
+            np.save(path / f"{name}.npy", array.contiguous().numpy())
         _write_header(path, graph.name, graph.class_names, graph.num_features)
     return Path(folder)
 
@@ -71,6 +98,8 @@ def write_mapped_blocks(
         x = np.lib.format.open_memmap(path / "x.npy", "w+", np.float32, (y.size, num_features))
         start = 0
         for block in features:
+            if not np.isfinite(block).all():
+                raise EvergraphError(f"{name}: features contain NaN or infinite values; clean or impute them first")
             x[start : start + len(block)] = block
             start += len(block)
         if start != y.size:
@@ -122,46 +151,77 @@ def _both_ways(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def is_mapped(folder: str | Path) -> bool:
     """Whether a folder is one of these."""
-    return (Path(folder) / HEADER).is_file()
+    return os.path.isfile(Path(folder) / HEADER)  # no error for a name that is too long
 
 
 def read_mapped(folder: str | Path) -> Graph:
     """The graph in a folder; its arrays stay on disk until they are used."""
     path = Path(folder)
+    header = read_record(path / HEADER, Header, "convert again")
     try:
-        header = json.loads((path / HEADER).read_text())
-        names, num_features = list(header["class_names"]), int(header["num_features"])
-        # edge weights are all one: a single number, seen from every place
-        y, indptr, indices = _map(path, "y"), _map(path, "indptr"), _map(path, "indices")
-        nnz = int(indptr[-1])
-        adjacency = SparseMatrix(indptr, indices[:nnz], torch.ones(1).expand(nnz), y.numel())
-        if (path / "x.npy").exists():
-            x: Any = _map(path, "x")
+        arrays = {name: _map(path, name, described) for name, described in header["arrays"].items()}
+        names, num_features = list(header["class_names"]), header["num_features"]
+        y = arrays["y"]
+        if y.dim() != 1 or not y.numel() or not -1 <= int(y.min()) <= int(y.max()) < len(names):
+            raise ValueError("labels are out of range")
+        nnz = _check_rows(arrays["indptr"], arrays["indices"], y.numel(), y.numel())
+        # where edge weights are all one: a single number, seen from every place
+        weights = arrays.get("weights", torch.ones(1).expand(nnz))
+        if weights.shape != (nnz,) or not weights.is_floating_point():
+            raise ValueError("the edges' weights do not fit the edges")
+        adjacency = SparseMatrix(arrays["indptr"], arrays["indices"][:nnz], weights, y.numel())
+        if "x" in arrays:
+            x: Any = arrays["x"]
         else:
-            x = SparseMatrix(_map(path, "x_indptr"), _map(path, "x_indices"), _map(path, "x_values"), num_features)
-        fits = x.size(0) == y.numel() == indptr.numel() - 1 and x.size(1) == num_features and indices.numel() >= nnz
-        if not fits or int(y.max()) >= len(names):
+            _check_rows(arrays["x_indptr"], arrays["x_indices"], y.numel(), num_features)
+            x = SparseMatrix(arrays["x_indptr"], arrays["x_indices"], arrays["x_values"], num_features)
+        if tuple(x.shape) != (y.numel(), num_features):
             raise ValueError("the arrays do not fit together")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, RuntimeError) as error:
+    except DAMAGE as error:
         raise EvergraphError(f"{path}: damaged or not a converted graph ({first_line(error)}); convert again") from None
-    return Graph(x, adjacency, y, names, str(header["name"]), on_disk=True)
+    return Graph(x, adjacency, y, names, header["name"], on_disk=True, mark=content_hash(header["arrays"]))
 
 
-def _map(path: Path, name: str) -> Tensor:
+def _map(path: Path, name: str, described: Described) -> Tensor:
+    """An array as `convert` wrote it: its type, shape and layout, and its content where reading it all is quick."""
+    file = regular_file(path / f"{Path(name).name}.npy")
     # copy on write: torch wants arrays that could be written to, the file never is
-    return torch.from_numpy(np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False))
+    array = np.load(file, mmap_mode="c", allow_pickle=False)
+    if (array.dtype.str, list(array.shape)) != (described["type"], described["shape"]):
+        raise ValueError(f"{name}.npy is of another type or shape than was written")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}.npy is laid out by columns")
+    if array.nbytes <= HASHED_WHOLE and file_hash(file) != described["sha256"]:
+        raise ValueError(f"the hash of {name}.npy is not the one that was written")
+    return torch.from_numpy(array)
+
+
+def _check_rows(indptr: Tensor, indices: Tensor, rows: int, columns: int) -> int:
+    """Compressed rows that point nowhere else: begins that never fall, and columns that exist; returns the entries."""
+    if indptr.numel() != rows + 1 or int(indptr[0]) != 0 or not bool((indptr[1:] >= indptr[:-1]).all()):
+        raise ValueError("the rows' begins are not in order")
+    entries = int(indptr[-1])
+    if entries > indices.numel():
+        raise ValueError("entries are missing")
+    if entries and not 0 <= int(indices[:entries].min()) <= int(indices[:entries].max()) < columns:
+        raise ValueError("an entry is outside")
+    return entries
 
 
 def _write_header(path: Path, name: str, class_names: list[ClassName], num_features: int) -> None:
-    header = {"name": name, "class_names": class_names, "num_features": num_features}
-    (path / HEADER).write_text(json.dumps(header))
+    arrays: dict[str, Described] = {}
+    for file in sorted(path.glob("*.npy")):
+        array = np.load(file, mmap_mode="r")
+        arrays[file.stem] = {"type": array.dtype.str, "shape": list(array.shape), "sha256": file_hash(file)}
+    header = {"name": name, "class_names": class_names, "num_features": num_features, "arrays": arrays}
+    write_record(path / HEADER, header)
 
 
 @contextmanager
 def _new_folder(folder: str | Path) -> Iterator[Path]:
     """A folder under another name beside the one wanted; it gets its own name when it is whole."""
     folder = Path(folder)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise EvergraphError(f"{folder} exists; name a folder that does not")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Streams of tasks: a graph cut by classes into tasks that arrive one after another."""
+"""Streams of tasks: examples that arrive one task after another."""
 
 from __future__ import annotations
 
@@ -7,88 +7,190 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from evergraph.data.arrangement import Order, group_classes, split_nodes
+from evergraph import registry
+from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveInt, Seed, checked
+from evergraph.data.arrangement import (
+    Order,
+    given_split,
+    group_classes,
+    split_nodes,
+    split_within_tasks,
+    tasks_of_classes,
+)
 from evergraph.data.datasets import DATASETS, Dataset
-from evergraph.data.files import GRAPH_FILES, read_graph_file
-from evergraph.data.graph import Graph, as_graph
+from evergraph.data.datasets.base import find_data_root
+from evergraph.data.examples import narrowed, problem_of, with_negatives, with_training_edges
+from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
+from evergraph.data.graph import Graph
+from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute, tasks_by_attribute
 from evergraph.data.tasks import Part, Task
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError, unknown
+from evergraph.persistence.reading import exists
 
 DEFAULT_STREAM = "digits"
 MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
 
 
-class TaskStream:
-    """A sequence of tasks over one graph, each with classes of its own.
+class TaskStream(metaclass=Checked):
+    """A sequence of tasks over the examples of one graph: nodes, graphs or links.
 
     Args:
         graph: the whole graph.
         classes_per_task: classes that arrive together; the last task takes what remains.
-        min_class_size: classes with fewer nodes are left out, with their nodes, as unlabelled nodes are.
+        min_class_size: classes with fewer examples are left out, with their nodes, as unlabelled nodes are.
         order: `labelled`, `random` (by `seed`; `random:7` by another), `size` (large first), or the classes'
-            names in the order wanted; a list of lists gives the tasks themselves.
-        seed: of the 60/20/20 split and of the random order.
+            names in the order wanted; a list of lists gives the tasks themselves. A class in several of them has its
+            examples shared out evenly: it comes again, with new examples.
+        seed: of the 60/20/20 split, of the random order and of drawn pairs without a link.
         edges_between_tasks: keep the edges to nodes of earlier tasks in a task's graph. Off: each task's
             graph is its own nodes alone, as in the paper.
-        test_graph: `task` tests each task's nodes on that task's own graph (as the paper does; it gives
-            away which task a node is from); `seen` on one graph of all classes seen so far; `node` tests each node
-            on the graph of the training nodes seen so far, which it joins alone.
-        task_incremental: the task of a node is known at test time, and prediction is among its classes.
-        problem: what is to be learned, by its registered name.
+        test_graph: `task` tests each task's examples on that task's own graph (as the paper does; it gives
+            away which task a node is from); `seen` on one graph of all tasks seen so far; `node`, where examples are
+            nodes, tests each node on the graph of the training nodes seen so far, which it joins alone.
+        task_incremental: short for `scenario="task"`.
+        problem: what is to be learned, by its registered name; by default what the examples suggest.
+        scenario: what makes a task and what is known at test time: `class`, `task`, `domain` or `time`. By default
+            `class`; with `by`, `domain`.
+        by: the attribute that makes the tasks (a year, a country).
+        bins: intervals with equally many examples that the attribute is cut into; 0 makes a task of each value. By
+            default what the scenario says.
+        blur: share of each task's training examples that arrive with other tasks instead.
+        split: `given` takes the split (masks) that the data came with, where it has one; `random` is always 60/20/20.
     """
 
     def __init__(
         self,
-        graph: Graph,
-        classes_per_task: int = 2,
+        graph: Graph | Any,
+        classes_per_task: PositiveInt = 2,
         *,
-        min_class_size: int = 0,
+        min_class_size: NonNegativeInt = 0,
         order: Order = "labelled",
-        seed: int = 0,
+        seed: Seed = 0,
         edges_between_tasks: bool = False,
         test_graph: str = "task",
         task_incremental: bool = False,
-        problem: str = "node-classification",
+        problem: str | None = None,
+        scenario: str | None = None,
+        by: str | None = None,
+        bins: NonNegativeInt | None = None,
+        blur: BelowOne = 0.0,
+        split: Literal["given", "random"] = "given",
     ) -> None:
-        TEST_GRAPHS[test_graph]  # an unknown name is refused here
+        graph = as_graph(graph)
+        TEST_GRAPHS[test_graph].check(graph)  # an unknown name is refused here too
+        self.graph_mark = ""  # what the whole graph is, where `stream` made this of it
         self.name = graph.name
         self.seed, self.order = seed, order
         self.classes_per_task, self.min_class_size = classes_per_task, min_class_size
         self.edges_between_tasks, self.test_graph = edges_between_tasks, test_graph
-        self.task_incremental, self.problem = task_incremental, problem
-        groups = group_classes(graph, order, classes_per_task, min_class_size, seed)
-        # 0, 1, 2 for training, validation and test nodes
-        part = torch.full((graph.num_nodes,), -1)
-        for number, chosen in enumerate(split_nodes(graph, [position for group in groups for position in group], seed)):
-            part[chosen] = number
-        self._extent, self._split, self._test_part = "", "60/20/20 per class", 2
-        self._take(graph, groups, part)
+        self.scenario = SCENARIOS[scenario or ("task" if task_incremental else "domain" if by else "class")]
+        self.problem, self.blur, self.by = problem or problem_of(graph), blur, by
+        registry.problems[self.problem]  # and so is this
+        if task_incremental and not self.scenario.task_known:
+            raise EvergraphError(f"task_incremental does not go with scenario {self.scenario.name}; leave one out")
+        if by and not self.scenario.by_attribute:
+            raise EvergraphError(f"by={by!r} does not go with scenario {self.scenario.name}; use domain or time")
+        if blur and self.scenario.task_known:
+            raise EvergraphError("blur does not go with scenario task: examples then come without their task's classes")
+        part = given_split(graph, seed) if split == "given" else None
+        self._extent, self._test_part = "", 2
+        self._split = "as the data came" if part is not None else "60/20/20 per class"
+        if self.scenario.by_attribute:
+            classes, task_of, part, names = self._by_attribute(graph, bins, part)
+        else:
+            classes, task_of, part, names = self._by_classes(graph, part)
+        if blur:
+            task_of = blurred(task_of, part, blur, seed)
+        if graph.positives_only:
+            graph, task_of, part = with_negatives(graph, task_of, part, seed)
+        self._take(graph, classes, task_of, part, names)
 
-    def _take(self, graph: Graph, groups: Sequence[Sequence[int]], part: Tensor) -> None:
-        """Make the stream of these groups of the graph's classes; nodes without a part are left out."""
-        sizes = torch.tensor([len(group) for group in groups])
-        arranged = [position for group in groups for position in group]
-        # one graph of these classes alone, whose labels are positions in the order of arrival
-        rank = torch.full((graph.num_classes + 1,), -1)
-        rank[arranged] = torch.arange(len(arranged))
-        y = torch.where(part >= 0, rank[graph.y], -1)  # an unlabelled node's -1 meets the last entry, also -1
-        # a graph on disk is not copied: nodes without a class stay, and belong to no task
-        nodes = torch.arange(graph.num_nodes) if graph.on_disk else torch.nonzero(y >= 0).reshape(-1)
-        whole = graph.subgraph(nodes) if nodes.numel() < graph.num_nodes else graph
-        names = [graph.class_names[position] for position in arranged]
-        self.graph = Graph(whole.x, whole.adjacency, y[nodes], names, graph.name, on_disk=graph.on_disk)
-        self._part = part[nodes]
-        self.tasks_classes = [piece.tolist() for piece in torch.arange(len(arranged)).split(sizes.tolist())]
-        task_of_class = torch.repeat_interleave(torch.arange(len(groups)), sizes)
-        self._task_of_node = torch.where(self.graph.y >= 0, task_of_class[self.graph.y], -1)
+    def _by_classes(self, graph: Graph, part: Tensor | None) -> tuple[list[int], Tensor, Tensor, list[str] | None]:
+        """Classes in the order of arrival, the task and the part of each example; tasks go by their classes' names."""
+        if not graph.has_classes:
+            raise EvergraphError(
+                f"{graph.name}: its examples have several labels or numbers, not one class each; make tasks of an "
+                "attribute with by= (--by), or use --scenario domain or time"
+            )
+        groups = group_classes(graph, self.order, self.classes_per_task, self.min_class_size, self.seed)
+        classes = list(dict.fromkeys(position for group in groups for position in group))
+        if part is None:
+            part = torch.full((graph.num_examples,), -1)
+            for number, chosen in enumerate(split_nodes(graph, classes, self.seed)):
+                part[chosen] = number
+        task_of = tasks_of_classes(graph, groups, part, self.seed)
+        return classes, task_of, torch.where(task_of >= 0, part, -1), None
+
+    def _by_attribute(
+        self, graph: Graph, bins: int | None, part: Tensor | None
+    ) -> tuple[list[int], Tensor, Tensor, list[str] | None]:
+        """The same, with tasks that are values of an attribute."""
+        self.by, attribute = find_attribute(graph, self.by, self.scenario.name)
+        wanted = self.scenario.bins if bins is None else bins
+        task_of, names = tasks_by_attribute(attribute, wanted, f"{graph.name}: {self.by!r}")
+        classes = list(range(graph.num_classes))
+        if graph.has_classes:
+            sizes = graph.class_sizes().tolist()
+            classes = [position for position in classes if sizes[position] >= max(self.min_class_size, 1)]
+            dropped = torch.ones(graph.num_classes + 1, dtype=torch.bool)
+            dropped[[*classes, -1]] = False  # examples without a label stay: they are somebody's neighbours
+            task_of = torch.where(dropped[graph.y], -1, task_of)
+        if part is None:
+            part = split_within_tasks(graph, task_of, self.seed)
+            self._split = "60/20/20 per task and class" if graph.has_classes else "60/20/20 per task"
+        part = torch.where((task_of >= 0) & graph.labelled, part, -1)
+        for task, name in enumerate(names):
+            if not bool(((task_of == task) & (part == 0)).any()):
+                raise EvergraphError(f"{graph.name}: task {task} ({self.by} {name}) has nothing to train on")
+        return classes, task_of, part, names
+
+    def _take(
+        self, graph: Graph, classes: Sequence[int], task_of: Tensor, part: Tensor, names: list[str] | None
+    ) -> None:
+        """Make the stream of these classes and examples; examples without a task are left out."""
+        y = graph.y
+        if graph.has_classes:  # labels that are positions in the order of arrival
+            rank = torch.full((graph.num_classes + 1,), -1)
+            rank[list(classes)] = torch.arange(len(classes))
+            y = torch.where(task_of >= 0, rank[graph.y], -1)  # an unlabelled example's -1 meets the last entry, also -1
+        # a graph on disk is not copied: nodes without a task stay
+        every = torch.arange(graph.num_examples)
+        kept = every if graph.on_disk else torch.nonzero(task_of >= 0).reshape(-1)
+        whole = narrowed(graph, kept) if kept.numel() < graph.num_examples else graph
+        class_names = [graph.class_names[position] for position in classes]
+        self.graph = whole.altered(y=y[kept], class_names=class_names, on_disk=graph.on_disk)
+        self._task_of, self._part = task_of[kept], part[kept]
+        tasks = int(self._task_of.max()) + 1
+        self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
+        self._names = names
         self._tasks: dict[int, Task] = {}
-        self._seen: dict[bool, tuple[int, Task]] = {}
+        self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # by whether test nodes join alone
+
+    def _classes_in(self, chosen: Tensor) -> list[int]:
+        """The classes among some examples, as positions; all columns where examples have several targets."""
+        if not self.graph.has_classes:
+            return list(range(self.graph.num_classes))
+        y = self.graph.y[chosen]
+        return torch.unique(y[y >= 0]).tolist()
+
+    @property
+    def task_names(self) -> list[str]:
+        """What each task is called: its classes, or the attribute's value."""
+        if self._names is not None:
+            return self._names[: len(self)]
+        names = self.graph.class_names
+        return [", ".join(str(names[position]) for position in classes) for classes in self.tasks_classes]
+
+    @property
+    def task_incremental(self) -> bool:
+        """Whether the task is known at test time."""
+        return self.scenario.task_known
 
     def first(self, tasks: int) -> TaskStream:
         """The first tasks alone, with the classes and the split that they have here; nothing of later tasks."""
@@ -96,11 +198,12 @@ class TaskStream:
             raise EvergraphError(
                 f"{self.name}: first_tasks={tasks} is impossible with {len(self)} tasks; choose 1 to {len(self)}"
             )
-        known = (self._task_of_node >= 0) & (self._task_of_node < tasks)
-        narrowed = copy.copy(self)
-        narrowed._extent = f"the first {tasks} of {len(self)} tasks"
-        narrowed._take(self.graph, self.tasks_classes[:tasks], torch.where(known, self._part, -1))
-        return narrowed
+        known = (self._task_of >= 0) & (self._task_of < tasks)
+        met = sorted({position for classes in self.tasks_classes[:tasks] for position in classes})
+        limited = copy.copy(self)
+        limited._extent = f"the first {tasks} of {len(self)} tasks"
+        limited._take(self.graph, met, torch.where(known, self._task_of, -1), self._part, self._names)
+        return limited
 
     def within_task(self, index: int = 0) -> TaskStream:
         """A small stream made of one task's training and validation nodes; its test nodes are not even in the graph.
@@ -109,20 +212,24 @@ class TaskStream:
         Tests run on the validation nodes.
         """
         classes = self.tasks_classes[index]
-        if len(classes) < 2:
+        if self.scenario.by_attribute or len(classes) < 2:
+            reason = (
+                "its classes do not arrive in turn" if self.scenario.by_attribute else f"task {index} has one class"
+            )
             raise EvergraphError(
-                f"{self.name}: task {index} has one class and cannot be cut into a pseudo-stream; "
-                "it takes at least two classes per task"
+                f"{self.name}: {reason}, so it cannot be cut into a pseudo-stream; "
+                "it takes tasks of at least two classes"
             )
         size = math.ceil(len(classes) / MOST_PSEUDO_TASKS)
-        known = (self._task_of_node == range(len(self))[index]) & (self._part < 2)
-        narrowed = copy.copy(self)
-        narrowed.classes_per_task, narrowed._test_part = size, 1
-        narrowed._extent = f"the classes of task {index}, without its test nodes"
-        narrowed._split = "75/25 per class for training and validation; tests on validation nodes"
+        known = (self._task_of == range(len(self))[index]) & (self._part >= 0) & (self._part < 2)
+        limited = copy.copy(self)
+        limited.classes_per_task, limited._test_part = size, 1
+        limited._extent = f"the classes of task {index}, without its test nodes"
+        limited._split = "75/25 per class for training and validation; tests on validation nodes"
         groups = [classes[start : start + size] for start in range(0, len(classes), size)]
-        narrowed._take(self.graph, groups, torch.where(known, self._part, -1))
-        return narrowed
+        task_of = torch.where(known, tasks_of_classes(self.graph, groups, self._part, self.seed), -1)
+        limited._take(self.graph, classes, task_of, self._part, None)
+        return limited
 
     @property
     def num_classes(self) -> int:
@@ -166,27 +273,41 @@ class TaskStream:
     def seen(self, index: int, *, alone: bool = False) -> Task:
         """All tasks up to `index` as one, on one graph with the edges between tasks.
 
-        With `alone` the edges that leave training nodes are its only ones. So every other node reads the training
-        nodes it is joined to, as if it had joined their graph by itself: no node reads it, and training nodes have
-        the degrees, and hidden states, of their own graph.
+        With `alone`, where examples are nodes, the edges that leave training nodes are its only ones. So every other
+        node reads the training nodes it is joined to, as if it had joined their graph by itself: no node reads it,
+        and training nodes have the degrees, and hidden states, of their own graph.
         """
-        if self._seen.get(alone, (None,))[0] != index:
+        return self._gather_seen(index, alone)[0]
+
+    def seen_part(self, after: int, index: int, part: Part, *, alone: bool = False) -> Tensor:
+        """The examples of task `index`'s part, in the graph of all tasks up to `after`."""
+        seen, task_of = self._gather_seen(after, alone)
+        examples: Tensor = getattr(seen, part)
+        return examples[task_of[examples] == index]
+
+    def _gather_seen(self, index: int, alone: bool) -> tuple[Task, Tensor]:
+        if alone not in self._seen or self._seen[alone][0] != index:
             if self.graph.on_disk:
                 self._seen.clear()  # one such graph in memory at a time
-            members = range(index + 1)
-            self._seen[alone] = (index, self._gather(index, 0, joined=True, members=members, alone=alone))
-        return self._seen[alone][1]
+            task_of = self._task_of[(self._task_of >= 0) & (self._task_of <= index)]
+            seen = self._gather(index, 0, joined=True, members=range(index + 1), alone=alone)
+            self._seen[alone] = (index, seen, task_of)
+        return self._seen[alone][1:]
 
     def tests(self, after: int, index: int, test_graph: str | None = None, part: Part = "test") -> tuple[Graph, Tensor]:
-        """The graph and the nodes on which task `index` is tested after learning task `after`.
+        """The graph and the examples on which task `index` is tested after learning task `after`.
 
-        `test_graph` asks for another test graph than the stream's own, `part="val"` for validation nodes.
+        `test_graph` asks for another test graph than the stream's own, `part="val"` for validation examples.
         """
-        return TEST_GRAPHS[test_graph or self.test_graph].select(self, after, index, part)
+        rule = TEST_GRAPHS[test_graph or self.test_graph]
+        rule.check(self.graph)
+        return rule.select(self, after, index, part)
 
     def candidates(self, after: int, index: int) -> list[int]:
         """The classes that prediction on task `index` chooses from after learning task `after`."""
-        return self.tasks_classes[index] if self.task_incremental else list(range(self.tasks_classes[after][-1] + 1))
+        if self.scenario.task_known:
+            return self.tasks_classes[index]
+        return sorted({position for classes in self.tasks_classes[: after + 1] for position in classes})
 
     def protocol(self) -> dict[str, Any]:
         """Everything about the stream that a number depends on."""
@@ -202,35 +323,45 @@ class TaskStream:
             "edges_between_tasks": self.edges_between_tasks,
             "test_graph": self.test_graph,
             "problem": self.problem,
-            "scenario": "task-incremental" if self.task_incremental else "class-incremental",
+            "scenario": f"{self.scenario.name}-incremental",
             "split": self._split,
+            **({"edges": "directed"} if self.graph.directed else {}),
+            **({"by": self.by} if self.scenario.by_attribute else {}),
+            **({"blur": self.blur} if self.blur else {}),
             **({"extent": self._extent} if self._extent else {}),
         }
 
     def _gather(self, index: int, first: int, *, joined: bool, members: Sequence[int], alone: bool = False) -> Task:
-        """The task made of the nodes of tasks `first … index`; trained and tested on those of tasks `members`."""
-        nodes = torch.nonzero((self._task_of_node >= first) & (self._task_of_node <= index)).reshape(-1)
-        joining = self._part != 0 if alone else None
-        graph = self.graph.subgraph(nodes, None if joined else self._task_of_node, joining)
-        mine = torch.isin(self._task_of_node[nodes], torch.tensor(list(members)))
-        part = self._part[nodes]
+        """The task made of the examples of tasks `first … index`; trained and tested on those of tasks `members`."""
+        examples = torch.nonzero((self._task_of >= first) & (self._task_of <= index)).reshape(-1)
+        groups = None if joined else self._task_of
+        if alone:
+            graph = self.graph.subgraph(examples, groups, joining=self._part != 0)
+        else:
+            graph = narrowed(self.graph, examples, groups)
+        part, task_of = self._part[examples], self._task_of[examples]
+        graph = with_training_edges(graph, torch.nonzero(part == 0).reshape(-1))
+        mine = torch.isin(task_of, torch.tensor(list(members)))
         parts = (0, 1, self._test_part)
         train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)
-        classes = [position for task in members for position in self.tasks_classes[task]]
+        classes = sorted({position for task in members for position in self.tasks_classes[task]})
         return Task(index, classes, graph, train, val, test, self.num_classes)
 
     def __repr__(self) -> str:
-        return f"TaskStream({self.name!r}, {len(self)} tasks, {self.num_classes} classes, {self.graph.num_nodes} nodes)"
+        counts = f"{self.num_classes} classes, {self.graph.num_examples} {self.graph.level}s"
+        return f"TaskStream({self.name!r}, {len(self)} tasks, {counts})"
 
 
+@checked
 def stream(
     source: str | Path | Graph | Any = DEFAULT_STREAM,
     *,
-    classes_per_task: int | None = None,
-    min_class_size: int | None = None,
+    classes_per_task: PositiveInt | None = None,
+    min_class_size: NonNegativeInt | None = None,
     data_root: str | Path | None = None,
-    first_tasks: int = 0,
+    first_tasks: NonNegativeInt = 0,
     pseudo_stream: bool = False,
+    undirected: bool | None = None,
     **options: Any,
 ) -> TaskStream:
     """A stream by name, from a file, or from a graph at hand.
@@ -243,29 +374,41 @@ def stream(
         data_root: folder of the datasets; else `EVERGRAPH_DATA`, else a cache in the home folder.
         first_tasks: the first so many tasks alone (`TaskStream.first`); 0 for all.
         pseudo_stream: a small stream of the first task's classes instead (`TaskStream.within_task`).
-        options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`,
-            `task_incremental`.
+        undirected: how a graph of your own is read: False keeps the directions of its edges, True reads all of them
+            in both; None does so too, and says it where only one direction was given.
+        options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`, `scenario`, `by`,
+            `bins`, `blur`, `split`.
     """
-    graph, dataset = find_graph(source, data_root)
+    graph, dataset = find_graph(source, data_root, undirected)
+    preset = {"scenario": dataset.scenario, **dataset.stream}
+    if any(options.get(key) for key in ("scenario", "by", "task_incremental")):  # another arrangement than the preset's
+        preset = {key: value for key, value in preset.items() if key not in ("scenario", "by", "bins")}
     tasks = TaskStream(
         graph,
         dataset.classes_per_task if classes_per_task is None else classes_per_task,
         min_class_size=dataset.min_class_size if min_class_size is None else min_class_size,
-        problem=dataset.problem,
-        **options,
+        **{"problem": dataset.problem or None, **preset, **options},
     )
     tasks = tasks.first(first_tasks) if first_tasks else tasks
-    return tasks.within_task(0) if pseudo_stream else tasks
+    tasks = tasks.within_task(0) if pseudo_stream else tasks
+    tasks.graph_mark = content_mark(graph)
+    return tasks
 
 
-def find_graph(source: str | Path | Graph | Any, data_root: str | Path | None = None) -> tuple[Graph, Dataset]:
+def find_graph(
+    source: str | Path | Graph | Any, data_root: str | Path | None = None, undirected: bool | None = None
+) -> tuple[Graph, Dataset]:
     """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said."""
-    unnamed = Dataset("graph", lambda data_root: as_graph(source))
+    if data_root is not None:
+        find_data_root(data_root)  # a folder that is not there is refused even where nothing is read from it
+    unnamed = Dataset("graph", lambda data_root: as_graph(source), problem="")
     if not isinstance(source, (str, Path)):
-        return as_graph(source), unnamed
+        return as_graph(source, undirected=undirected), unnamed
     name, _, settings = str(source).partition(":")
     if name in DATASETS:
+        if undirected is False:
+            raise EvergraphError(f"{name} is an undirected graph; keep directions (--directed) of graphs of your own")
         return DATASETS[name].graph(data_root, settings), DATASETS[name]
-    if Path(source).suffix in GRAPH_FILES or Path(source).exists():
-        return read_graph_file(source), unnamed
+    if Path(source).suffix in GRAPH_FILES or exists(source):
+        return as_graph(source, undirected=undirected), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file"])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
+from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix
-from evergraph.data.arrangement import split_nodes
-from evergraph.data.graph import ClassName, Graph, as_graph
+from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks
+from evergraph.data.examples import with_negatives, with_training_edges
+from evergraph.data.files import as_graph
+from evergraph.data.graph import ClassName, Graph
 from evergraph.errors import EvergraphError, unknown
 
 Part = Literal["train", "val", "test"]
@@ -21,13 +24,13 @@ Part = Literal["train", "val", "test"]
 
 @dataclass(eq=False)
 class Task:
-    """What arrives at one step: a graph, its new classes, and nodes to train on, to choose by, to test on.
+    """What arrives at one step: a graph, its classes, and examples to train on, to choose by, to test on.
 
     Args:
         index: position in the stream, from 0.
         class_positions: the task's classes, as positions in `graph.class_names`.
         graph: the task's graph; `graph.y` holds positions in `graph.class_names`.
-        train: nodes to train on; `val` and `test` likewise.
+        train: examples (nodes, graphs, links) to train on; `val` and `test` likewise.
         num_classes: classes of the whole stream, so that the output layer can have its final size.
         so_far: gives all tasks up to this one as a single task, where the stream still has them. For methods that
             declare access to all data, such as joint training; anybody else leaves it alone.
@@ -41,6 +44,7 @@ class Task:
     test: Tensor
     num_classes: int
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
+    _mark: str = field(default="", init=False, repr=False)
 
     @property
     def class_names(self) -> list[ClassName]:
@@ -49,28 +53,34 @@ class Task:
 
     def __repr__(self) -> str:
         sizes = f"train={self.train.numel()}, val={self.val.numel()}, test={self.test.numel()}"
-        return f"Task({self.index}, classes={self.class_names}, nodes={self.graph.num_nodes}, {sizes})"
+        return f"Task({self.index}, classes={self.class_names}, {self.graph.level}s={self.graph.num_examples}, {sizes})"
 
     @classmethod
+    @checked
     def of(
         cls,
         graph: Graph | Any,
-        classes: Sequence[ClassName] | None = None,
+        classes: Annotated[Sequence[ClassName], NotEmpty()] | None = None,
         *,
         hold_out: bool = True,
-        seed: int = 0,
-        index: int = 0,
+        seed: Seed = 0,
+        index: NonNegativeInt = 0,
     ) -> Task:
-        """A task made of the labelled nodes of a graph; all its nodes and edges are there to read from.
+        """A task made of the labelled examples of a graph; all its nodes and edges are there to read from.
+
+        A split that the data came with (`train_mask`, …) is respected: what it does not train on is not trained on.
 
         Args:
-            graph: a `Graph` or a PyG `Data` object.
-            classes: learn the nodes of these classes alone, by name; all classes with nodes by default.
-            hold_out: split 60/20/20 within each class; otherwise train on every node, and test on none.
+            graph: a `Graph`, a PyG `Data` object, a list of them (`evergraph.data.conversion`) or the path of a file.
+            classes: learn the examples of these classes alone, by name; all classes with examples by default.
+            hold_out: split 60/20/20 within each class, where the data has no split of its own, but train on all
+                examples of a class with fewer than five; otherwise train on every example, and test on none.
             seed: of the split.
             index: the task's number, for messages.
         """
         graph = as_graph(graph)
+        if not graph.has_classes:
+            return cls._of_columns(graph, classes, hold_out, seed, index)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()
         if not present:
             raise EvergraphError(f"{graph.name}: no node has a label; there is nothing to learn")
@@ -80,19 +90,70 @@ class Task:
                 if str(name) not in position_of:
                     raise unknown(f"class with labelled nodes in {graph.name}", str(name), position_of)
             present = list(dict.fromkeys(position_of[str(name)] for name in classes))
-        if hold_out:
-            train, val, test = split_nodes(graph, present, seed)
+        chosen, part = torch.isin(graph.y, torch.tensor(present)), given_split(graph, seed)
+        if part is not None:
+            train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
+        elif hold_out:
+            train, val, test = split_what_can_be(graph, present, seed)
         else:
-            train = torch.nonzero(torch.isin(graph.y, torch.tensor(present))).reshape(-1)
+            train = torch.nonzero(chosen).reshape(-1)
             val = test = train[:0]
+        if not hold_out:
+            val = test = train[:0]
+        graph = with_training_edges(graph, train)
         return cls(index, present, graph, train, val, test, graph.num_classes)
 
+    @classmethod
+    def _of_columns(
+        cls, graph: Graph, classes: Sequence[ClassName] | None, hold_out: bool, seed: int, index: int
+    ) -> Task:
+        """The same where examples have several labels or numbers: all columns are learned."""
+        if classes is not None:
+            raise EvergraphError(f"{graph.name}: its examples have no classes to choose from; leave classes out")
+        part, task_of = given_split(graph, seed), torch.zeros(graph.num_examples, dtype=torch.long)
+        if part is None:
+            part = split_within_tasks(graph, task_of, seed) if hold_out else task_of.clone()
+        part = torch.where(graph.labelled & (hold_out | (part == 0)), part, -1)
+        if graph.positives_only:
+            graph, _, part = with_negatives(graph, task_of, part, seed)
+        train, val, test = (torch.nonzero(part == number).reshape(-1) for number in range(3))
+        if not train.numel():
+            raise EvergraphError(f"{graph.name}: no {graph.level} has a target; there is nothing to learn")
+        graph = with_training_edges(graph, train)
+        return cls(index, list(range(graph.num_classes)), graph, train, val, test, graph.num_classes)
+
+    @checked
+    def pieces(self, size: PositiveInt) -> Iterator[Task]:
+        """The task as a sequence of small ones, `size` training examples each, in the order of their numbers.
+
+        For a single pass without task boundaries: every piece has the task's graph, the classes among its own
+        examples, and nothing to validate or test on.
+
+        Args:
+            size: training examples of a piece; the last takes what remains.
+        """
+        for chosen in self.train.split(size):
+            classes = self.class_positions
+            if self.graph.has_classes:
+                classes = torch.unique(self.graph.y[chosen]).tolist()
+            yield Task(self.index, classes, self.graph, chosen, chosen[:0], chosen[:0], self.num_classes)
+
     def mark(self) -> str:
-        """What the task is, as a hash: so that one left in the middle is not taken up with another."""
-        digest = hashlib.sha256(json.dumps([self.class_names, self.graph.num_features, self.graph.num_edges]).encode())
-        for part in (self.train, self.val, self.graph.y):
+        """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.
+
+        Of a graph on disk the features are not read for it.
+        """
+        if self._mark:
+            return self._mark
+        names = [self.class_names, self.graph.num_features, self.graph.num_edges]
+        digest = hashlib.sha256(json.dumps(names).encode())
+        x, edges = self.graph.x, self.graph.adjacency
+        read = [] if self.graph.on_disk else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
+        members = [] if self.graph.members is None else [self.graph.members.indices]
+        for part in (self.train, self.val, self.test, self.graph.y, *read, *members):
             digest.update(part.cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        self._mark = digest.hexdigest()
+        return self._mark
 
     def pack(self) -> dict[str, Any]:
         """The task as plain values and tensors, for those who keep it; `unpack` makes it whole again."""
@@ -101,7 +162,11 @@ class Task:
         plain = {"index": self.index, "class_positions": self.class_positions, "num_classes": self.num_classes}
         parts = {"train": self.train, "val": self.val, "test": self.test, "y": self.graph.y}
         names = {"class_names": self.graph.class_names, "name": self.graph.name}
-        return {**plain, **parts, **names, **features, "adjacency": _pack(self.graph.adjacency)}
+        packed = {**plain, **parts, **names, **features, "adjacency": _pack(self.graph.adjacency)}
+        if self.graph.members is not None:
+            packed |= {"level": self.graph.level, "members": _pack(self.graph.members)}
+            packed["positives_only"] = self.graph.positives_only
+        return packed
 
     @classmethod
     def unpack(cls, packed: dict[str, Any]) -> Task:
@@ -111,9 +176,16 @@ class Task:
         graph = Graph(
             x.to("cpu"), _unpack(packed["adjacency"]), tensors.pop("y"), list(packed["class_names"]), packed["name"]
         )
+        if "members" in packed:
+            members, positives_only = _unpack(packed["members"]), packed["positives_only"]
+            graph = graph.altered(level=packed["level"], members=members, positives_only=positives_only)
         return cls(
             packed["index"], list(packed["class_positions"]), graph, num_classes=packed["num_classes"], **tensors
         )
+
+
+def _parts(matrix: SparseMatrix) -> list[Tensor]:
+    return [matrix.indptr, matrix.indices, matrix.values]
 
 
 def _pack(matrix: SparseMatrix) -> dict[str, Any]:
@@ -126,21 +198,22 @@ def _unpack(packed: dict[str, Any]) -> SparseMatrix:
 
 
 def union(tasks: Sequence[Task]) -> Task:
-    """Several tasks as one: their graphs side by side, their classes matched by name."""
-    names = list(dict.fromkeys(name for task in tasks for name in task.graph.class_names))
+    """Several tasks as one: their graphs side by side, their classes (or columns of targets) matched by name."""
+    graphs = [task.graph for task in tasks]
+    names = list(dict.fromkeys(name for graph in graphs for name in graph.class_names))
     position = {name: number for number, name in enumerate(names)}
-    starts = torch.tensor([0, *(task.graph.num_nodes for task in tasks)]).cumsum(0).tolist()
-    labels = []
-    for task in tasks:
-        lookup = torch.tensor([*(position[name] for name in task.graph.class_names), -1])  # the last is for «no label»
-        labels.append(lookup[task.graph.y])
+    starts = torch.tensor([0, *(graph.num_examples for graph in graphs)]).cumsum(0).tolist()
+    last = graphs[-1]
+    members = None
+    if last.members is not None:
+        members = block_diagonal([graph.members for graph in graphs if graph.members is not None])
     graph = Graph(
-        stack_features([task.graph.x for task in tasks]),
-        block_diagonal([task.graph.adjacency for task in tasks]),
-        torch.cat(labels),
+        stack_features([graph.x for graph in graphs]),
+        block_diagonal([graph.adjacency for graph in graphs]),
+        torch.cat([_renamed(graph, position) for graph in graphs]),
         names,
-        tasks[-1].graph.name,
-    )
+        last.name,
+    ).altered(level=last.level, members=members, positives_only=last.positives_only)
     train, val, test = (
         torch.cat([getattr(task, part) + start for task, start in zip(tasks, starts)])
         for part in ("train", "val", "test")
@@ -148,6 +221,16 @@ def union(tasks: Sequence[Task]) -> Task:
     classes = list(dict.fromkeys(position[name] for task in tasks for name in task.class_names))
     num_classes = max(task.num_classes for task in tasks)
     return Task(tasks[-1].index, classes, graph, train, val, test, num_classes)
+
+
+def _renamed(graph: Graph, position: dict[ClassName, int]) -> Tensor:
+    """A graph's targets with its classes or columns at other positions."""
+    places = [position[name] for name in graph.class_names]
+    if graph.has_classes:
+        return torch.tensor([*places, -1])[graph.y]  # the last is for «no label»
+    wide = graph.y.new_full((graph.num_examples, len(position)), torch.nan)
+    wide[:, places] = graph.y
+    return wide
 
 
 def stack_features(features: Sequence[Features]) -> Features:
@@ -160,9 +243,9 @@ def stack_features(features: Sequence[Features]) -> Features:
 
 
 def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
-    """Square matrices along the diagonal of one."""
+    """Matrices along the diagonal of one."""
     shifted, start = [], 0
     for matrix in matrices:
         shifted.append(SparseMatrix(matrix.indptr, matrix.indices + start, matrix.values, 0))
-        start += matrix.num_rows
+        start += matrix.num_columns
     return SparseMatrix.stack(shifted, start)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from evergraph import registry
 from evergraph.data.graph import Graph
-from evergraph.data.tasks import Part, Task
+from evergraph.data.tasks import Part
+from evergraph.errors import EvergraphError
 
 if TYPE_CHECKING:
     from evergraph.data.streams import TaskStream
@@ -26,10 +26,10 @@ class TestGraph:
     Args:
         name: what `--test-graph` takes.
         about: one line for people.
-        select: the graph and the nodes of it, for (stream, tasks learned so far, task tested, part).
+        select: the graph and the examples of it, for (stream, tasks learned so far, task tested, part).
         joins_tasks: whether its graph has the edges between tasks.
-        one_task: whether all nodes asked for in one graph are of one task, so that they can be pooled to find it.
-        alone: whether a node is tested without other test nodes.
+        one_task: whether all examples asked for in one graph are of one task, so that they can be pooled to find it.
+        alone: whether a node is tested without other test nodes; for examples that are nodes.
     """
 
     __test__: ClassVar[bool] = False  # no test class, whatever its name looks like to pytest
@@ -41,23 +41,25 @@ class TestGraph:
     one_task: bool = False
     alone: bool = False
 
+    def check(self, graph: Graph) -> None:
+        """Raise the error where a graph's examples cannot be tested so."""
+        if self.alone and graph.level != "node":
+            raise EvergraphError(
+                f"{graph.name}: test graph {self.name} is for examples that are nodes, and these are {graph.level}s; "
+                f"use one of {', '.join(name for name in TEST_GRAPHS if not TEST_GRAPHS[name].alone)}"
+            )
+
 
 def _task(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph, Tensor]:
     return stream[index].graph, getattr(stream[index], part)
 
 
 def _seen(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph, Tensor]:
-    return _nodes_of(stream, stream.seen(after), index, part)
+    return stream.seen(after).graph, stream.seen_part(after, index, part)
 
 
 def _node(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph, Tensor]:
-    return _nodes_of(stream, stream.seen(after, alone=True), index, part)
-
-
-def _nodes_of(stream: TaskStream, seen: Task, index: int, part: Part) -> tuple[Graph, Tensor]:
-    """The graph of all tasks seen, and the nodes of one of them."""
-    nodes = getattr(seen, part)
-    return seen.graph, nodes[torch.isin(seen.graph.y[nodes], torch.tensor(stream.tasks_classes[index]))]
+    return stream.seen(after, alone=True).graph, stream.seen_part(after, index, part, alone=True)
 
 
 TEST_GRAPHS.register(
@@ -69,11 +71,11 @@ TEST_GRAPHS.register(
         one_task=True,
     )
 )
-TEST_GRAPHS.register(TestGraph("seen", "one graph of all classes seen so far", _seen, joins_tasks=True))
+TEST_GRAPHS.register(TestGraph("seen", "one graph of all tasks seen so far", _seen, joins_tasks=True))
 TEST_GRAPHS.register(
     TestGraph(
         "node",
-        "the training nodes of all classes seen so far, which each test node joins alone",
+        "the training nodes of all tasks seen so far, which each test node joins alone",
         _node,
         joins_tasks=True,
         alone=True,

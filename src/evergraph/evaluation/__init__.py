@@ -18,7 +18,17 @@ from evergraph.evaluation.matrix import (
     performance,
     summarize,
 )
-from evergraph.evaluation.metrics import METRICS, Metric, accuracy, balanced_accuracy
+from evergraph.evaluation.metrics import (
+    METRICS,
+    Metric,
+    accuracy,
+    balanced_accuracy,
+    hits_at,
+    mean_absolute_error,
+    mean_reciprocal_rank,
+    roc_auc,
+    root_mean_squared_error,
+)
 from evergraph.evaluation.significance import Difference, paired_difference
 
 __all__ = [
@@ -37,12 +47,17 @@ __all__ = [
     "balanced_accuracy",
     "forgetting",
     "forward_transfer",
+    "hits_at",
     "intransigence",
     "learning_accuracy",
+    "mean_absolute_error",
+    "mean_reciprocal_rank",
     "mean_std",
     "nearest_profile",
     "paired_difference",
     "performance",
+    "roc_auc",
+    "root_mean_squared_error",
     "share_named",
     "summarize",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,26 @@ class Summary:
         name: the key under which results hold it.
         title: what tables call it.
         about: one sentence for people.
-        function: from the matrix to the number.
+        function: from the matrix to the number; written for a metric of which more is better.
+        is_gain: whether the number is a change for the better (AF) rather than a level of the metric itself (AP).
     """
 
     name: str
     title: str
     about: str
     function: Callable[[Matrix], float]
+    is_gain: bool = False
+
+    def of(self, matrix: Matrix, *, higher_is_better: bool = True) -> float:
+        """The number for a matrix of any metric.
+
+        Of an error, less is better: AP is the mean error as it stands, and AF is still negative where the learner has
+        forgotten, that is, where the error has grown.
+        """
+        if higher_is_better:
+            return self.function(matrix)
+        value = self.function(-as_array(matrix))
+        return value if self.is_gain else -value
 
 
 def as_array(matrix: Matrix) -> np.ndarray:
@@ -95,7 +108,11 @@ def intransigence(matrix: Matrix, joint: Matrix) -> float:
 SUMMARIES.register(Summary("ap", "AP", "Mean over all tasks after the last one.", average_performance))
 SUMMARIES.register(
     Summary(
-        "af", "AF", "Mean change of each earlier task since it was learned; negative is forgetting.", average_forgetting
+        "af",
+        "AF",
+        "Mean change of each earlier task since it was learned; negative is forgetting.",
+        average_forgetting,
+        is_gain=True,
     )
 )
 SUMMARIES.register(Summary("anytime", "Anytime", "AP averaged over the whole stream.", average_anytime))
@@ -110,11 +127,11 @@ def mean_std(values: Sequence[float]) -> dict[str, float]:
     return {"mean": float(np.mean(values)), "std": spread}
 
 
-def summarize(matrices: Sequence[Matrix]) -> dict[str, dict[str, Any]]:
+def summarize(matrices: Sequence[Matrix], *, higher_is_better: bool = True) -> dict[str, dict[str, Any]]:
     """Every registered summary of some matrices, one matrix per seed: mean, standard deviation and the values."""
     summaries = {}
     for name, summary in SUMMARIES.items():
-        values = [summary.function(matrix) for matrix in matrices]
+        values = [summary.of(matrix, higher_is_better=higher_is_better) for matrix in matrices]
         summaries[name] = {**mean_std(values), "values": values}
     return summaries
 
@@ -126,12 +143,18 @@ class Evaluation:
     Args:
         accuracies: one number per task, in percent for accuracies.
         first: the number right after learning each task; None where it was not measured.
-        task_names: the classes of each task.
+        task_names: what each task is called: its classes, or the value of the attribute that makes it.
+        latest: for each task whether it is the one learned last, which cannot be forgotten yet; by default the last.
+        rows: what was measured right after each of the tasks.
+        higher_is_better: False for an error.
     """
 
     accuracies: list[float]
     first: list[float | None]
     task_names: list[str]
+    latest: list[bool] = field(default_factory=list)
+    rows: list[list[float | None]] = field(default_factory=list)
+    higher_is_better: bool = True
 
     @property
     def ap(self) -> float:
@@ -140,9 +163,19 @@ class Evaluation:
 
     @property
     def af(self) -> float | None:
-        """Average forgetting, where the accuracies right after learning are known."""
-        earlier = [value for value in self.first[: len(self.accuracies) - 1] if value is not None]
-        return forgetting(self.accuracies, earlier) if len(earlier) == len(self.accuracies) - 1 else None
+        """Average forgetting, where the accuracies right after learning are known. Negative is forgetting."""
+        latest = self.latest or [False] * (len(self.accuracies) - 1) + [True]
+        earlier = [i for i, newest in enumerate(latest) if not newest]
+        first = [value for i in earlier if (value := self.first[i]) is not None]
+        if len(first) < len(earlier):
+            return None
+        change = forgetting([*(self.accuracies[i] for i in earlier), 0.0], first)
+        return change if self.higher_is_better or not first else -change
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Entry [t, i]: the metric on task i right after task t of those listed; NaN where it was not measured."""
+        return as_array(self.rows)
 
     def __str__(self) -> str:
         lines = [f"{'task':<6}{'now':>7}{'then':>7}  classes"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
+from evergraph.errors import EvergraphError
 
 METRICS: registry.Registry[Metric] = registry.metrics
 
@@ -20,7 +21,8 @@ class Metric:
     Args:
         name: what `--metric` takes.
         title: what tables and figures call it, with its unit.
-        function: from outputs `(examples, units)`, true units and the units that prediction chooses from.
+        function: from outputs `(examples, units)`, targets (true units, or a row of labels or numbers with NaN where
+            one is not known) and the units that prediction chooses from.
         higher_is_better: False for an error.
     """
 
@@ -36,6 +38,8 @@ class Metric:
 
 def _hits(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> Tensor:
     """1 for each example whose highest output among the candidate units is the true one, else 0."""
+    if targets.dim() != 1:
+        raise EvergraphError("accuracy is for examples with one class each; use --metric roc-auc, mae or rmse")
     columns = torch.tensor(candidates)
     return (columns[outputs[:, columns].argmax(1)] == targets).double()
 
@@ -51,5 +55,84 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor, candidates: Sequence[int
     return 100 * float(torch.stack([hits[targets == unit].mean() for unit in targets.unique()]).mean())
 
 
+def _area(scores: Tensor, positive: Tensor) -> float:
+    """Probability that a positive example scores higher than a negative one; ties count one half."""
+    negatives = scores[~positive].sort().values
+    wins = torch.searchsorted(negatives, scores[positive]) + torch.searchsorted(negatives, scores[positive], right=True)
+    return float(wins.double().mean()) / (2 * negatives.numel())
+
+
+def roc_auc(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
+    """Area under the ROC curve, in percent: the mean over labels that have positive and negative examples.
+
+    Where examples have one class of several, the mean over classes of one against the rest, by how far its output is
+    above the log-sum-exp of all candidates'. 50 where no label has both.
+    """
+    if targets.dim() == 1:
+        chosen = outputs[:, list(candidates)]
+        scores = chosen - chosen.logsumexp(1, keepdim=True)
+        targets = torch.stack([targets == unit for unit in candidates], 1).double()
+    else:
+        scores = outputs[:, list(candidates)]
+        targets = targets[:, list(candidates)]
+    areas = []
+    for score, target in zip(scores.double().T, targets.T):
+        known = ~target.isnan()
+        positive = target[known] > 0.5
+        if positive.any() and not positive.all():
+            areas.append(_area(score[known], positive))
+    return 100 * sum(areas) / len(areas) if areas else 50.0
+
+
+def _errors(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> Tensor:
+    """z − y of all known numbers."""
+    y = targets[:, list(candidates)]
+    return (outputs[:, list(candidates)].double() - y.double())[~y.isnan()]
+
+
+def mean_absolute_error(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
+    """Mean of |z − y| over all known numbers."""
+    return float(_errors(outputs, targets, candidates).abs().mean())
+
+
+def root_mean_squared_error(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
+    """Root of the mean of (z − y)² over all known numbers."""
+    return float(_errors(outputs, targets, candidates).square().mean().sqrt())
+
+
+def hits_at(k: int) -> Callable[[Tensor, Tensor, Sequence[int]], float]:
+    """Hits@k: percent of links that score higher than the k-th best of the task's pairs without a link (as in OGB)."""
+
+    def hits(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
+        positive, negative = _linked_and_not(outputs, targets, candidates)
+        if negative.numel() < k:
+            return 100.0
+        return 100 * float((positive > negative.topk(k).values[-1]).double().mean())
+
+    return hits
+
+
+def mean_reciprocal_rank(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
+    """MRR in percent: the mean over links of 1 / rank among the task's pairs without a link; ties count against it."""
+    positive, negative = _linked_and_not(outputs, targets, candidates)
+    ordered = negative.sort().values
+    above = ordered.numel() - torch.searchsorted(ordered, positive)
+    return 100 * float((1 / (1 + above.double())).mean())
+
+
+def _linked_and_not(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Scores of the links, and of the pairs without one."""
+    if targets.dim() != 2 or len(candidates) != 1:
+        raise EvergraphError("this metric ranks links against pairs without one: it needs one label per pair")
+    scores, linked = outputs[:, candidates[0]], targets[:, candidates[0]] > 0.5
+    return scores[linked], scores[~linked]
+
+
 METRICS.register(Metric("accuracy", "accuracy (%)", accuracy))
 METRICS.register(Metric("balanced-accuracy", "balanced accuracy (%)", balanced_accuracy))
+METRICS.register(Metric("roc-auc", "ROC-AUC (%)", roc_auc))
+METRICS.register(Metric("mae", "mean absolute error", mean_absolute_error, higher_is_better=False))
+METRICS.register(Metric("rmse", "root mean squared error", root_mean_squared_error, higher_is_better=False))
+for _k in (10, 20, 50, 100):
+    METRICS.register(Metric(f"hits@{_k}", f"Hits@{_k} (%)", hits_at(_k)))
+METRICS.register(Metric("mrr", "MRR (%)", mean_reciprocal_rank))

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -20,8 +21,8 @@ from typing import Any
 
 import torch
 
-from evergraph.errors import EvergraphError, first_line
-from evergraph.experiments.run import check_folder, finish_run, run_seed
+from evergraph.errors import EvergraphError, EvergraphWarning, first_line
+from evergraph.experiments.run import check_folder, finish_run, finished_result, run_seed
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import taken_folder
 
@@ -41,8 +42,10 @@ class Cell:
     def finish(self, out: str | Path, data_root: str | Path | None) -> dict[str, Any]:
         """What is left to do for it, in this process; returns its result."""
         folder = Path(out) / self.key
-        check_folder(folder, self.spec, resume=True)
-        with taken_folder(folder) if self.key else nullcontext():  # the table's own folder is the caller's to hold
+        look = partial(check_folder, folder, self.spec, resume=True)
+        with (
+            taken_folder(folder, look) if self.key else nullcontext()
+        ):  # the table's own folder is the caller's to hold
             return finish_run(self.spec, folder, data_root=data_root)
 
 
@@ -170,7 +173,7 @@ def _in_processes(
         complete = []
         for cell in new:
             folder = Path(out) / cell.key
-            seeds = [] if (folder / "result.json").exists() else cell.spec.seeds
+            seeds = [] if finished_result(folder, cell.spec) is not None else cell.spec.seeds
             left[cell.key] = len(seeds)
             for seed in seeds:
                 running[pool.submit(run_seed, cell.spec, folder, seed, data_root=data_root)] = cell
@@ -203,6 +206,7 @@ def _check(future: Future[None], cell: Cell) -> None:
 def _begin_worker() -> None:
     """One thread, since processes share the cores; no life beyond the parent's, whose Ctrl-C it is."""
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", EvergraphWarning)  # the parent has said it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -6,18 +6,21 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evergraph.core.settings import settings_of
+from evergraph.core.settings import parse_setting, settings_of
 from evergraph.data import TEST_GRAPHS
+from evergraph.data.files import GRAPH_FILES
 from evergraph.errors import EvergraphError, unknown
 from evergraph.evaluation import mean_std
 from evergraph.experiments import told
 from evergraph.experiments.result_file import each_test_graph
-from evergraph.methods import METHODS, make_method, parts_of
+from evergraph.methods import METHODS, make_method, parts_of, preferred_model
+from evergraph.models import MODELS
 from evergraph.persistence.files import write_atomically
+from evergraph.training import Training
 
 
 def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -39,6 +42,39 @@ def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> d
         )
         raise unknown(f"setting of {', '.join(methods)}", left[0], known or ["(none)"])
     return shares
+
+
+def shares(
+    methods: Sequence[str], settings: Mapping[str, str], model: str
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Each method's settings, those of its model, and those of its training.
+
+    `name.key` goes to one method; where the method has no such setting, to its model or to its training.
+    """
+    training_fields = settings_of(Training)
+    models: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    training: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    rest: dict[str, str] = {}
+    for full, value in settings.items():
+        method, _, key = full.rpartition(".")
+        own = {} if method not in methods else {key for part in parts_of(method) for key in settings_of(METHODS[part])}
+        if method not in methods or key in own:
+            rest[full] = value
+        elif key in (known := settings_of(kind := MODELS[model or preferred_model(method)])):
+            models[method][key] = parse_setting(kind, key, value, owner=method)
+        elif key in training_fields:
+            training[method][key] = parse_setting(Training, key, value, owner=method)
+        else:
+            raise unknown(f"setting of {method}", key, [*own, *known, *training_fields])
+    return settings_by_method(methods, rest), models, training
+
+
+def stream_titles(sources: Iterable[str]) -> dict[str, str]:
+    """What to call streams: names as they are, files by their own name where no two share it."""
+    unique = list(dict.fromkeys(sources))
+    short = [Path(source).stem if Path(source).suffix in GRAPH_FILES else Path(source).name for source in unique]
+    short = [source if source.startswith("sbm:") else name for source, name in zip(unique, short)]
+    return {source: name if short.count(name) == 1 else source for source, name in zip(unique, short)}
 
 
 def cell_key(
@@ -84,19 +120,27 @@ def training_groups(method: str, settings: Mapping[str, Any], test_graphs: Seque
     return list(groups.values())
 
 
-def table_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per stream, test graph, method and its settings: mean and standard deviation over orders and seeds."""
-    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
-    for result in (one for measured in results for one in each_test_graph(measured)):
-        settings = json.dumps(result.get("hyperparameters", {}), sort_keys=True)
-        key = (str(result["stream"]), str(result["protocol"]["test_graph"]), str(result["method"]), settings)
+def table_rows(
+    results: Iterable[dict[str, Any]], tuned: Mapping[str, Collection[str]] | None = None
+) -> list[dict[str, Any]]:
+    """One row per stream, test graph, method and its settings: mean and standard deviation over orders and seeds.
+
+    Args:
+        results: of runs; one that was measured on several test graphs has a row for each.
+        tuned: by method, settings that were chosen by a rule, which do not set rows apart.
+    """
+    results = [one for measured in results for one in each_test_graph(measured)]
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    apart = settings_apart(results, tuned)
+    named: dict[tuple[str, ...], dict[str, Any]] = {}
+    for result, settings in zip(results, apart):
+        names = (result["stream"], result["protocol"]["test_graph"], result["method"])
+        key = (*map(str, names), json.dumps(settings, sort_keys=True))
         groups.setdefault(key, []).append(result)
-    differing = _differing_settings(groups)
+        named[key] = settings
     rows = []
-    for (stream, test_graph, method, _), members in groups.items():
-        row: dict[str, Any] = {"stream": stream, "test_graph": test_graph, "method": method}
-        own = members[0].get("hyperparameters", {})
-        row["settings"] = {key: own[key] for key in differing[method] if key in own}
+    for key, members in groups.items():
+        row: dict[str, Any] = {"stream": key[0], "test_graph": key[1], "method": key[2], "settings": named[key]}
         for name in members[0]["metrics"]:
             row[name] = mean_std([value for member in members for value in member["metrics"][name]["values"]])
         leaks = [value for member in members if member.get("leak") for value in member["leak"]["values"]]
@@ -106,6 +150,7 @@ def table_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         row["kept_bytes"] = max(told.bytes_kept(member) or 0 for member in members)
         row["access"] = members[0]["access"]
         row["test_nodes_read"] = members[0].get("test_nodes_read")
+        row["metric"] = members[0]["protocol"].get("metric", "accuracy")
         rows.append(row)
     first: dict[tuple[str, str], int] = {}
     for row in rows:  # rows of one stream and test graph stand together
@@ -114,17 +159,35 @@ def table_rows(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (streams.index(row["stream"]), first[row["stream"], row["test_graph"]]))
 
 
-def _differing_settings(groups: Iterable[tuple[str, str, str, str]]) -> dict[str, list[str]]:
-    """The settings of each method in which its rows differ."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for _, _, method, text in groups:
-        found.setdefault(method, []).append(json.loads(text))
-    return {
-        method: [
-            key for key in found_settings[0] if any(one.get(key) != found_settings[0][key] for one in found_settings)
-        ]
-        for method, found_settings in found.items()
-    }
+def settings_apart(
+    results: Sequence[Mapping[str, Any]], tuned: Mapping[str, Collection[str]] | None = None
+) -> list[dict[str, Any]]:
+    """Of each result the settings that set it apart from others of its method on its stream.
+
+    They are those of the method and of the training by their names, and those of the model as `model.KEY`; settings
+    that were `tuned` (by method) are left out.
+    """
+    own = []
+    for result in results:
+        left_out = (tuned or {}).get(str(result["method"]), ())
+        own.append({key: value for key, value in _made_with(result).items() if key not in left_out})
+    alike: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result, settings in zip(results, own):
+        alike.setdefault((str(result["stream"]), str(result["method"])), []).append(settings)
+    found = []
+    for result, settings in zip(results, own):
+        others = alike[str(result["stream"]), str(result["method"])]
+        found.append({key: value for key, value in settings.items() if any(one.get(key) != value for one in others)})
+    return found
+
+
+def _made_with(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run's method, model and training."""
+    known = settings_of(Training)
+    training = {key: value for key, value in result["protocol"].items() if key in known}
+    model = {f"model.{key}": value for key, value in result.get("model", {}).items()}
+    own = result.get("hyperparameters", {})
+    return {**own, **model, **{key: value for key, value in training.items() if key not in own}}
 
 
 def row_label(row: Mapping[str, Any]) -> str:

@@ -150,7 +150,8 @@ def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
 def draw_anytime(runs: Sequence[dict[str, Any]]) -> Figure:
     """AP after each task: mean over the tasks met so far, with the standard deviation over seeds."""
     figure, (axis,) = _panels(1, 6.4, 4)
-    for number, run in enumerate(runs):
+    for position, run in enumerate(runs):
+        number = run.get("style", position)
         curve = anytime_curve(run["matrices"])
         mean, spread = (np.array([point[key] for point in curve]) for key in ("mean", "std"))
         after = np.arange(1, len(curve) + 1)
@@ -167,7 +168,8 @@ def draw_anytime(runs: Sequence[dict[str, Any]]) -> Figure:
 def draw_plane(runs: Sequence[dict[str, Any]]) -> Figure:
     """Stability against plasticity: AF (0 forgets nothing) and AP, one point per run, with error bars over seeds."""
     figure, (axis,) = _panels(1, 6.4, 4.4)
-    for number, run in enumerate(runs):
+    for position, run in enumerate(runs):
+        number = run.get("style", position)
         af, ap = run["metrics"]["af"], run["metrics"]["ap"]
         axis.errorbar(
             af["mean"], ap["mean"], xerr=af["std"], yerr=ap["std"], color=_colour(number), marker=_marker(number),

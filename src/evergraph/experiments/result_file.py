@@ -6,17 +6,27 @@ the runs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError
+from evergraph.experiments.run import check_graph
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_json, parse_json, read_text
 
 RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs themselves, beside the file
+TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
+
+
+class Entry(TypedDict):
+    """A line of the file."""
+
+    key: str
+    spec: dict[str, Any]
+    result: dict[str, Any]
 
 
 def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
@@ -24,11 +34,9 @@ def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
     path = Path(folder) / RESULTS
     if not path.exists():
         return {}
-    try:
-        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-        return {entry["key"]: {"spec": entry["spec"], "result": entry["result"]} for entry in entries}
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise EvergraphError(f"{path} is damaged ({first_line(error)}); restore it from a copy, or remove it") from None
+    advice = "restore it from a copy, or remove it"
+    entries = [parse_json(line, path, Entry, advice) for line in read_text(path).splitlines() if line]
+    return {entry["key"]: {"spec": entry["spec"], "result": entry["result"]} for entry in entries}
 
 
 def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Mapping[str, dict[str, Any]]) -> Path:
@@ -38,7 +46,7 @@ def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Map
         if key in results:
             result = {name: value for name, value in results[key].items() if name != "run_dir"}
             entries[key] = {"spec": spec.as_dict(), "result": result}
-    lines = [json.dumps({"key": key, **entry}) for key, entry in entries.items()]
+    lines = [as_json({"key": key, **entry}) for key, entry in entries.items()]
     path = Path(folder) / RESULTS
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     return path
@@ -59,4 +67,7 @@ def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec)
     if differ := spec.differences(entries[key]["spec"]):
         raise EvergraphError(f"{RESULTS}: {key} was run with other settings ({', '.join(differ)}); use another --out")
     result: dict[str, Any] = entries[key]["result"]
+    if result["seeds"] != spec.seeds:  # seeds were added
+        return None
+    check_graph(spec, result.get("graph"), f"{RESULTS}: {key}")
     return result

@@ -7,16 +7,18 @@ import io
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 
-from evergraph.data import Part, TaskStream, leak_score
-from evergraph.errors import EvergraphError, first_line
-from evergraph.evaluation import mean_std, summarize
+from evergraph.core.settings import NotEmpty, checked
+from evergraph.data import DATASETS, Part, TaskStream, find_graph, leak_score
+from evergraph.data.files import content_mark
+from evergraph.errors import EvergraphError
+from evergraph.evaluation import METRICS, mean_std, summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.specification import RunSpec
 from evergraph.experiments.told import other_test_nodes
@@ -30,6 +32,7 @@ from evergraph.persistence.files import (
     taken_folder,
     write_atomically,
 )
+from evergraph.persistence.reading import HASH, as_json, content_hash, exists, read_json, read_record, write_record
 from evergraph.training import Learner, Progress, pick_device
 from evergraph.training.driver import Driver
 from evergraph.training.snapshot import model_name
@@ -40,6 +43,45 @@ OnProgress = Callable[[int, int, int, int, int], None]
 """Called as (seed number, task, number of tasks, epoch, number of epochs)."""
 
 
+Matrix = list[list[float | None]]
+
+
+class RunRecord(TypedDict):
+    """What `run.json` holds."""
+
+    spec: dict[str, Any]
+    graph: str
+    versions: dict[str, str]
+    device: str
+
+
+class SeedRecord(TypedDict):
+    """What `matrix.json` holds."""
+
+    matrix: Matrix
+    also_tested: dict[str, Matrix]
+    validation: Matrix
+    log: list[dict[str, Any]]
+    kept_bytes: list[int]
+    seconds: float
+    finished: bool
+    run: str
+    seed: int
+
+
+class ResultRecord(TypedDict):
+    """What `result.json` holds at least."""
+
+    stream: str
+    method: str
+    matrices: Annotated[list[Matrix], NotEmpty()]
+    ap: dict[str, float]
+    af: dict[str, float]
+    protocol: dict[str, Any]
+    seeds: Annotated[list[int], NotEmpty()]
+
+
+@checked
 def run(
     spec: RunSpec,
     out: str | Path,
@@ -65,9 +107,7 @@ def run(
         loggers: where else the numbers go.
     """
     folder = Path(out)
-    check_folder(folder, spec, resume)  # a stranger's folder is not even locked
-    with taken_folder(folder, "name another with --out"):
-        check_folder(folder, spec, resume)
+    with taken_folder(folder, lambda: check_folder(folder, spec, resume), advice="name another with --out"):
         return finish_run(spec, folder, data_root=data_root, on_progress=on_progress, loggers=loggers)
 
 
@@ -80,24 +120,25 @@ def finish_run(
     loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
     """What is left of a run, in a folder that the caller has checked and holds."""
-    if (folder / "result.json").exists():
-        return read_result(folder)
+    if (done := finished_result(folder, spec)) is not None:
+        return done
     # everything that can be wrong with the input is found before anything is written
     device = pick_device(spec.device)
     spec.check()
     first = spec.make_stream(spec.seeds[0], data_root)
     learner = spec.learner(spec.seeds[0], first.problem)
     with Logging(loggers) as logging:
-        _write_new(folder, spec)
+        mark = _write_new(folder, spec, first)
         logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
         results = []
         for number, seed in enumerate(spec.seeds):
             tasks = first if number == 0 else spec.make_stream(seed, data_root)
-            one = _SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging)
+            check_same_graph(tasks.graph_mark, first.graph_mark, folder)
+            one = _SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark)
             results.append(one.finish())
-        result = _result(spec, folder, first, learner, device, results)
+        result = {**_result(spec, folder, first, learner, device, results), "run": mark, "graph": first.graph_mark}
         logging.finish(result)
-        write_atomically(folder / "result.json", json.dumps(result, indent=1))
+        write_record(folder / "result.json", result, indent=1)
     return result
 
 
@@ -108,10 +149,10 @@ def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path
     spec.check()
     tasks = spec.make_stream(seed, data_root)
     make_folder(folder, "name another with --out")
-    _write_new(folder, spec)
+    mark = _write_new(folder, spec, tasks)
     make_folder(seed_folder)
     with only_writer(seed_folder), Logging(()) as logging:
-        _SeedRun(spec, seed_folder, tasks, seed, spec.seeds.index(seed), None, logging).finish()
+        _SeedRun(spec, seed_folder, tasks, seed, spec.seeds.index(seed), None, logging, mark).finish()
 
 
 def _result(
@@ -130,7 +171,7 @@ def _result(
         scores = [result["leak"][test_graph] for result in results if test_graph in result.get("leak", {})]
         leak = {**mean_std(scores), "values": scores, "chance": 100 / len(first)} if scores else None
         reads = other_test_nodes(access, test_graph)
-        return {**_measures(matrices), "leak": leak, "test_nodes_read": reads}
+        return {**_measures(matrices, metric), "leak": leak, "test_nodes_read": reads}
 
     return {
         "stream": spec.source,
@@ -144,7 +185,7 @@ def _result(
             name: tested(name, [result["also_tested"][name] for result in results]) for name in spec.also_test
         },
         "validation": [result["validation"] for result in results],
-        "task_classes": [list(map(str, task.class_names)) for task in first],
+        "task_classes": _contents(first),
         "access": access.as_dict(),
         "kept_bytes": [result["kept_bytes"] for result in results],
         "model_bytes": [result.get("model_bytes", []) for result in results],
@@ -155,9 +196,16 @@ def _result(
     }
 
 
-def _measures(matrices: list[list[ROW]]) -> dict[str, Any]:
+def _contents(tasks: TaskStream) -> list[list[str]]:
+    """What each task brings: its classes or, where tasks share them, the value of the attribute that makes it."""
+    if tasks.scenario.by_attribute:
+        return [[name] for name in tasks.task_names]
+    return [list(map(str, task.class_names)) for task in tasks]
+
+
+def _measures(matrices: list[list[ROW]], metric: str) -> dict[str, Any]:
     """Every summary of one matrix per seed, and the matrices themselves."""
-    summaries = summarize(matrices)
+    summaries = summarize(matrices, higher_is_better=METRICS[metric].higher_is_better)
     headline = {name: {key: summaries[name][key] for key in ("mean", "std")} for name in ("ap", "af")}
     return {**headline, "metrics": summaries, "matrices": matrices}
 
@@ -177,11 +225,13 @@ class _SeedRun:
         number: int,
         on_progress: OnProgress | None,
         logging: Logging,
+        mark: str,
     ) -> None:
         make_folder(folder)
         remove_scratch(folder)
         self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
         self.on_progress, self.logging = on_progress, logging
+        self.mark = {"run": mark, "seed": seed}  # every part of the seed's folder carries it
         self.checkpoint = folder / "checkpoint"
         self.driver = Driver(self.checkpoint, advice="; the run can go on with --resume when there is room")
         self.clock = time.perf_counter()
@@ -195,6 +245,7 @@ class _SeedRun:
         learner = self.spec.learner(self.seed, self.tasks.problem)
         state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
         state |= {"validation": [], "log": [], "kept_bytes": [], "model_bytes": [], "seconds": 0.0, "finished": False}
+        state |= self.mark
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
@@ -203,7 +254,7 @@ class _SeedRun:
         state["leak"] = self._leak()
         state["finished"] = True
         write_atomically(self.folder / "log.csv", _as_csv(state["log"]))
-        write_atomically(self.folder / "matrix.json", json.dumps(state))  # from here on the seed is done
+        write_record(self.folder / "matrix.json", state)  # from here on the seed is done
         remove_tree(self.checkpoint)
         return state
 
@@ -234,7 +285,7 @@ class _SeedRun:
         state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
         self.logging.task(self.seed, state["matrix"])
         self.driver.commit(learner, notes)
-        write_atomically(self.folder / "matrix.json", json.dumps(state))
+        write_record(self.folder / "matrix.json", state)
 
     def _row(self, learner: Learner, test_graph: str, part: Part = "test") -> ROW:
         """The newest row of an accuracy matrix."""
@@ -243,32 +294,38 @@ class _SeedRun:
         return values + [None] * (len(self.tasks) - len(values))
 
     def _leak(self) -> dict[str, float]:
-        """How much each test graph gives away, where prediction is among the classes of all tasks.
+        """How much each test graph gives away, where classes make the tasks and prediction is among those of all tasks.
 
         Runs that settings are chosen by do not look at test nodes.
         """
-        if self.tasks.task_incremental or self.spec.validate:
+        scenario = self.tasks.scenario
+        told_apart = not (scenario.task_known or scenario.by_attribute) and self.tasks.graph.level == "node"
+        if self.spec.validate or not told_apart:
             return {}
         return {name: leak_score(self.tasks, name) for name in (self.tasks.test_graph, *self.spec.also_test)}
 
     def _load(self) -> Learner:
+        advice = f"remove {self.checkpoint} to begin seed {self.seed} anew"
         try:
-            return Learner.load(self.checkpoint, device=self.spec.device)
+            learner = Learner.load(self.checkpoint, device=self.spec.device)
         except EvergraphError as error:
-            raise EvergraphError(f"{error}; remove {self.checkpoint} to begin seed {self.seed} anew") from None
+            raise EvergraphError(f"{error}; {advice}") from None
+        self._check_mark(learner.notes, self.checkpoint, advice)
+        return learner
+
+    def _check_mark(self, record: Mapping[str, Any], place: Path, advice: str) -> None:
+        """An error where a part of the folder is another run's or another seed's."""
+        if any(record.get(key) != value for key, value in self.mark.items()):
+            raise EvergraphError(f"{place} is another run's or another seed's; {advice}")
 
     def _read_finished(self) -> dict[str, Any] | None:
         """The seed's result, if it is done."""
-        try:
-            state: dict[str, Any] = json.loads((self.folder / "matrix.json").read_text())
-            return state if state["finished"] else None
-        except FileNotFoundError:
+        path, advice = self.folder / "matrix.json", f"remove {self.folder} to begin seed {self.seed} anew"
+        if not exists(path):
             return None
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise EvergraphError(
-                f"{self.folder / 'matrix.json'} is damaged ({first_line(error)}); remove {self.folder} "
-                f"to begin seed {self.seed} anew"
-            ) from None
+        state = read_record(path, SeedRecord, advice)
+        self._check_mark(state, path, advice)
+        return state if state["finished"] else None
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:
@@ -289,26 +346,58 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
         return
     if not resume:
         raise EvergraphError(f"{folder} holds a run already; add --resume to go on with it, or name another with --out")
-    try:
-        saved = json.loads(config.read_text())["spec"]
-    except (ValueError, KeyError):
-        raise EvergraphError(f"{config} is damaged; name another folder with --out") from None
+    saved = read_record(config, RunRecord, "name another folder with --out")["spec"]
     if keys := spec.differences(saved):
         raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
 
 
-def _write_new(folder: Path, spec: RunSpec) -> None:
-    """What the run is, written once; a run resumed under other versions says so."""
+def check_same_graph(graph: str, known: str, place: str | Path) -> None:
+    """An error where a run would be mixed from two graphs, given the marks of both."""
+    if graph != known:
+        raise EvergraphError(f"{place} was run on another graph: the file has changed since; name another with --out")
+
+
+def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
+    """An error where the graph file that a finished run was made of has changed; named datasets check their own."""
+    if known is not None and spec.source.partition(":")[0] not in DATASETS:
+        check_same_graph(
+            content_mark(find_graph(spec.source, undirected=spec.stream.get("undirected"))[0]), known, place
+        )
+
+
+def _write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
+    """What the run is, written once; a run resumed under other versions says so. Returns the run's mark."""
     path = folder / "run.json"
     now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
     if not path.exists():
-        content = {"spec": spec.as_dict(), **now}
+        content = {"spec": json.loads(as_json(spec.as_dict())), "graph": tasks.graph_mark, **now}
     else:
-        content = json.loads(path.read_text())
-        if now in ({key: content[key] for key in now}, content.get("resumed_with")):
-            return
-        content["resumed_with"] = now
-    write_atomically(path, json.dumps(content, indent=1))
+        content = read_record(path, RunRecord, "name another folder with --out")
+        check_same_graph(tasks.graph_mark, content["graph"], folder)
+        same = now in ({key: content[key] for key in now}, content.get("resumed_with"))
+        if same and content["spec"].get("seeds") == spec.seeds:
+            return run_mark(content)
+        content["spec"]["seeds"] = spec.seeds
+        content |= {} if same else {"resumed_with": now}
+    write_record(path, content, indent=1)
+    return run_mark(content)
+
+
+def run_mark(record: Mapping[str, Any]) -> str:
+    """What every part of a run carries: a hash of its settings and its graph; seeds and devices may be added later."""
+    settings = {key: value for key, value in record["spec"].items() if key not in {"seeds", "device"}}
+    return content_hash([settings, record["graph"]])
+
+
+def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
+    """The result of a run in its folder; None where it is not finished, or seeds were added to it."""
+    if not (folder / "result.json").exists():
+        return None
+    result = read_result(folder)
+    if result.get("seeds", spec.seeds) != spec.seeds:
+        return None
+    check_graph(spec, result.get("graph"), folder)
+    return result
 
 
 def read_result(folder: str | Path) -> dict[str, Any]:
@@ -317,18 +406,18 @@ def read_result(folder: str | Path) -> dict[str, Any]:
     if not path.exists():
         state = "a run that is not finished" if (Path(folder) / "run.json").exists() else "no run"
         raise EvergraphError(f"{folder} holds {state}; finish it with --resume or name a run's folder")
-    try:
-        result = json.loads(path.read_text())
-        if not {"matrices", "ap", "af", "method", "protocol"} <= result.keys():
-            raise ValueError("keys are missing")
-    except (ValueError, AttributeError) as error:
-        raise EvergraphError(f"{path} is damaged ({first_line(error)})") from None
+    result: dict[str, Any] = read_json(path, ResultRecord)
+    if HASH in result or "run" in result:  # those of version 0.1 have none
+        result = read_record(path, ResultRecord)
+        config = Path(folder) / "run.json"
+        if exists(config) and run_mark(read_record(config, RunRecord)) != result.get("run"):
+            raise EvergraphError(f"{path} is another run's than {config}; restore it from a copy")
     return {**result, "run_dir": str(folder)}
 
 
 def default_folder(source: str, method: str) -> Path:
     """A new folder under `runs/`, named after the stream, the method and the time."""
-    name = f"{Path(source.split(':')[0]).stem}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{Path(source.split(':')[0]).stem[:80]}-{method[:80]}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from evergraph.core.settings import Checked, NotEmpty, Seed
 from evergraph.data import TEST_GRAPHS, TaskStream, stream
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -17,7 +18,7 @@ from evergraph.training import Learner, Training
 
 
 @dataclass
-class RunSpec:
+class RunSpec(metaclass=Checked):
     """Everything a run's numbers depend on, as plain values.
 
     Args:
@@ -44,7 +45,7 @@ class RunSpec:
     model: str = ""
     model_settings: dict[str, Any] = field(default_factory=dict)
     training: Training = field(default_factory=Training)
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: Annotated[list[Seed], NotEmpty()] = field(default_factory=lambda: [0])
     device: str = "auto"
     also_test: list[str] = field(default_factory=list)
     validate: bool = False
@@ -57,14 +58,17 @@ class RunSpec:
             make_model(self.model or preferred_model(self.method), **self.model_settings),
             make_method(self.method, self.settings),
             self.training,
-            problem=self.problem or problem or "node-classification",
+            problem=self.problem or problem or None,
             device=self.device,
             seed=seed,
         )
 
     def make_stream(self, seed: int, data_root: str | Path | None) -> TaskStream:
         """The stream as this seed splits it."""
-        return stream(self.source, seed=seed, data_root=data_root, **self.stream)
+        tasks = stream(self.source, seed=seed, data_root=data_root, **self.stream)
+        for name in self.also_test:
+            TEST_GRAPHS[name].check(tasks.graph)
+        return tasks
 
     def check(self) -> None:
         """Raise the error for a name or a setting that is wrong, before anything is run."""
@@ -77,9 +81,14 @@ class RunSpec:
         self.learner(self.seeds[0])
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What differs from a saved specification, the device aside; what is not named there is the default."""
+        """What differs from a saved specification, the device and further seeds aside.
+
+        What is not named there is the default.
+        """
         wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
+        if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
+            earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
         return [name for name in wanted if earlier.get(name) != wanted[name] and name != "device"]
 
     def as_dict(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from evergraph.core.settings import configure, settings_of
-from evergraph.errors import unknown
+from evergraph.core.settings import checked, configure, settings_of
+from evergraph.errors import EvergraphError, unknown
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Replay, Step, View
 from evergraph.methods.compose import Compose
@@ -57,6 +57,7 @@ def preferred_model(name: str) -> str:
     return next((kind.model for kind in kinds if kind.model != Method.model), Method.model)
 
 
+@checked
 def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
     """A method by its name; `a+b` composes several.
 
@@ -75,6 +76,20 @@ def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
         known = [key for part in parts_of(name) for key in settings_of(METHODS[part])]
         raise unknown(f"setting of {name}", unused[0], known or ["(none)"])
     return methods[0] if len(methods) == 1 else Compose(*methods)
+
+
+def is_method(value: object) -> bool:
+    """Whether a value is a method, ready to use."""
+    return isinstance(value, Method)
+
+
+def as_method(method: Method | str | Any) -> Method:
+    """The method itself, or the one of that name."""
+    if isinstance(method, str):
+        return make_method(method)
+    if not isinstance(method, Method):
+        raise EvergraphError(f"a method is a name or an object such as eg.EWC(strength=100), not {method!r}")
+    return method
 
 
 __all__ = [
@@ -125,6 +140,8 @@ __all__ = [
     "StandInCurvature",
     "Step",
     "View",
+    "as_method",
+    "is_method",
     "make_method",
     "parts_of",
     "preferred_model",

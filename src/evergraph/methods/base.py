@@ -14,6 +14,7 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params, named_params
+from evergraph.core.settings import Checked
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task
@@ -35,7 +36,7 @@ class Context:
         task: what is trained on: the task that arrived, or what `Method.training_data` puts in its place.
         problem: what is to be learned, with outputs that compete within the label scope.
         index: tasks learned before this one.
-        old: output units of classes met in earlier tasks.
+        old: output units of classes met in earlier tasks, whether or not they come again in this one.
         batcher: makes batches of the task's examples; its targets are output units.
         batch_size: examples in a training batch, None for all.
         generator: random numbers of the method's own, so that its draws do not move the loop's.
@@ -43,6 +44,7 @@ class Context:
         arrived: the task that arrived.
         method: the method as a whole: composed methods find one another's capabilities in it (`capability_of_a_part`).
         epoch: epochs of this task that are finished; for methods that train in phases.
+        num_seen: output units of all classes met, this task's included.
         cache: what a method computes once per task and can compute again; it is not saved.
     """
 
@@ -58,6 +60,7 @@ class Context:
     arrived: Task | None = None
     method: Method | None = None
     epoch: int = 0
+    num_seen: int = 0
     cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -155,7 +158,7 @@ class View:
         model: the model, in evaluation mode.
         problem: what was learned.
         graph: the graph. Where `graph.joining` is set, those nodes are asked for as if each were there alone.
-        nodes: the examples asked for.
+        nodes: the examples asked for: numbers of nodes, graphs or links.
         device: where to compute.
     """
 
@@ -170,7 +173,8 @@ class View:
         """The model's outputs at the examples, on the CPU, with exact neighbourhoods."""
         batcher = self.problem.batcher(self.model, self.graph, device=self.device)
         batches = batcher.batches(self.nodes.to(self.device), NODES_AT_ONCE)
-        return torch.cat([self.model(batch).cpu() for batch in batches])
+        rows = [self.model(batch).cpu() for batch in batches]
+        return torch.cat(rows) if rows else torch.empty(0, self.model.out_channels or 0)
 
 
 STEP_HOOKS = (
@@ -188,10 +192,11 @@ def search_over(**settings: tuple[float, float] | list[Any]) -> SearchSpace:
     return MappingProxyType({**settings, "lr": (1e-4, 1e-2)})
 
 
-class Method:
+class Method(metaclass=Checked):
     """A way to learn a new task without forgetting the old ones. Every hook may be left out.
 
-    Constructor arguments are hyper-parameters (make subclasses dataclasses); attributes that end in `_`
+    Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
+    (`evergraph.core.settings`); attributes that end in `_`
     are learned state: tensors, numbers, and lists or dictionaries of them. They are saved and loaded
     without another line; `state` declares how they grow. Hooks never call backward, zero_grad or optimizer.step.
     """
@@ -211,6 +216,10 @@ class Method:
     """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
+    levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
+    """What examples may be; a problem of others is refused."""
+    kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
+    """What may be known of them: one class of several, labels that hold or do not, numbers."""
 
     # entering a task
 
@@ -307,6 +316,15 @@ class Method:
                 setattr(self, declared.name, grown(value, before, after, declared.metadata["new"]))
 
     # what it is
+
+    def check_problem(self, problem: Problem) -> None:
+        """Refuse a problem that the method does not make sense for."""
+        if problem.level not in self.levels or problem.kind not in self.kinds:
+            levels, kinds = " or ".join(f"{level}s" for level in self.levels), " or ".join(self.kinds)
+            raise EvergraphError(
+                f"{self.title} works on {levels} with {kinds}, and {problem.name} has {problem.level}s with "
+                f"{problem.kind}; choose another method, e.g. curvature, ewc, mas or lwf"
+            )
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments and their values."""

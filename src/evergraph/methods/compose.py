@@ -15,6 +15,7 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import STEP_HOOKS, Context, Method, Replay, SearchSpace, Step, View
 from evergraph.models.base import GraphModel
+from evergraph.problems.base import Problem
 
 
 class Compose(Method):
@@ -173,6 +174,11 @@ class Compose(Method):
     def parts(self) -> list[Method]:
         """Those of each."""
         return [part for method in self.methods for part in method.parts()]
+
+    def check_problem(self, problem: Problem) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.check_problem(problem)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Those of each part, under its name."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from evergraph.core.params import Params, copy_params
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import BelowOne
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, search_over
 from evergraph.methods.state import state
@@ -42,13 +42,9 @@ class EMA(Method):
     search_space = search_over(decay=(0.0, 0.9))
     hold = ("decay",)
 
-    decay: float = 0.5
+    decay: BelowOne = 0.5
     from_first_task: bool = False
     previous_: Params = state(dict, like="params", new="values")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise EvergraphError(f"ema: decay={self.decay} must be at least 0 and below 1")
 
     def start_task(self, context: Context) -> None:
         """Remember θ_0 where it takes part."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from evergraph.core.params import Params
-from evergraph.curvature import LABELS, fisher_diagonal, measuring, squared_batch_gradients
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import NonNegative
+from evergraph.curvature import fisher_diagonal, measuring, squared_batch_gradients
+from evergraph.curvature.labels import Labels
+from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.quadratic import Quadratic
 
@@ -32,15 +35,12 @@ class EWC(Quadratic):
     reference = "Kirkpatrick et al.: Overcoming catastrophic forgetting in neural networks, PNAS 2017"
     search_space = search_over(strength=(1e-1, 1e10))
 
-    strength: float = 1e4
-    labels: str = "empirical"
-    fisher: str = "per-node"
-    reduction: str = "mean"
+    strength: NonNegative = 1e4
+    labels: Labels = "empirical"
+    fisher: Literal["per-node", "squared-batch"] = "per-node"
+    reduction: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
-        one_of("kind of labels", self.labels, LABELS)
-        one_of("fisher", self.fisher, ("per-node", "squared-batch"))
-        one_of("reduction", self.reduction, ("mean", "sum"))
         if self.fisher == "squared-batch" and self.labels == "exact":
             raise EvergraphError(
                 f"{self.name}: fisher=squared-batch needs one label per node; use labels=empirical, sample or pred"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
+from evergraph.core.settings import BelowOne, NonNegative
 from evergraph.curvature import pick_labels, random_sign_diagonal, require_deterministic, squared_gradient
-from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.quadratic import Quadratic
 from evergraph.methods.state import state
@@ -34,17 +35,11 @@ class EWCPlusPlus(Quadratic):
     reference = "Chaudhry et al.: Riemannian Walk for Incremental Learning, ECCV 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 
-    strength: float = 1e4
-    decay: float = 0.9
-    labels: str = "empirical"
-    fisher: str = "per-node"
+    strength: NonNegative = 1e4
+    decay: BelowOne = 0.9
+    labels: Literal["empirical", "sample", "pred"] = "empirical"
+    fisher: Literal["per-node", "squared-batch"] = "per-node"
     average_: Params = state(dict, like="params")
-
-    def __post_init__(self) -> None:
-        one_of("kind of labels", self.labels, ("empirical", "sample", "pred"))
-        one_of("fisher", self.fisher, ("per-node", "squared-batch"))
-        if not 0 <= self.decay < 1:
-            raise EvergraphError(f"ewc++: decay={self.decay} must be at least 0 and below 1")
 
     def start_task(self, context: Context) -> None:
         """The Fisher is measured in training mode: refuse a model that is random there."""
@@ -52,7 +47,7 @@ class EWCPlusPlus(Quadratic):
 
     def observe(self, step: Step) -> None:
         """Measure the batch's Fisher while the graph is alive."""
-        outputs, size = step.logits.detach(), step.batch.num_seeds
+        outputs, size = step.logits.detach(), step.batch.num_examples
         picked = pick_labels(step.problem, outputs, self.labels, step.batch.y, step.context.generator)
         cotangent, params = step.problem.score(outputs, picked), step.context.params
         if self.fisher == "per-node":

@@ -46,7 +46,7 @@ class Joint(Method):
         everything = task.so_far() if task.so_far is not None else task
         if self.kept_:
             everything = union([*map(Task.unpack, self.kept_), everything])
-        if len(everything.class_names) < context.old.numel() + len(task.class_names):
+        if len(everything.class_names) < context.num_seen:
             raise EvergraphError(
                 "joint training: the data of some earlier classes is gone, it was kept by another stream; "
                 "learn the tasks of one stream, or tasks of your own (Task.of), which are kept"

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from evergraph.core.capabilities import capability
-from evergraph.curvature import LABELS, KroneckerFactor
-from evergraph.errors import one_of
+from evergraph.core.settings import NonNegative
+from evergraph.curvature import KroneckerFactor
+from evergraph.curvature.labels import Labels
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.kronecker import KroneckerMemory
 
@@ -32,11 +33,8 @@ class KFAC(KroneckerMemory):
     reference = "Ritter, Botev and Barber: Online Structured Laplace Approximations, NeurIPS 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 
-    strength: float = 1e4
-    labels: str = "exact"
-
-    def __post_init__(self) -> None:
-        one_of("kind of labels", self.labels, LABELS)
+    strength: NonNegative = 1e4
+    labels: Labels = "exact"
 
     def edit_grads(self, step: Step) -> None:
         """Add strength · A (W − W*) G to each weight's gradient."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, search_over
 from evergraph.methods.class_shares import adjusted
@@ -33,15 +33,12 @@ class LogitAdjustment(Method):
     family = "loss"
     reference = "Menon et al.: Long-tail Learning via Logit Adjustment, ICLR 2021; in DeLoMe, ECAI 2024"
     access = Access()
+    kinds = ("classes",)
     training = MappingProxyType({"label_scope": "seen"})
     search_space = search_over(strength=[0.0, 0.5, 1.0, 1.5])
     hold = ()  # a larger strength does not hold on to more
 
-    strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.strength < 0:
-            raise EvergraphError(f"logit-adjustment: strength={self.strength} must be at least 0")
+    strength: NonNegative = 1.0
 
     def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
         """A constant for each output unit is added."""

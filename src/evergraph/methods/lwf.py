@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch.func import functional_call
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import NonNegative, Positive
 from evergraph.curvature import in_mode
-from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.state import state
@@ -39,16 +40,11 @@ class LwF(Method):
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(0.1, 100.0), temperature=(1.0, 20.0))
 
-    strength: float = 1.0
-    temperature: float = 2.0
-    distillation: str = "seen"
+    strength: NonNegative = 1.0
+    temperature: Positive = 2.0
+    distillation: Literal["seen", "per-task"] = "seen"
     seen_: list[int] = state(list)
     teacher_: Params = state(dict, like="params", new="values")
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise EvergraphError(f"lwf: temperature={self.temperature} must be above 0")
-        one_of("distillation", self.distillation, ("seen", "per-task"))
 
     def penalty(self, step: Step) -> Tensor | None:
         """Distillation from the parameters stored after the last task."""
@@ -83,4 +79,4 @@ class LwF(Method):
         """The present network is the next task's teacher."""
         buffers = {name: value.clone() for name, value in context.model.named_buffers()}
         self.teacher_ = {**copy_params(context.model), **buffers}
-        self.seen_ = [*self.seen_, context.old.numel() + len(context.task.class_names)]
+        self.seen_ = [*self.seen_, context.num_seen]

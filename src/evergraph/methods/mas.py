@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import NonNegative
 from evergraph.curvature import measuring, sum_of_powers
 from evergraph.data.batching import Batch
-from evergraph.errors import one_of
 from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.quadratic import Quadratic, mean_squared_gradient
 from evergraph.methods.state import state
@@ -24,7 +25,7 @@ class MAS(Quadratic):
     is taken over the label scope. The other choices are CGLB's.
 
     Args:
-        strength: λ; 1e4 in the paper.
+        strength: λ; 1e4 in the paper, against a summed loss.
         importance: `per-node` as above; `squared-batch` is the mean over batches of squared gradients of the batch's
             mean z², over all its nodes and all output units.
         over_tasks: `sum`, or `mean`: each task's importance weighed by its number of training nodes.
@@ -35,14 +36,10 @@ class MAS(Quadratic):
     reference = "Aljundi et al.: Memory Aware Synapses, ECCV 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 
-    strength: float = 1e4
-    importance: str = "per-node"
-    over_tasks: str = "sum"
+    strength: NonNegative = 0.1
+    importance: Literal["per-node", "squared-batch"] = "per-node"
+    over_tasks: Literal["sum", "mean"] = "sum"
     num_nodes_: int = state(int)
-
-    def __post_init__(self) -> None:
-        one_of("importance", self.importance, ("per-node", "squared-batch"))
-        one_of("merging over tasks", self.over_tasks, ("sum", "mean"))
 
     def measure(self, context: Context) -> Params:
         """The task's importance over its training nodes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evergraph.core.params import Params
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import Fraction
 from evergraph.methods.base import METHODS
 from evergraph.methods.ewc import EWC
 
@@ -25,12 +25,7 @@ class OnlineEWC(EWC):
     family = "Fisher, diagonal"
     reference = "Schwarz et al.: Progress & Compress, ICML 2018"
 
-    decay: float = 0.95
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.decay <= 1:
-            raise EvergraphError(f"online-ewc: decay={self.decay} must lie between 0 and 1")
+    decay: Fraction = 0.95
 
     def merge(self, importance: Params, anchor: Params) -> None:
         """Decay the old Fisher, add the new one, and move the anchor to the present parameters."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
 from evergraph.methods.base import STEP_HOOKS, Context, Method, Step
 from evergraph.methods.state import state
@@ -29,8 +31,10 @@ class Quadratic(Method):
     """
 
     access = Access(keeps=("parameters",))
+    training = MappingProxyType({"reduction": "mean", "weight_decay": 0.0})
+    """A mean loss, so that a strength means the same whatever the batch; no decay, which would pull off the anchors."""
 
-    strength: float = 1.0
+    strength: NonNegative = 1.0
     importance_: Params = state(dict, like="params")
     anchor_: Params = state(dict, like="params", new="values")
     constant_: float = state(float)

@@ -8,6 +8,7 @@ import torch
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import NonNegative, Positive
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.quadratic import Quadratic
 from evergraph.methods.state import state
@@ -32,8 +33,8 @@ class SI(Quadratic):
     reference = "Zenke, Poole and Ganguli: Continual Learning Through Synaptic Intelligence, ICML 2017"
     search_space = search_over(strength=(1e-3, 1e5))
 
-    strength: float = 2.0
-    damping: float = 1e-3
+    strength: NonNegative = 1.0
+    damping: Positive = 1e-3
     path_: Params = state(dict, like="params")
     start_: Params = state(dict, like="params")
 

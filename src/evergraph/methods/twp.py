@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params
+from evergraph.core.settings import NonNegative
 from evergraph.curvature import measuring
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError, one_of
+from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.quadratic import Quadratic, mean_squared_gradient
 from evergraph.models.gat import edge_softmax
@@ -48,17 +50,15 @@ class TWP(Quadratic):
     name = "twp"
     family = "importance, topology"
     reference = "Liu, Yang and Wang: Overcoming Catastrophic Forgetting in Graph Neural Networks, AAAI 2021"
+    levels = ("node",)
     search_space = search_over(task_weight=(1e-2, 1e8), topology_weight=(1e-2, 1e8))
     hold = ("task_weight", "topology_weight")
 
-    strength: float = 1.0
-    task_weight: float = 1e4
-    topology_weight: float = 1e4
-    sparsity: float = 0.01
-    reading: str = "liu"
-
-    def __post_init__(self) -> None:
-        one_of("reading", self.reading, ("liu", "cglb", "cglb-full-batch"))
+    strength: NonNegative = 1.0
+    task_weight: NonNegative = 1e4
+    topology_weight: NonNegative = 1e4
+    sparsity: NonNegative = 0.01
+    reading: Literal["liu", "cglb", "cglb-full-batch"] = "liu"
 
     def start_task(self, context: Context) -> None:
         """Find out now, not after the task, whether the model has attention-like coefficients."""

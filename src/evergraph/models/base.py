@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from evergraph import registry
 from evergraph.core.capabilities import capable
-from evergraph.core.settings import settings_of
+from evergraph.core.settings import Checked, settings_of
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -22,7 +22,7 @@ DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GP
 NODES_AT_ONCE = 4096  # nodes in a batch when no gradient is needed
 
 
-class GraphModel(nn.Module):
+class GraphModel(nn.Module, metaclass=Checked):
     """Computes the outputs of a batch's seed nodes.
 
     Input and output sizes may be left open: the learner calls `setup` at the first task. A model says
@@ -43,8 +43,21 @@ class GraphModel(nn.Module):
     - `input_key()`: models with one key read one graph in the same way, and may share what was propagated.
     """
 
+    level: ClassVar[str] = "node"
+    """What its outputs belong to: `node`, `graph` or `link`."""
     in_channels: int | None = None
     out_channels: int | None = None
+    reads_edge_weights: bool = False
+    """Whether the weights of edges have a part in its outputs; a learner says so where they have none."""
+
+    @property
+    def encoder(self) -> GraphModel:
+        """The model of the nodes: itself, or what a read-out is built on."""
+        return self
+
+    def readout(self) -> dict[str, Any]:
+        """Settings of the read-out; nothing for a model of nodes."""
+        return {}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Make the parameters, from torch's global random numbers. Called once."""
@@ -115,12 +128,13 @@ def neighbourhoods(
         x = graph.x.to(dtype).to(device)
         if isinstance(x, SparseMatrix) and device.type == "cuda" and 4 * x.num_rows * x.num_columns < DENSE_ON_GPU:
             x = x.dense()  # dense products are what a GPU is good at, and its memory has room
-        typed = Graph(x, graph.adjacency, graph.y, graph.class_names, graph.name)
+        typed = graph.altered(x=x)
         x, num_hops = model.inputs(typed, operator, propagate)
         cache[key] = (x.to(device), operator, num_hops)
     x, operator, num_hops = cache[key]
     labels = (graph.y if y is None else y).to(device)
-    return Neighbourhoods(x, operator, labels, num_hops, fan_out)
+    members = None if graph.members is None else graph.members.to(dtype).to(device)
+    return Neighbourhoods(x, operator, labels, num_hops, fan_out, members)
 
 
 def grown(parameter: Tensor, out_channels: int) -> nn.Parameter:

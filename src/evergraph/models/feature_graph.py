@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
+from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones, with_self_loops
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -37,10 +38,16 @@ class FeatureGraphNetwork(GraphModel):
             every node.
     """
 
-    def __init__(self, hidden: int = 64, channels: int = 4, out_hidden: int = 32, vertices: int = 64) -> None:
+    def __init__(
+        self,
+        hidden: PositiveInt = 64,
+        channels: PositiveInt = 4,
+        out_hidden: PositiveInt = 32,
+        vertices: PositiveInt = 64,
+    ) -> None:
         super().__init__()
         self.hidden, self.channels, self.out_hidden, self.vertices = hidden, channels, out_hidden, vertices
-        if channels < 1 or hidden % channels:
+        if hidden % channels:
             raise EvergraphError(f"feature-graph: hidden={hidden} cannot be divided among channels={channels}")
         self.stem: nn.Parameter | None = None
 

@@ -42,7 +42,7 @@ def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -
     """X W (or Ã X W) at all nodes, from the last call where W is the same; None where it is too large to keep."""
     kept = _products.get(batcher)
     if kept is None or not kept.is_of(weight, propagate):
-        if weight.element_size() * batcher.y.numel() * weight.size(1) > LARGEST:
+        if weight.element_size() * batcher.operator.num_rows * weight.size(1) > LARGEST:
             return None
         product = batcher.x @ weight.detach()
         product = batcher.operator @ product if propagate else product

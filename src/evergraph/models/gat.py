@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
+from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -31,7 +32,9 @@ class GAT(GraphModel):
         dropout: share of hidden units dropped while training.
     """
 
-    def __init__(self, hidden: int = 256, num_layers: int = 2, heads: int = 8, dropout: float = 0.0) -> None:
+    def __init__(
+        self, hidden: PositiveInt = 256, num_layers: PositiveInt = 2, heads: PositiveInt = 8, dropout: BelowOne = 0.0
+    ) -> None:
         super().__init__()
         if hidden % heads:
             raise EvergraphError(f"GAT: {heads} heads do not divide hidden={hidden}; choose a multiple of {heads}")

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.recording import linear, recorded_products, recording
+from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
     Features,
@@ -53,11 +54,13 @@ class GCN(GraphModel):
             are very sparse. `None` decides by the entries that a batch would read either way.
     """
 
+    reads_edge_weights = True
+
     def __init__(
         self,
-        hidden: int = 256,
-        num_layers: int = 2,
-        dropout: float = 0.0,
+        hidden: PositiveInt = 256,
+        num_layers: PositiveInt = 2,
+        dropout: BelowOne = 0.0,
         propagate_inputs: bool | None = None,
     ) -> None:
         super().__init__()
@@ -148,7 +151,7 @@ class GCN(GraphModel):
         """Ã[σ(H) 1] at the seeds: what the last weight matrix multiplies."""
         with recorded_products() as products:
             self.logits(batch)
-        _, rows, _ = products[-1]
+        rows = products[-1].rows
         assert isinstance(rows, Tensor)
         return rows
 
@@ -193,7 +196,7 @@ class GCN(GraphModel):
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def example_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
         """Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power by the layer equations, where they are simple."""
-        exact = batch.source is not None and batch.source.fan_out is None
+        exact = batch.source is not None and batch.source.fan_out is None and batch.members is None
         at_hand = isinstance(batch.x, Tensor) or batch.x.device.type == "cpu"
         if not (fast("structure") and exact and at_hand and self.num_layers == 2):
             return None
@@ -203,7 +206,8 @@ class GCN(GraphModel):
     def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
         """Always on one batch; on padded ones where they are one dense matrix and no random number is drawn."""
         dense = isinstance(batcher.x, Tensor)
-        return batcher.fan_out is None and (not padded or (self.dropout == 0 and batcher.num_hops == 1 and dense))
+        plain = batcher.fan_out is None and batcher.members is None
+        return plain and (not padded or (self.dropout == 0 and batcher.num_hops == 1 and dense))
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capability
+from evergraph.core.settings import NonNegativeInt
 from evergraph.core.sparse import Features, SparseMatrix, as_dense
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -25,7 +26,7 @@ class ModuleModel(GraphModel):
             divides by out-degrees, as ChebConv does, sees too few of them.)
     """
 
-    def __init__(self, module: nn.Module, num_hops: int | None = None) -> None:
+    def __init__(self, module: nn.Module, num_hops: NonNegativeInt | None = None) -> None:
         super().__init__()
         self.module = module
         self.num_hops = num_hops
@@ -78,10 +79,15 @@ class ModuleModel(GraphModel):
         )
 
 
-def as_model(model: nn.Module) -> GraphModel:
+def as_model(model: nn.Module | Any) -> GraphModel:
     """The model itself, or a foreign module in its wrapper."""
     if isinstance(model, GraphModel):
         return model
     if not isinstance(model, nn.Module):
         raise EvergraphError(f"a model is a torch module, not {type(model).__name__}; e.g. eg.GCN(hidden=256)")
     return ModuleModel(model)
+
+
+def level_of(model: object) -> str:
+    """What a model's outputs belong to; a name, nothing, or a foreign module stand for a model of nodes."""
+    return model.level if isinstance(model, GraphModel) else "node"

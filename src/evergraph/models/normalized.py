@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capability
+from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.data.batching import Neighbourhoods
 from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.gcn import GCN, OUTPUTS
@@ -18,7 +19,9 @@ NORMALIZED_OUTPUTS = (*OUTPUTS, "operator", "inputs")
 class _Normalized(GraphModel):
     """Normalizes what a hidden layer puts out, node by node, before its activation."""
 
-    def __init__(self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0, **more: Any) -> None:
+    def __init__(
+        self, hidden: PositiveInt = 256, num_layers: PositiveInt = 2, dropout: BelowOne = 0.0, **more: Any
+    ) -> None:
         super().__init__(hidden, num_layers, dropout, **more)
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers - 1))
 
@@ -52,9 +55,9 @@ class LayerNormGCN(_Normalized, GCN):
 
     def __init__(
         self,
-        hidden: int = 256,
-        num_layers: int = 2,
-        dropout: float = 0.0,
+        hidden: PositiveInt = 256,
+        num_layers: PositiveInt = 2,
+        dropout: BelowOne = 0.0,
         propagate_inputs: bool | None = None,
     ) -> None:
         super().__init__(hidden, num_layers, dropout, propagate_inputs=propagate_inputs)
@@ -70,5 +73,5 @@ class LayerNormGraphSAGE(_Normalized, GraphSAGE):
         dropout: share of hidden units dropped while training.
     """
 
-    def __init__(self, hidden: int = 256, num_layers: int = 2, dropout: float = 0.0) -> None:
+    def __init__(self, hidden: PositiveInt = 256, num_layers: PositiveInt = 2, dropout: BelowOne = 0.0) -> None:
         super().__init__(hidden, num_layers, dropout)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear, recorded_products
+from evergraph.core.settings import BelowOne, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -33,7 +34,13 @@ class PDGNN(GraphModel):
         dropout: share of hidden units dropped while training.
     """
 
-    def __init__(self, hidden: int = 256, steps: int = 2, mlp_layers: int = 2, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        hidden: PositiveInt = 256,
+        steps: NonNegativeInt = 2,
+        mlp_layers: PositiveInt = 2,
+        dropout: BelowOne = 0.0,
+    ) -> None:
         super().__init__()
         self.hidden, self.steps, self.mlp_layers, self.dropout = hidden, steps, mlp_layers, dropout
         self.weights = nn.ParameterList()
@@ -95,7 +102,7 @@ class PDGNN(GraphModel):
         """What the last weight matrix multiplies."""
         with recorded_products() as products:
             self.logits(batch)
-        _, rows, _ = products[-1]
+        rows = products[-1].rows
         assert isinstance(rows, Tensor)
         return rows
 

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
+from evergraph.core.settings import NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -31,7 +32,13 @@ class PromptedGCN(GraphModel):
         num_tasks: tasks that there are prompts and heads for.
     """
 
-    def __init__(self, hidden: int = 256, num_layers: int = 2, prompts: int = 3, num_tasks: int = 0) -> None:
+    def __init__(
+        self,
+        hidden: PositiveInt = 256,
+        num_layers: PositiveInt = 2,
+        prompts: PositiveInt = 3,
+        num_tasks: NonNegativeInt = 0,
+    ) -> None:
         super().__init__()
         self.hidden, self.num_layers, self.prompts, self.num_tasks = hidden, num_layers, prompts, num_tasks
         self.weights, self.projector = nn.ParameterList(), nn.ParameterList()

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
+from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -35,7 +36,11 @@ class PrototypeNetwork(GraphModel):
     """
 
     def __init__(
-        self, dim: int = 16, node_extractors: int = 4, structure_extractors: int = 4, capacity: int = 4000
+        self,
+        dim: PositiveInt = 16,
+        node_extractors: PositiveInt = 4,
+        structure_extractors: PositiveInt = 4,
+        capacity: PositiveInt = 4000,
     ) -> None:
         super().__init__()
         self.dim, self.capacity = dim, capacity

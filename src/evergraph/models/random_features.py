@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
+from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_column, with_ones, with_self_loops
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -43,7 +44,9 @@ class RandomFeatures(GraphModel):
         blocks: pairs (k, b).
     """
 
-    def __init__(self, hidden: int = 5120, blocks: Sequence[Sequence[float]] = BLOCKS) -> None:
+    reads_edge_weights = True
+
+    def __init__(self, hidden: PositiveInt = 5120, blocks: Sequence[Sequence[float]] = BLOCKS) -> None:
         super().__init__()
         self.hidden = hidden
         try:

@@ -48,6 +48,20 @@ def measure_hops(module: nn.Module, in_channels: int) -> int:
     )
 
 
+def measure_width(module: nn.Module | None, in_channels: int) -> int:
+    """Numbers in a row of `module(x, edge_index)`, found by trying it on a small graph."""
+    assert module is not None
+    x, adjacency = _strip(in_channels)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            probe = copy.deepcopy(module).to(device="cpu", dtype=torch.float64).eval()
+            return int(probe(x, torch.stack([adjacency.indices, adjacency.row_of_entry()])).size(1))
+    except Exception as error:  # whatever the foreign module raises
+        raise EvergraphError(
+            f"{type(module).__name__}: it must take (x, edge_index) and give a row per node ({first_line(error)})"
+        ) from None
+
+
 def _strip(in_channels: int) -> tuple[Tensor, SparseMatrix]:
     """Random features on a long narrow graph: i is joined to i+1, and to i+2 for every third i."""
     x = torch.randn(NODES, in_channels, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash, make_folder, remove_file, remove_scratch, write_atomically
+from evergraph.persistence.reading import MissingFileError, exists, read_json, regular_file
 
 FORMAT = 2
 INDEX = "learner.json"
@@ -70,7 +71,7 @@ def load_tree(folder: str | Path) -> dict[str, Any]:
         path = folder / Path(str(index["tensors"]["file"])).name
         try:
             return _read_tree(index, path)
-        except FileNotFoundError:
+        except MissingFileError:
             # another process's save may have removed the tensor file just after the index was read
             newer = read_index(folder)
             if newer == index:
@@ -81,11 +82,13 @@ def load_tree(folder: str | Path) -> dict[str, Any]:
 def _read_tree(index: dict[str, Any], path: Path) -> dict[str, Any]:
     """The tree of an index with the tensors of a file, whose hash must be the index's."""
     try:
-        if file_hash(path) != index["tensors"]["sha256"]:
+        if file_hash(regular_file(path)) != index["tensors"]["sha256"]:
             raise EvergraphError(f"{path}: damaged (its hash is not the one in {INDEX}); restore it from a copy")
         tree: dict[str, Any] = _unflatten(index["tree"], load_file(path))
-    except (EvergraphError, FileNotFoundError):
+    except EvergraphError:
         raise
+    except FileNotFoundError:
+        raise MissingFileError(f"no file {path}") from None
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None
     return tree
@@ -95,12 +98,9 @@ def read_index(folder: str | Path) -> dict[str, Any]:
     """A checkpoint's index, its tree still flat: cheap to read, and enough to describe it."""
     folder = Path(folder)
     path = folder / INDEX
-    if not path.is_file():
+    if not exists(path):
         raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise EvergraphError(f"{path} is damaged ({first_line(error)}); restore it from a copy") from None
+    index = read_json(path)
     if not isinstance(index, dict) or index.get("kind") != KIND or not isinstance(index.get("format"), int):
         raise EvergraphError(f"{path} is not an evergraph checkpoint; name a folder that Learner.save wrote")
     if index["format"] > FORMAT:

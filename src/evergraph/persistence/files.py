@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from evergraph.errors import EvergraphError, first_line
 
+Found = TypeVar("Found")
 SCRATCH = (".*.part", ".tmp??????")  # what a killed writer leaves behind: our names, safetensors' names
 
 
@@ -105,14 +107,24 @@ def holds_something(folder: Path, besides: str = "") -> bool:
 
 
 @contextmanager
-def taken_folder(folder: Path, advice: str = "name another folder") -> Iterator[None]:
-    """A folder for this process alone: made if it is missing, locked, and gone again if nothing came of it."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+def taken_folder(folder: Path, look: Callable[[], Found], *, advice: str = "name another folder") -> Iterator[Found]:
+    """A folder for this process alone: made if it is missing, locked, and gone again if nothing came of it.
+
+    Args:
+        folder: the folder.
+        look: what is in it, or the error that it is another's. It is called once before the folder is locked, so that
+            a stranger's folder is not touched, and again afterwards; only the second answer counts, since another
+            process may have worked there in between.
+        advice: what an error says besides.
+    """
+    look()
+    missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     make_folder(folder, advice)
     try:
         with only_writer(folder):
+            found = look()
             remove_scratch(folder)
-            yield
+            yield found
     finally:
         with suppress(OSError):  # the first that holds something stays, and so do those above it
             for path in missing:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from evergraph import registry
-
-if TYPE_CHECKING:
-    from evergraph.data.batching import Neighbourhoods
-    from evergraph.data.graph import ClassName, Graph
-    from evergraph.models.base import GraphModel
+from evergraph.data.batching import Neighbourhoods
+from evergraph.data.graph import ClassName, Graph
+from evergraph.errors import EvergraphError
+from evergraph.models.base import GraphModel, neighbourhoods
+from evergraph.models.readout import Paired, Pooled
 
 PROBLEMS: registry.Registry[type[Problem]] = registry.problems
 
@@ -26,14 +26,34 @@ class Problem:
     need: the Fisher matrix over the parameters is Jᵀ H J.
 
     Outputs have a row per example and a column per output unit; so have scores and products with H. Targets have an
-    entry per example.
+    entry per example, or a row where an example has several.
+
+    Args:
+        scope: output units that take part, in ascending order; None for all.
     """
 
     name: ClassVar[str] = ""
+    level: ClassVar[str] = "node"
+    """What an example is: `node`, `graph` or `link`."""
+    kind: ClassVar[str] = "classes"
+    """What is known of an example: one of several `classes`, `labels` that hold or do not, or `numbers`."""
     metric: ClassVar[str] = "accuracy"
     """The metric that results are reported in where no other is asked for."""
 
+    def __init__(self, scope: Tensor | Sequence[int] | None = None) -> None:
+        self.scope = None if scope is None else torch.as_tensor(scope, dtype=torch.long)
+
     # what an example is
+
+    def adapt(self, model: GraphModel) -> GraphModel:
+        """A model of the nodes made one of the examples: pooled over a graph's nodes, or of a link's two ends."""
+        if model.level == self.level:
+            return model
+        if model.level != "node":
+            raise EvergraphError(
+                f"{self.name} is about {self.level}s, and {type(model).__name__} computes outputs of {model.level}s"
+            )
+        return {"graph": Pooled, "link": Paired}[self.level](model)
 
     def batcher(
         self,
@@ -46,7 +66,10 @@ class Problem:
         show_edges: bool = False,
     ) -> Neighbourhoods:
         """Makes batches of examples of a graph as the model reads it; `show_edges` asks for every layer's edges."""
-        raise NotImplementedError
+        if graph.level != self.level:
+            raise EvergraphError(f"{graph.name} has {graph.level}s as examples, and {self.name} is about {self.level}s")
+        propagate = False if show_edges else None
+        return neighbourhoods(model, graph, y=targets, fan_out=fan_out, device=device, propagate=propagate)
 
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
         """The target of every example of a graph, for a learner that knows the given classes; -1 where it has none."""
@@ -54,7 +77,19 @@ class Problem:
 
     def within(self, units: Tensor | Sequence[int]) -> Problem:
         """The same problem with outputs that compete among these units alone."""
-        raise NotImplementedError
+        return type(self)(units)
+
+    def _scoped(self, outputs: Tensor) -> Tensor:
+        """The columns of the units in scope."""
+        return outputs if self.scope is None else outputs.index_select(1, self.scope.to(outputs.device))
+
+    def _widened(self, scoped: Tensor, width: int) -> Tensor:
+        """A tensor over the units in scope, with zeros at all other units of its last dimension."""
+        if self.scope is None:
+            return scoped
+        wide = scoped.new_zeros(*scoped.shape[:-1], width)
+        wide[..., self.scope.to(scoped.device)] = scoped
+        return wide
 
     # the output distribution
 
@@ -88,14 +123,18 @@ class Problem:
 
     def in_scope(self, outputs: Tensor) -> Tensor:
         """The outputs that take part in the distribution, with zeros at all others."""
-        return outputs
+        return self._widened(self._scoped(outputs), outputs.size(1))
 
     def balancing_weights(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
         """From targets to example weights that make rare targets count as much as frequent ones among `targets`."""
-        raise NotImplementedError
+        raise EvergraphError(f"class_balanced weighs classes, and the examples of {self.name} have none; leave it out")
 
     # how a prediction is read
 
     def probabilities(self, outputs: Tensor, units: Sequence[int]) -> Tensor:
         """Probabilities over some units, one row per example."""
+        raise NotImplementedError
+
+    def read(self, outputs: Tensor, units: Sequence[int], names: Sequence[ClassName]) -> tuple[list[Any], Tensor]:
+        """What is predicted of each example, in the user's words, and how probable it is."""
         raise NotImplementedError

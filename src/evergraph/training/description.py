@@ -32,6 +32,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
             "parameters": sum(value.numel() for value in tree["model"]["state"].values()),
             "method": {"name": method_title(tree["method"]), **_hyperparameters(tree["method"])},
             "method_state_bytes": count_bytes(tree["method"]["state"]),
+            "problem": tree["problem"],
             "training": tree["training"],
             "seed": tree["seed"],
             "classes": tree["classes"],

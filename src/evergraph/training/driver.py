@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from evergraph.data.tasks import Task
 from evergraph.errors import DivergedError, EvergraphError
-from evergraph.persistence.checkpoint import INDEX, remove_tree
+from evergraph.persistence.checkpoint import INDEX, read_index, remove_tree
 from evergraph.persistence.files import holds_something, taken_folder
+from evergraph.persistence.reading import content_hash
 from evergraph.training.learner import Learner
 from evergraph.training.loop import OnEpoch, Progress
 
 UNFINISHED = "unfinished"
+CONTINUES = "continues"  # in the notes of a learner in the middle of a task: the mark of the one that it goes on from
 CHECKPOINT_SECONDS = 20.0  # at most so much work is lost; 0 saves after every epoch
 
 
@@ -93,9 +96,9 @@ def learn_in_folder(
     prepare: Callable[[Learner | None], tuple[Learner, Task]],
     *,
     device: str = "auto",
-    grow: bool = False,
     restart: bool = False,
     on_epoch: OnEpoch | None = None,
+    fits: Callable[[Learner], None] = lambda begun: None,
 ) -> Learner:
     """Learn a task with the learner that lives in a folder; goes on with one that was left in the middle.
 
@@ -103,25 +106,30 @@ def learn_in_folder(
         folder: where the learner lives. It is locked before it is looked at.
         prepare: from the learner of the last finished task, or None, to the one that shall learn, and the task.
         device: where the learner is loaded to.
-        grow: make the output layer larger where the task's classes need it.
         restart: drop a task that was left in the middle.
         on_epoch: called after every epoch.
+        fits: raises the error for a learner in the middle of the task that was begun with other settings than now.
     """
-    load_learner(folder, device=device)  # a folder that is none of ours is not even locked
-    with taken_folder(folder, "name another with --checkpoint"):
-        learner, task = prepare(load_learner(folder, device=device))
+    look = partial(load_learner, folder, device=device)
+    with taken_folder(folder, look, advice="name another with --checkpoint") as known:
+        learner, task = prepare(known)
         driver = Driver(folder, folder / UNFINISHED)
         begun = _begun(driver.unfinished, learner, task, restart)
+        if begun is not None:
+            fits(begun)
         if begun is None:
-            needed = learner.classes_needed(task)
-            if grow and learner.model.out_channels is not None and needed > learner.model.out_channels:
-                learner.grow(needed)
             learner.check(task)
             remove_tree(driver.unfinished)
         learner = begun or learner
-        driver.learn(learner, task, on_epoch=on_epoch)
-        driver.commit(learner)
+        own, mark = {key: value for key, value in learner.notes.items() if key != CONTINUES}, _mark(folder)
+        driver.learn(learner, task, on_epoch=on_epoch, notes=lambda: {**own, CONTINUES: mark})
+        driver.commit(learner, lambda: own)
     return learner
+
+
+def _mark(folder: Path) -> str:
+    """What sets a saved learner apart from every other; empty where the folder holds none yet."""
+    return content_hash(read_index(folder)) if (folder / INDEX).exists() else ""
 
 
 def _begun(unfinished: Path, learner: Learner, task: Task, restart: bool) -> Learner | None:
@@ -129,8 +137,10 @@ def _begun(unfinished: Path, learner: Learner, task: Task, restart: bool) -> Lea
     if restart or not (unfinished / INDEX).exists():
         return None
     begun = Learner.load(unfinished, device=str(learner.device))
-    if begun.num_tasks != learner.num_tasks:
+    if begun.num_tasks < learner.num_tasks:
         return None  # the task was finished and saved; the process ended before it removed this
+    if begun.notes.get(CONTINUES) != _mark(unfinished.parent):
+        raise EvergraphError(f"{unfinished} is another learner's; add --restart to drop it")
     if begun.task_mark != task.mark():
         raise EvergraphError(
             f"{unfinished.parent}: another task was left in the middle; give its graph and classes to go on, "

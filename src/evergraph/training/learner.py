@@ -7,35 +7,48 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from evergraph.data import TEST_GRAPHS, ClassName, Graph, Part, Task, TaskStream, as_graph
-from evergraph.errors import EvergraphError, unknown
+from evergraph.core.finite import has_nan, is_finite, is_overflow, is_prediction
+from evergraph.core.settings import Checked, PositiveInt, Seed, checked
+from evergraph.data import ClassName, Graph, Part, Task, TaskStream, as_graph, with_links
+from evergraph.errors import DivergedError, EvergraphError, tell
 from evergraph.evaluation import METRICS, Evaluation
-from evergraph.methods import Context, Method, View, make_method
-from evergraph.models import MODELS, GraphModel, as_model, make_model
+from evergraph.methods import METHODS, Context, Method, View, as_method, is_method
+from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
-from evergraph.problems import PROBLEMS, Problem
+from evergraph.problems import PROBLEMS, NodeClassification, Problem, problem_of
+from evergraph.training.evaluating import evaluate
+from evergraph.training.inputs import Tasks, as_task, as_tasks, chosen_examples, chosen_units, is_pairs
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress, diverged, train
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
 
 DEFAULT_METHOD = "auto"
 DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # what protects a model of one's own where no method is named
+DEFAULT_FOR_GRAPHS = "analytic"  # where examples are graphs with classes
+DEFAULT_ELSEWHERE = "curvature"
 
 
 @dataclass
 class Prediction:
-    """The class of each node asked for, by the user's own names, and its probability. A sequence of the names."""
+    """What each example asked for is predicted to be, in the user's own words. A sequence of them.
+
+    Args:
+        nodes: the examples asked for: nodes, graphs or links, as numbers.
+        labels: the class of each; with several labels, a list of those that hold; with numbers, the number (or a list).
+        probabilities: of each class; with several labels, a column for each; with numbers, the numbers, a column each.
+        columns: what the columns are called, where there are columns.
+    """
 
     nodes: Tensor
-    labels: list[ClassName]
+    labels: list[Any]
     probabilities: Tensor
+    columns: list[ClassName] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -44,7 +57,7 @@ class Prediction:
         return self.labels[index]
 
 
-class Learner:
+class Learner(metaclass=Checked):
     """Learns one task after another and remembers.
 
     Args:
@@ -54,8 +67,9 @@ class Learner:
             model of your own, the paper's regularizer at stand-ins for the old nodes.
         training: how a task is trained; single settings can be given as keywords (`epochs=20`). By default what the
             method asks for, else `Training()`.
-        problem: what is to be learned, by name.
-        num_classes: outputs of the model; by default the first task's stream says.
+        problem: what is to be learned, by name; by default the first stream or task says.
+        num_classes: outputs of the model to begin with; by default the first task's stream says. Where more classes
+            come, the output layer grows.
         device: `cpu`, `cuda`, or `auto`.
         dtype: of the model's parameters, e.g. `torch.float64`; by default the model's own.
         seed: of everything random.
@@ -63,15 +77,15 @@ class Learner:
 
     def __init__(
         self,
-        model: nn.Module | str | None = None,
+        model: nn.Module | Method | str | None = None,
         method: Method | str | None = None,
         training: Training | None = None,
         *,
-        problem: str = "node-classification",
-        num_classes: int | None = None,
+        problem: str | None = None,
+        num_classes: PositiveInt | None = None,
         device: str = "auto",
         dtype: torch.dtype | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
         **settings: Any,
     ) -> None:
         unknown_settings = sorted(set(settings) - set(Training.__dataclass_fields__))
@@ -79,21 +93,18 @@ class Learner:
             raise EvergraphError(
                 f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
             )
-        if isinstance(model, str) and method is None and model not in MODELS:
+        if method is None and (is_method(model) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
-        if method is None:
-            method = DEFAULT_METHOD if model is None else DEFAULT_FOR_A_MODEL
-        self.method = make_method(method) if isinstance(method, str) else method
-        chosen = self.method.model if model is None else model
-        self.model: GraphModel = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
-        self.problem: Problem = PROBLEMS[problem]()
-        self.training = replace(training or Training(**self.method.training), **settings)
+        self._asked_for = (model, method, training, settings)
+        self.problem_is_open = problem is None
+        self._build(problem or f"{level_of(model)}-classification")
         self.device, self.dtype = pick_device(device), dtype
         self.seed, self.num_classes = seed, num_classes
         self.classes_: list[ClassName] = []  # classes_[unit]: the class of each output unit in use
         self.num_tasks = 0
         self.first_accuracies: list[float | None] = []  # on each task's test nodes, right after learning it
         self.history: list[dict[str, Any]] = []  # what each task was, for people
+        self.records: list[dict[str, Any]] = []  # each task's mark, and what was measured after it, by mark
         self.notes: dict[str, Any] = {}
         self.progress: Progress | None = None
         self.optimizer_state: OptimizerState | None = None  # the last task's, where the training keeps it
@@ -101,17 +112,45 @@ class Learner:
         self.generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         self.random_state = torch.Generator().manual_seed(seed).get_state()
 
+    def _build(self, problem: str) -> None:
+        """Make the problem, the method and the model, of what was asked for."""
+        model, method, training, settings = self._asked_for
+        self.problem: Problem = PROBLEMS[problem]()
+        if method is None:
+            named = model if model is None or isinstance(model, str) else "a model of one's own"
+            method = default_method(named, problem)
+        self.method: Method = as_method(method)
+        self.method.check_problem(self.problem)
+        chosen = self.method.model if model is None else model
+        node_model = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
+        self.model: GraphModel = self.problem.adapt(node_model)
+        self.training = replace(training or Training(**self.method.training), **settings)
+
+    def settle(self, problem: str) -> None:
+        """Take the problem, where none was named and nothing is learned yet."""
+        if self.problem_is_open and not self.num_tasks and not self.in_mid_task and problem != self.problem.name:
+            self._build(problem)
+        self.problem_is_open = False
+
     # learning
 
-    def learn(self, task: Task, on_epoch: OnEpoch | None = None) -> list[dict[str, float]]:
+    def learn(self, task: Task | Graph | Any, on_epoch: OnEpoch | None = None) -> list[dict[str, float]]:
         """Learn a task; returns the per-epoch log. A learner saved or stopped between epochs goes on where it was.
+
+        A PyG `Data` object, a `Graph` or the path of a graph file is the task of all its labelled nodes
+        (`Task.of`). Classes that are new make the output layer grow.
 
         An error leaves the learner as it was before the call. Only what `on_epoch` itself raises, between two
         epochs, leaves it in the middle of the task, ready to be saved or to go on.
         """
+        task = as_task(task, seed=self.seed, index=self.num_tasks)
         self.check(task)
+        if not self.in_mid_task and (before := self.learned_as(task)) is not None:
+            tell(f"{task.graph.name}: this very task was learned already, as task {before}; it is learned once more")
         with self._own_random_numbers(), self._transaction(task) as resumed:
             self._set_up(task)
+            if not resumed and (self.model.out_channels or 0) < len(self.classes_):
+                self._grow(len(self.classes_))
             context = self._context(task, task)
             if not resumed:
                 self.method.start_task(context)
@@ -119,12 +158,20 @@ class Learner:
                 context = self._context(data, task)
             self.method.prepare(context)
             assert self.progress is not None
-            progress = train(context, self.method, self.training, self.progress, self._between_epochs(on_epoch))
-            self.model.eval()
-            self.method.end_task(context)
-            if not all(bool(torch.isfinite(value).all()) for value in self.model.parameters()):
+            progress = self.progress
+            try:
+                train(context, self.method, self.training, progress, self._between_epochs(on_epoch))
+                self.model.eval()
+                self.method.end_task(context)
+            except (RuntimeError, OverflowError) as error:
+                if not is_overflow(error):
+                    raise
+                raise diverged(context, self.training, progress) from None
+            if not is_finite(self.model.parameters()) or has_nan(self.method.state_dict()):
                 raise diverged(context, self.training, progress)
             self.first_accuracies = [*self.first_accuracies, self._test(task)]
+            tested = {} if self.first_accuracies[-1] is None else {task.mark(): self.first_accuracies[-1]}
+            self.records = [*self.records, {"mark": task.mark(), "tested": tested}]
         self.optimizer_state = progress.optimizer if self.training.keep_optimizer else None
         self.progress, self.task_mark = None, None
         self.num_tasks += 1
@@ -146,7 +193,7 @@ class Learner:
                 f"the learner is in the middle of another task (epoch {self.progress.epoch}); "
                 "learn that one to its end, or load an earlier checkpoint"
             )
-        plain = ("classes_", "first_accuracies", "progress", "task_mark", "num_classes", "random_state")
+        plain = ("classes_", "first_accuracies", "records", "progress", "task_mark", "num_classes", "random_state")
         before = {name: copy.deepcopy(getattr(self, name)) for name in (*plain, "optimizer_state")}
         restore_model = remembered(self.model)
         state, generator = self.method.copied_state(), self.generator.get_state()
@@ -166,13 +213,22 @@ class Learner:
             self.generator.set_state(generator)
             raise
 
-    def fit(self, stream: TaskStream) -> Learner:
-        """Learn all tasks of a stream, and return the learner."""
-        for task in stream:
+    def fit(self, stream: Tasks) -> Learner:
+        """Learn all tasks of a stream or of a list, and return the learner."""
+        tasks = as_tasks(stream, seed=self.seed)
+        if isinstance(tasks, TaskStream):
+            self.settle(tasks.problem)
+        for task in tasks:
             self.learn(task)
         return self
 
-    def grow(self, num_classes: int) -> None:
+    def learned_as(self, task: Task) -> int | None:
+        """The number of the task under which this very one was learned; None if it was not."""
+        marks = [record["mark"] for record in self.records]
+        return marks.index(task.mark()) if task.mark() in marks else None
+
+    @checked
+    def grow(self, num_classes: PositiveInt) -> None:
         """Make room for more classes: the output layer gets more units, the method's state follows."""
         if self.in_mid_task:
             raise EvergraphError("the learner is in the middle of a task; finish it before the output layer grows")
@@ -181,40 +237,42 @@ class Learner:
             return
         if num_classes <= self.model.out_channels:
             raise EvergraphError(f"the output layer has {self.model.out_channels} units already; ask for more")
-        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         with self._own_random_numbers():
-            self.model.grow(num_classes)
-            self.model.to(self.device)
+            self._grow(num_classes)
+
+    def _grow(self, num_classes: int) -> None:
+        before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+        self.model.grow(num_classes)
+        self.model.to(self.device)
         after = {name: value.detach().clone() for name, value in self.model.named_parameters()}
         self.method.grow(before, after)
         self.num_classes = num_classes
 
     def check(self, task: Task) -> None:
         """Raise the error that `learn(task)` would raise before it begins, if the task does not fit."""
+        self.settle(problem_of(task.graph))
         if task.train.numel() == 0:
-            raise EvergraphError(f"task {task.index}: no training nodes")
+            raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
+        if task.graph.level != self.problem.level:
+            raise EvergraphError(
+                f"{task.graph.name} has {task.graph.level}s as examples, and {self.problem.name} is about "
+                f"{self.problem.level}s; name the problem: Learner(problem={problem_of(task.graph)!r})"
+            )
         if task.graph.num_features != (self.model.in_channels or task.graph.num_features):
             raise EvergraphError(
                 f"task {self.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
                 f"{self.model.in_channels}; all tasks must have the same features"
             )
-        room = self.model.out_channels or self.num_classes or task.num_classes
-        needed = self.classes_needed(task)
-        if needed > room:
-            raise EvergraphError(
-                f"task {self.num_tasks} brings the classes to {needed}, but the output layer has {room} units; "
-                f"call learner.grow({needed}) first (--grow on the command line)"
-            )
-
-    def classes_needed(self, task: Task) -> int:
-        """How many classes the learner will know once it has learned the task."""
-        return len(self.classes_) + (0 if self.in_mid_task else len(new_names(self.classes_, task)))
+        if not self.in_mid_task:
+            new_names(self.classes_, task)  # a class under two names is refused here
 
     def _set_up(self, task: Task) -> None:
         """Build the model at the first task; let the method adapt it to later ones."""
         if self.model.in_channels is None:
-            self.num_classes = self.num_classes or task.num_classes
+            self.num_classes = max(self.num_classes or task.num_classes, len(self.classes_))
             self.model.setup(task.graph.num_features, self.num_classes)
+        if not self.model.reads_edge_weights and bool((task.graph.adjacency.values != 1).any()):
+            tell(f"{task.graph.name}: {type(self.model).__name__} does not use edge weights; it reads every edge alike")
         self.method.adapt_model(self.model, task)
         self.model.to(device=self.device, dtype=self.dtype)
         if any(isinstance(value, nn.UninitializedParameter) for value in self.model.parameters()):
@@ -231,7 +289,8 @@ class Learner:
             "seen": list(units),
             "all": list(range(self.model.out_channels or 0)),
         }[self.training.label_scope]
-        old = [unit for unit in units if self.classes_[unit] not in names]
+        earlier = {name for entry in self.history for name in entry["classes"]}
+        old = [unit for unit in units if self.classes_[unit] in earlier]
         batcher = self.problem.batcher(
             self.model,
             data.graph,
@@ -251,6 +310,7 @@ class Learner:
             reduction=self.training.reduction,
             arrived=arrived,
             method=self.method,
+            num_seen=len(self.classes_),
         )
 
     def _between_epochs(self, on_epoch: OnEpoch | None) -> OnEpoch:
@@ -287,57 +347,34 @@ class Learner:
             return None
         truth = self.problem.targets(task.graph, self.classes_)[task.test]
         metric = METRICS[self.problem.metric]
-        return metric(self._outputs(task.graph, task.test), truth, range(len(self.classes_)))
+        return metric(self.outputs(task.graph, task.test), truth, range(len(self.classes_)))
 
     def evaluate(
         self,
-        stream: TaskStream,
+        stream: Tasks,
         *,
         metric: str | None = None,
         balanced: bool = False,
         test_graph: str | None = None,
         part: Part = "test",
+        after: int | None = None,
     ) -> Evaluation:
-        """The metric on the test examples of every task learned so far, as the stream's protocol says.
+        """The metric on the test examples of tasks: of a stream, those learned so far, as its protocol says.
+
+        Its `matrix` has a row for each of the tasks: what was measured right after it was learned, by `learn` and by
+        earlier calls of `evaluate`. What is measured now is remembered for later calls.
 
         Args:
-            stream: the tasks; those learned so far are tested.
+            stream: a stream; or a list of tasks, graphs or paths (months, say), split as `learn` splits them.
             metric: by name; the problem's own by default.
             balanced: short for `metric="balanced-accuracy"`.
             test_graph: another test graph than the stream's own.
             part: `val` for validation examples.
+            after: the last task of the stream that has been learned; by default as many as `learn` was called. To be
+                given where tasks were learned in pieces (`Task.pieces`).
         """
-        if not self.num_tasks:
-            raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
-        name = metric or ("balanced-accuracy" if balanced else self.problem.metric)
-        measure = METRICS[name]
-        unit_of = {name: unit for unit, name in enumerate(self.classes_)}
-        after = min(self.num_tasks, len(stream)) - 1
-        tests = (stream.tests(after, index, test_graph, part) for index in range(after + 1))
-        values: list[float] = []
-        # examples of one graph are computed together, and graphs one after another: all at once may not fit
-        for _, group in groupby(tests, key=lambda pair: id(pair[0])):
-            pairs = list(group)
-            graph = pairs[0][0]
-            truth = self.problem.targets(graph, self.classes_)
-            outputs = self._outputs(graph, torch.cat([nodes for _, nodes in pairs]))
-            for (_, nodes), rows in zip(pairs, outputs.split([nodes.numel() for _, nodes in pairs])):
-                index = len(values)
-                names = [stream.graph.class_names[position] for position in stream.candidates(after, index)]
-                if any(name not in unit_of for name in names):
-                    raise EvergraphError(f"task {index} of {stream.name} has classes the learner has not met")
-                values.append(measure(rows, truth[nodes], [unit_of[name] for name in names]))
-        task_names = [
-            ", ".join(str(stream.graph.class_names[position]) for position in positions)
-            for positions in stream.tasks_classes[: after + 1]
-        ]
-        # what was measured right after learning was measured in this way alone
-        own_graphs = not TEST_GRAPHS[test_graph or stream.test_graph].joins_tasks
-        comparable = name == self.problem.metric and part == "test" and own_graphs
-        first: list[float | None] = [None] * (after + 1)
-        if comparable and not stream.task_incremental:
-            first = self.first_accuracies[: after + 1]
-        return Evaluation(values, first, task_names)
+        name = "balanced-accuracy" if balanced and metric is None else metric
+        return evaluate(self, stream, name, test_graph, part, after)
 
     def predict(
         self,
@@ -346,22 +383,20 @@ class Learner:
         *,
         classes: Sequence[ClassName] | None = None,
     ) -> Prediction:
-        """The most probable class of each node and its probability.
+        """What each example is predicted to be, and how probable it is.
 
         Args:
-            graph: a `Graph` or a PyG `Data` object; labels are not needed and not looked at.
-            nodes: the nodes asked for, as numbers or as a mask over all nodes; all by default.
+            graph: a `Graph`, a PyG `Data` object, a list of them or the path of a graph file; targets are not needed
+                and not looked at.
+            nodes: the examples (nodes, graphs, links) asked for, as numbers or as a mask over all; all by default.
+                Where links are predicted, pairs of nodes `(2, number)` may be asked for.
             classes: choose among these alone; among all classes met by default.
         """
-        units = list(range(len(self.classes_)))
-        if classes is not None:
-            for name in classes:
-                if name not in self.classes_:
-                    raise unknown("class", name, map(str, self.classes_))
-            units = [self.classes_.index(name) for name in classes]
+        units = chosen_units(classes, self.classes_)
         chosen, outputs = self._asked(graph, nodes)
-        best = self.problem.probabilities(outputs, units).max(1)
-        return Prediction(chosen, [self.classes_[units[i]] for i in best.indices.tolist()], best.values)
+        names = [self.classes_[unit] for unit in units]
+        labels, probabilities = self.problem.read(outputs, units, names)
+        return Prediction(chosen, labels, probabilities, names if self.problem.kind != "classes" else None)
 
     def predict_proba(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
         """The probability of every class, one row per node; the columns are in the order of `classes_`."""
@@ -382,25 +417,28 @@ class Learner:
                 f"{graph.name} has {graph.num_features} features per node, but the learner was built for "
                 f"{self.model.in_channels}; give it a graph with the features it was trained on"
             )
-        chosen = torch.arange(graph.num_nodes) if nodes is None else torch.as_tensor(nodes)
-        if chosen.dtype == torch.bool:
-            if chosen.shape != (graph.num_nodes,):
-                raise EvergraphError(
-                    f"{graph.name}: a mask of shape {tuple(chosen.shape)} does not fit {graph.num_nodes} nodes"
-                )
-            chosen = torch.nonzero(chosen).reshape(-1)
-        chosen = chosen.long()
-        if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < graph.num_nodes:
-            raise EvergraphError(f"{graph.name}: nodes run from 0 to {graph.num_nodes - 1}; one asked for is outside")
-        return chosen, self._outputs(graph, chosen)
+        if self.problem.level == "link" and is_pairs(nodes):
+            graph, nodes = with_links(graph, torch.as_tensor(nodes)), None
+        if graph.level != self.problem.level:
+            raise EvergraphError(
+                f"{graph.name} has {graph.level}s as examples, and the learner predicts {self.problem.level}s"
+            )
+        chosen = chosen_examples(nodes, graph)
+        return chosen, self.outputs(graph, chosen)
 
     @torch.no_grad()
-    def _outputs(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def outputs(self, graph: Graph, nodes: Tensor) -> Tensor:
         """What the method predicts, else the model."""
         self.model.eval()
         view = View(self.model, self.problem, graph, nodes, self.device)
         outputs = self.method.predict(view)
-        return view.outputs() if outputs is None else outputs
+        outputs = view.outputs() if outputs is None else outputs
+        if not is_prediction(outputs):
+            raise DivergedError(
+                f"{graph.name}: the outputs are not finite numbers, so the model diverged or the features are not "
+                f"finite; lower lr (now {self.training.lr:g}) or the method's strength"
+            )
+        return outputs
 
     def __repr__(self) -> str:
         counts = f"{self.num_tasks} tasks, {len(self.classes_)} classes"
@@ -419,6 +457,7 @@ class Learner:
         save_tree(path, learner_state(self))
 
     @classmethod
+    @checked
     def load(
         cls,
         path: str | Path,
@@ -457,6 +496,18 @@ def remembered(model: nn.Module) -> Callable[[], None]:
             vars(module).update({**saved, "_modules": parts})
 
     return restore
+
+
+def default_method(model: str | None, problem: str = NodeClassification.name) -> str:
+    """The method where none is named.
+
+    Nodes with classes: `auto`, or for a model that is not its own what protects any model. Graphs with classes: the
+    closed form, with a model of its own. Elsewhere the paper's regularizer.
+    """
+    kind, own = PROBLEMS[problem], model is None or model == METHODS[DEFAULT_METHOD].model
+    if kind.kind == "classes" and kind.level == "node":
+        return DEFAULT_METHOD if own else DEFAULT_FOR_A_MODEL
+    return DEFAULT_FOR_GRAPHS if kind.kind == "classes" and kind.level == "graph" and own else DEFAULT_ELSEWHERE
 
 
 def new_names(known: list[ClassName], task: Task) -> list[ClassName]:

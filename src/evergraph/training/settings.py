@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import Checked, NonNegative, NonNegativeInt, NotEmpty, Positive, PositiveInt
 
-LABEL_SCOPES = ("seen", "current", "all")
+LabelScope = Literal["seen", "current", "all"]
+LABEL_SCOPES: tuple[str, ...] = get_args(LabelScope)
 OPTIMIZERS = {"adam": "Adam", "sgd": "SGD, momentum 0.9"}
 """By name: what a protocol calls them."""
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(metaclass=Checked):
     """How a task is trained; a number means little without it.
 
     Args:
@@ -33,31 +34,17 @@ class Training:
             once. A parameter whose shape has changed starts afresh.
     """
 
-    epochs: int = 50
-    lr: float = 1e-3
-    weight_decay: float = 5e-4
-    batch_size: int = 128
-    label_scope: str = "current"
-    reduction: str = "sum"
+    epochs: NonNegativeInt = 50
+    lr: Positive = 1e-3
+    weight_decay: NonNegative = 5e-4
+    batch_size: NonNegativeInt = 128
+    label_scope: LabelScope = "current"
+    reduction: Literal["sum", "mean"] = "sum"
     class_balanced: bool = False
-    patience: int = 0
-    fan_out: tuple[int, ...] | None = None
+    patience: NonNegativeInt = 0
+    fan_out: Annotated[tuple[PositiveInt, ...], NotEmpty()] | None = None
     keep_optimizer: bool = False
-    optimizer: str = "adam"
-
-    def __post_init__(self) -> None:
-        one_of("label scope", self.label_scope, LABEL_SCOPES)
-        one_of("reduction", self.reduction, ("sum", "mean"))
-        one_of("optimizer", self.optimizer, tuple(OPTIMIZERS))
-        for name, low in (("epochs", 0), ("batch_size", 0), ("patience", 0), ("weight_decay", 0)):
-            if not low <= getattr(self, name) < float("inf"):
-                raise EvergraphError(f"{name}={getattr(self, name)} must be a number of at least {low}")
-        if not 0 < self.lr < float("inf"):
-            raise EvergraphError(f"lr={self.lr} must be a number above 0")
-        if self.fan_out is not None:
-            object.__setattr__(self, "fan_out", tuple(int(number) for number in self.fan_out))
-            if min(self.fan_out, default=0) < 1:
-                raise EvergraphError(f"fan_out={list(self.fan_out)} must be positive numbers, one per hop")
+    optimizer: Literal["adam", "sgd"] = "adam"
 
     def protocol(self) -> dict[str, Any]:
         """The settings as plain values."""

@@ -40,6 +40,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "num_tasks": learner.num_tasks,
         "first_accuracies": learner.first_accuracies,
         "history": learner.history,
+        "records": learner.records,
         "notes": learner.notes,
         "seed": learner.seed,
         "random_state": learner.random_state,
@@ -65,13 +66,14 @@ def restore(
         training, problem = Training(**tree["training"]), tree["problem"]
         learner = kind(built, chosen, training, problem=problem, device=device, seed=tree["seed"])
         if saved["channels"][0] is not None:
-            _fill(built, saved)
-            built.to(learner.device)
+            _fill(learner.model, saved)
+            learner.model.to(learner.device)
         learner.method.load_state_dict(_to_device(tree["method"]["state"], learner.device))
         for name in ("num_classes", "num_tasks", "notes"):
             setattr(learner, name, tree[name])
         for name in ("first_accuracies", "history"):
             setattr(learner, name, list(tree[name]))
+        learner.records = list(tree.get("records") or ({"mark": "", "tested": {}} for _ in tree["history"]))
         learner.classes_ = list(tree["classes"])
         learner.random_state = tree["random_state"]
         learner.optimizer_state = _to_device(tree["optimizer"], learner.device)
@@ -89,6 +91,7 @@ def restore(
 
 def model_name(model: GraphModel) -> str:
     """The model's registered name, else its class; of a wrapped module, the module's class."""
+    model = model.encoder
     return MODELS.name_of(type(model)) or type(getattr(model, "module", model)).__name__
 
 

@@ -1,6 +1,8 @@
 """Datasets, one file each; the order here is the order in which they are listed."""
 
-from evergraph.data.datasets import digits, coauthor, amazon, corafull, arxiv, sbm  # noqa: F401, I001  # registers them
+# ruff: noqa: F401, I001  # importing them registers them
+from evergraph.data.datasets import digits, coauthor, amazon, corafull, arxiv, ogb, pyg, heterophilous
+from evergraph.data.datasets import twitch, tu, bitcoin, digit_graphs, drift, sbm
 from evergraph.data.datasets.base import DATASETS, Dataset
 
 __all__ = ["DATASETS", "Dataset"]

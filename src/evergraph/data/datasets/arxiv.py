@@ -16,7 +16,7 @@ DATASETS.register(
         OGBN_ARXIV.load,
         classes_per_task=6,
         min_class_size=411,
-        about="ogbn-arxiv: computer-science papers, joined by citations; subject areas",
+        about="ogbn-arxiv: computer-science papers, joined by citations; subject areas. Also --scenario time --by year",
     )
 )
 DATASETS.register(
@@ -25,6 +25,6 @@ DATASETS.register(
         OGBN_ARXIV.load,
         classes_per_task=6,
         min_class_size=411,
-        about="ogbn-arxiv: computer-science papers, joined by citations; subject areas",
+        about="ogbn-arxiv: computer-science papers, joined by citations; subject areas. Also --scenario time --by year",
     )
 )

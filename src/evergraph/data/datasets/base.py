@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evergraph import registry
-from evergraph.core.settings import parse_setting
+from evergraph.core.settings import check_arguments, parse_setting
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
+
+
+def find_data_root(root: str | Path | None) -> Path:
+    """The folder of the data: the argument, else `EVERGRAPH_DATA`, else a cache in the home folder."""
+    chosen = root or os.environ.get("EVERGRAPH_DATA")
+    if chosen and not Path(chosen).is_dir():
+        raise EvergraphError(f"data root {chosen} is not a folder; create it or name another")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "evergraph"
+
 
 DATASETS: registry.Registry[Dataset] = registry.datasets
 
@@ -29,6 +39,8 @@ class Dataset:
         about: one line for people.
         problem: what is to be learned, by its registered name.
         settings_like: a function whose parameters are the settings, where `load` passes them on to it.
+        scenario: what makes its tasks where nothing else is said.
+        stream: further settings of its stream under that scenario: `by`, `bins`.
     """
 
     name: str
@@ -38,6 +50,8 @@ class Dataset:
     about: str = ""
     problem: str = "node-classification"
     settings_like: Callable[..., Graph] | None = None
+    scenario: str = "class"
+    stream: Mapping[str, Any] = field(default_factory=dict)
 
     def graph(self, data_root: str | Path | None = None, settings: str = "") -> Graph:
         """The graph, loaded with settings given as text: `key=value,key=value`."""
@@ -45,9 +59,15 @@ class Dataset:
         graph.name = self.name
         return graph
 
+    def at_hand(self, data_root: str | Path | None = None) -> bool:
+        """Whether it can be had without a download: generated, or its files are under the data root."""
+        path = getattr(getattr(self.load, "__self__", None), "path", None)  # of what is published
+        return path is None or (find_data_root(data_root) / path).exists()
+
     def _parse(self, text: str) -> dict[str, Any]:
-        parameters = list(inspect.signature(self.settings_like or self.load).parameters.values())
-        known = {p.name: p.default for p in (parameters if self.settings_like else parameters[1:])}
+        source = self.settings_like or self.load
+        parameters = list(inspect.signature(source).parameters.values())
+        known = [p.name for p in (parameters if self.settings_like else parameters[1:])]
         if text and not known:
             raise EvergraphError(
                 f"{self.name} takes no settings, found {text!r}; only generated graphs do: sbm:nodes=5000"
@@ -57,5 +77,6 @@ class Dataset:
             key, _, value = item.partition("=")
             if key not in known:
                 raise unknown(f"{self.name} setting", key, known)
-            settings[key] = parse_setting(self.name, key, value, known[key])
-        return settings
+            settings[key] = parse_setting(source, key, value, owner=self.name)
+        given = check_arguments(source, self.name, [] if self.settings_like else [None], settings)
+        return {key: given.arguments[key] for key in settings}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse as sp
 
+from evergraph.core.settings import PositiveInt, checked
 from evergraph.data.datasets.base import DATASETS, Dataset
 from evergraph.data.graph import Graph, make_graph
 
 
-def digits(neighbours: int = 8) -> Graph:
+@checked
+def digits(neighbours: PositiveInt = 8) -> Graph:
     """scikit-learn's 1,797 handwritten digits, each joined to its nearest neighbours in pixel space."""
     from sklearn.datasets import load_digits
     from sklearn.neighbors import kneighbors_graph

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from evergraph.data.datasets.base import find_data_root
 from evergraph.data.download import check_listed, downloaded, keep
 from evergraph.data.files import fingerprint, read_npz
 from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.reading import regular_file
 
 GNN_BENCHMARK = "https://github.com/shchur/gnn-benchmark/raw/master/data/npz"
 
@@ -30,6 +32,7 @@ class OfficialGraph:
         sha256: hash of the official file; a download that differs is not kept.
         fingerprint: hash of the edges, feature pattern and labels, whatever file they came in (copies may be
             compressed anew); checked on every read where it is known.
+        read: from the file or folder to the graph; by default by the layout, npz or OGB.
     """
 
     name: str
@@ -38,6 +41,7 @@ class OfficialGraph:
     url: str = ""
     sha256: str = ""
     fingerprint: str = ""
+    read: Callable[[Path], Graph] | None = None
 
     def load(self, data_root: str | Path | None = None) -> Graph:
         """The graph, from the data root or, where it is not there, from its official address.
@@ -60,10 +64,13 @@ class OfficialGraph:
 
     def _read(self, path: Path) -> Graph:
         """The graph in a file or folder, if it is the one it should be."""
-        if path.is_dir():
+        if self.read is not None:
+            graph = self.read(path)
+            graph.name = self.name
+        elif path.is_dir():
             graph = read_ogb_folder(path, name=self.name)
         else:
-            graph = read_npz(path, name=self.name, named_classes=False)
+            graph = read_npz(path, name=self.name, named_classes=False, undirected=True)
         counts = (graph.num_nodes, graph.num_features, graph.num_classes)
         if counts != self.counts:
             raise EvergraphError(
@@ -77,27 +84,25 @@ class OfficialGraph:
         return graph
 
 
-def find_data_root(root: str | Path | None) -> Path:
-    """The folder of the data: the argument, else `EVERGRAPH_DATA`, else a cache in the home folder."""
-    chosen = root or os.environ.get("EVERGRAPH_DATA")
-    if chosen and not Path(chosen).is_dir():
-        raise EvergraphError(f"data root {chosen} is not a folder; create it or name another")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "evergraph"
-
-
 def read_ogb_folder(folder: str | Path, *, name: str = "ogb") -> Graph:
-    """A graph in OGB's raw layout: edge, node-feat and node-label as csv.gz. Edges are made undirected."""
+    """A graph in OGB's raw layout: edge, node-feat and node-label as csv.gz. Edges are made undirected.
+
+    Where the folder has `node_year.csv.gz`, the nodes have the attribute `year`.
+    """
     columns = {"edge": np.int64, "node-feat": np.float32, "node-label": np.float64}
-    edges, x, y = (_read_csv_gz(Path(folder) / f"{key}.csv.gz", kind) for key, kind in columns.items())
+    edges, x, y = (read_csv_gz(Path(folder) / f"{key}.csv.gz", kind) for key, kind in columns.items())
     labels = np.where(np.isnan(y), -1, y)
-    return make_graph(x, edges.T, labels, undirected=True, name=name)
+    year = Path(folder) / "node_year.csv.gz"
+    attributes = {"year": read_csv_gz(year, np.int64)} if year.exists() else {}
+    return make_graph(x, edges.T, labels, undirected=True, name=name, attributes=attributes)
 
 
-def _read_csv_gz(path: Path, kind: type) -> np.ndarray:
+def read_csv_gz(path: Path, kind: type) -> np.ndarray:
+    """A packed table of numbers, one row per line."""
     if not path.exists():
         raise EvergraphError(f"{path} is missing; the folder must hold OGB's raw csv.gz files")
     try:
-        with gzip.open(path, "rt") as lines:
+        with gzip.open(regular_file(path), "rt", encoding="utf-8") as lines:
             return np.loadtxt(lines, delimiter=",", dtype=kind, ndmin=2)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None

@@ -8,6 +8,7 @@ from typing import Any
 
 from evergraph.experiments.loggers.base import LOGGERS, Logger, flat, summary
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import read_text
 
 EXPERIMENT = "evergraph"
 BATCH = 500  # metrics sent at once; MLflow takes up to 1,000
@@ -40,7 +41,7 @@ class MLflowLogger(Logger):
         """Make the MLflow run, or go on with it."""
         known = folder / "mlflow_run_id"
         if known.exists():
-            self._run_id = known.read_text().strip()
+            self._run_id = read_text(known).strip()
             self._client.update_run(self._run_id, status="RUNNING")
             return
         experiment = self._client.get_experiment_by_name(self._experiment)

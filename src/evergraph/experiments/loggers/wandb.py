@@ -7,6 +7,7 @@ from typing import Any
 
 from evergraph.experiments.loggers.base import LOGGERS, Logger, flat, summary
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import read_text
 
 
 @LOGGERS.register
@@ -31,7 +32,7 @@ class WandbLogger(Logger):
     def start(self, folder: Path, settings: dict[str, Any]) -> None:
         """Make the W&B run, or go on with it."""
         known = folder / "wandb_run_id"
-        run_id = known.read_text().strip() if known.exists() else None
+        run_id = read_text(known).strip() if known.exists() else None
         self._run = self._wandb.init(
             project=self._project, name=folder.name, id=run_id, resume="allow", dir=str(folder), config=flat(settings)
         )

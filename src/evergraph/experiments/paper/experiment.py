@@ -22,6 +22,7 @@ from evergraph.experiments.result_file import CELLS, known_result, read_results,
 from evergraph.experiments.run import describe_device, versions
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import make_folder, taken_folder, write_atomically
+from evergraph.persistence.reading import read_text
 from evergraph.training import pick_device
 
 
@@ -78,7 +79,10 @@ def run_paper(
         for rows_of_study in studied(plan).values():
             cells += [cell for values in rows_of_study.values() for cell in values.values()]
     choices = [choice for plan in available for choice in plan.choices(wanted(plan))] if not alone else []
-    entries = {key: entry for plan in plans for key, entry in read_results(plan.folder(out)).items()}
+
+    def look() -> dict[str, dict[str, Any]]:
+        return {key: entry for plan in plans for key, entry in read_results(plan.folder(out)).items()}
+
     chosen: dict[str, RunSpec] = {}
 
     def known(cell: Cell) -> dict[str, Any] | None:
@@ -88,7 +92,8 @@ def run_paper(
             cells_run.append(cell.key)
         return result
 
-    with taken_folder(out, "name another with --out"), _logged(out, device, settings["jobs"]) as cells_run:
+    holding = taken_folder(out, look, advice="name another with --out")
+    with holding as entries, _logged(out, device, settings["jobs"]) as cells_run:
         results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=_failed_trial, **settings)
         for plan in available:
             specs = {key: spec for key, spec in chosen.items() if key.startswith(plan.key(""))}
@@ -111,7 +116,7 @@ def _logged(out: Path, device: str, jobs: int) -> Iterator[list[str]]:
     finally:
         entry = {"command": shlex.join(["evergraph", *sys.argv[1:]]), "finished": finished, "jobs": jobs}
         entry |= {"seconds": round(time.perf_counter() - begun, 1), "device": where, "versions": versions()}
-        earlier = path.read_text(encoding="utf-8") if path.exists() else ""
+        earlier = read_text(path) if path.exists() else ""
         if cells_run:  # tables made anew from results are nothing to note
             write_atomically(path, f"{earlier}{json.dumps(entry)}\n")
 

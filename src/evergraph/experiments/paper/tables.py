@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.evaluation import mean_std, paired_difference
+from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.paper.protocol import Protocol, read
 from evergraph.persistence.files import write_atomically
 
@@ -175,21 +176,18 @@ def _chosen(row: dict[str, Any]) -> str:
 def latex(rows: list[dict[str, Any]]) -> str:
     """A LaTeX tabular (booktabs)."""
     test_graph, other_graph = _graphs(rows)
-    lines = [
-        r"\begin{tabular}{l|rr|rr|rr}",
-        r"\toprule",
+    head = [
         rf" & \multicolumn{{2}}{{c|}}{{paper}} & \multicolumn{{2}}{{c|}}{{ours, {test_graph}}} "
         rf"& \multicolumn{{2}}{{c}}{{ours, {other_graph}}} \\",
         r"Method & AP & AF & AP & AF & AP & AF \\",
-        r"\midrule",
     ]
+    lines = []
     for row in rows:
         elsewhere = _other(row, other_graph)
         cells = [_cell(summary, key, r"\pm") for summary in (row["result"], elsewhere) for key in ("ap", "af")]
         cells = [cell if cell == NOT_MEASURED else f"${cell}$" for cell in cells]
-        title = row["title"].replace("γ", r"$\gamma$")
-        lines.append(" & ".join([title, _printed(row["paper_ap"]), _printed(row["paper_af"]), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+        lines.append([escape(row["title"]), _printed(row["paper_ap"]), _printed(row["paper_af"]), *cells])
+    return tabular("l|rr|rr|rr", head, lines)
 
 
 def as_csv(rows: list[dict[str, Any]]) -> str:

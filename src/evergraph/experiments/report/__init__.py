@@ -15,13 +15,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from evergraph.core.settings import checked
 from evergraph.errors import EvergraphError
+from evergraph.evaluation import mean_std
+from evergraph.experiments.comparison import settings_apart
+from evergraph.experiments.method_table import method_table
 from evergraph.experiments.plots import FIGURES, common_metric, draw, value_limits
+from evergraph.experiments.report.answer import answers
 from evergraph.experiments.report.collect import find_runs, flat, read_runs, summary_titles
 from evergraph.persistence.files import make_folder, write_atomically
 from evergraph.version import __version__
 
-SCRIPTS = ("base.js", "chart.js", "table.js", "heatmap.js", "figures.js", "cost.js", "page.js")
+SCRIPTS = ("base.js", "chart.js", "answer.js", "table.js", "heatmap.js", "figures.js", "cost.js", "page.js")
 
 
 @dataclass
@@ -33,6 +38,7 @@ class Report:
     unfinished: list[Path]
 
 
+@checked
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None, *, figures: bool = True) -> Report:
     """Write one page about some runs, and their figures into `figures/` beside it.
 
@@ -79,7 +85,33 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
         "differ": differ,
         "unlike": unlike,
         "unfinished": [str(folder) for folder in unfinished],
+        "answers": answers(runs),
+        "methods": _methods(runs),
     }
+
+
+def _methods(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The table of methods and streams, as plain values."""
+    keys = [
+        (run["stream"], run["method"], *map(str, map(run["protocol"].get, ("test_graph", "order")))) for run in runs
+    ]
+    several = len(set(keys)) < len(keys) or any(settings_apart(runs))
+    if several or common_metric(runs)["higher_is_better"] is not True:
+        return {"columns": [], "rows": []}  # several runs of one method are told apart in the comparison alone
+    table = method_table(runs)
+    roles = {run["method"]: (run["style"], run["role"]) for run in reversed(runs)}
+    rows = []
+    for method, entries in table.rows.items():
+        cells = [
+            None
+            if entry is None
+            else {**mean_std(entry.values), "runs": len(entry.values), "best": entry.best, "tied": bool(entry.tied)}
+            for entry in entries
+        ]
+        rows.append({"method": method, "style": roles[method][0], "role": roles[method][1], "cells": cells})
+    # competitors first, each group from the best down
+    rows.sort(key=lambda row: (bool(row["role"]), -sum(cell["mean"] for cell in row["cells"] if cell)))
+    return {"columns": table.columns, "rows": rows}
 
 
 def render(data: dict[str, Any]) -> str:

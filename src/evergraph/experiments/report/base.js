@@ -51,7 +51,7 @@ const headline = (run, digits) =>
   [AP, AF].map((name) => `${TITLES[name]} ${plusMinus(run, name, digits)}${unitOf(run)}`).join(", ");
 const taskName = (run, task) => "task " + (task + 1) + (run.tasks[task] ? " (" + run.tasks[task] + ")" : "");
 
-// Each run has its own colour and marker, the same in every figure.
+// Each method has its own colour and marker (a style), the same in every figure and every report.
 const MARKERS = [
   (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
   (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
@@ -62,11 +62,12 @@ const MARKERS = [
     `h${-r / 1.2}v${-r * 0.78}h${-r * 0.78}v${-r / 1.2}h${r * 0.78}z`,
 ];
 const colourOf = (number) => "var(--run-" + (number % 8) + ")";
-const markerOf = (number) => MARKERS[(number + Math.floor(number / 8)) % MARKERS.length];
+const markerOf = (number) => MARKERS[(number + 3 * Math.floor(number / 8)) % MARKERS.length];
 const paint = (number) => ({ "--colour": colourOf(number) });
 const mark = (number, x, y, r = 4.5) =>
   svg("path", { class: "mark", d: markerOf(number)(r), transform: `translate(${x} ${y})`, style: paint(number) });
-const swatch = (number) => html("span", { class: "swatch", "aria-hidden": "true", style: paint(number) });
+const styleOf = (number) => RUNS[number].style;
+const swatch = (number) => html("span", { class: "swatch", "aria-hidden": "true", style: paint(styleOf(number)) });
 // A legend whose entries highlight their run: while the pointer is on one, or from one click to the next.
 function legend(figure) {
   let chosen = null;
@@ -81,7 +82,8 @@ function legend(figure) {
     type: "button", "aria-pressed": "false", onclick: () => choose(number),
     onpointerenter: () => highlight(number), onpointerleave: () => highlight(chosen),
     onfocus: () => highlight(number), onblur: () => highlight(chosen),
-  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(number, 0, 0, 5)),
+  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" },
+    mark(styleOf(number), 0, 0, 5)),
   run.label));
   return html("ul", { class: "legend", "aria-label": "Runs" }, buttons.map((button) => html("li", {}, button)));
 }

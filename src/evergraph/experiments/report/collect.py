@@ -6,8 +6,8 @@ page's scripts only print and draw.
 
 from __future__ import annotations
 
-import csv
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ import numpy as np
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
+from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
-from evergraph.experiments.result_file import CELLS, RESULTS, each_test_graph, read_results
+from evergraph.experiments.report.answer import COLOURS, role_of, style_of
+from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, read_results
 from evergraph.experiments.run import read_result
 from evergraph.experiments.told import bytes_kept, uses
+from evergraph.persistence.reading import read_rows
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
 MOST_NAMED = 6  # settings in a label
@@ -55,7 +58,9 @@ def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _folders_with(path: Path, *names: str) -> list[Path]:
-    return sorted({file.parent for name in names for file in path.rglob(name)})
+    """Folders below a path that hold one of the files; trials of a search are no results."""
+    found = {file.parent for name in names for file in path.rglob(name)}
+    return sorted(folder for folder in found if TUNING not in folder.relative_to(path).parts)
 
 
 def _cell_folder(table: Path, key: str) -> Path:
@@ -71,6 +76,12 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
     for folder, place, result in _results(folders):
         curves = [curve for seed in result["seeds"] if (curve := _curve(folder, seed)) is not None]
         entries += [_entry(place, one, curves) for one in each_test_graph(result)]
+    titles = stream_titles(entry["stream"] for entry in entries)
+    met: Counter[str] = Counter()
+    for entry in entries:
+        entry["stream"] = titles[entry["stream"]]
+        entry["style"] += COLOURS * met[entry["method"]]  # the same colour, another marker
+        met[entry["method"]] += 1
     for entry, label in zip(entries, _labels(entries)):
         entry["label"] = label
     return entries
@@ -114,6 +125,8 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
         "tested_on": test_graph.about if test_graph else str(protocol.get("test_graph", "an unnamed graph")),
         "seeds": result["seeds"],
         "seconds": result.get("seconds"),
+        "style": style_of(str(result["method"])),
+        "role": role_of(result.get("access", {})),
         "access": {key: _text(value) or "nothing" for key, value in result.get("access", {}).items()},
         "uses": uses(result),
         "test_nodes_read": result.get("test_nodes_read"),
@@ -168,8 +181,7 @@ def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
     path = folder / f"seed-{seed}" / "log.csv"
     if not path.exists():
         return None
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(path)
     try:
         columns = (
             {key: [float(row[key]) if row[key] else math.nan for row in rows] for key in rows[0] if key} if rows else {}

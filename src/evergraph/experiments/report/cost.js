@@ -1,5 +1,6 @@
 // What is kept against what is known in the end: one panel per stream and test graph, one colour per method.
 const NAMES = [...new Set(RUNS.map((run) => run.method))];
+const METHOD_STYLES = NAMES.map((name) => RUNS.find((run) => run.method === name).style);
 const groupOf = (run) => [run.stream, run.protocol.test_graph].filter(Boolean).join(", test graph ");
 function leakText(run) {
   if (!run.leak) return null;
@@ -40,10 +41,10 @@ function drawCost() {
       const hits = [];
       NAMES.forEach((name, number) => {
         const own = runs.filter((run) => run.method === name).sort((a, b) => a.kept_bytes - b.kept_bytes);
-        const common = { "data-method": name, style: paint(number) };
+        const common = { "data-method": name, style: paint(METHOD_STYLES[number]) };
         if (own.length > 1) frame.picture.append(svg("path", { class: "line thin", d: path(own.map(at)), ...common }));
         own.forEach((run) => {
-          const [x, y] = at(run), { mean, std } = run.metrics[AP], sign = mark(number, x, y, 5.5);
+          const [x, y] = at(run), { mean, std } = run.metrics[AP], sign = mark(METHOD_STYLES[number], x, y, 5.5);
           const [y1, y2] = [mean - std, mean + std].map(frame.up);
           const whisker = { class: "whisker", x1: x, x2: x, y1, y2, ...common };
           if (run.seeds.length > 1) frame.picture.append(svg("line", whisker));
@@ -84,7 +85,7 @@ function methodLegend(figures) {
     },
     onpointerenter: () => highlight(name), onpointerleave: () => highlight(chosen),
     onfocus: () => highlight(name), onblur: () => highlight(chosen),
-  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(number, 0, 0, 5)),
+  }, svg("svg", { width: 14, height: 14, viewBox: "-7 -7 14 14", "aria-hidden": "true" }, mark(METHOD_STYLES[number], 0, 0, 5)),
   name));
   return html("ul", { class: "legend", "aria-label": "Methods" }, buttons.map((button) => html("li", {}, button)));
 }

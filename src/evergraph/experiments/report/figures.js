@@ -26,7 +26,7 @@ function drawAnytime() {
     });
     const hits = [];
     RUNS.forEach((run, number) => {
-      const line = run.anytime, style = paint(number), complete = line.every((point) => known(point.mean));
+      const line = run.anytime, style = paint(styleOf(number)), complete = line.every((point) => known(point.mean));
       const points = line.map(({ mean }, t) => [frame.along(t + 1), known(mean) ? frame.up(mean) : null]);
       if (RUNS.length <= 4 && run.seeds.length > 1 && complete) {
         const edge = (sign) => line.map(({ mean, std }, t) => [frame.along(t + 1), frame.up(mean + sign * std)]);
@@ -36,7 +36,7 @@ function drawAnytime() {
       frame.picture.append(svg("path", { class: "line", "data-run": number, d: path(points), style }));
       points.forEach(([x, y], t) => {
         if (!known(y)) return;
-        const sign = mark(number, x, y, 4), value = withSpread(run, line[t].mean, line[t].std);
+        const sign = mark(styleOf(number), x, y, 4), value = withSpread(run, line[t].mean, line[t].std);
         sign.dataset.run = number;
         frame.picture.append(sign);
         hits.push(target(x, y, `${run.label}, after task ${t + 1}\n${TITLES[AP]} ${value}${unitOf(run)}`));
@@ -95,6 +95,9 @@ function drawTasks() {
   }, () => [find("anytime").querySelector(":scope > svg"), ...box.querySelectorAll("figure > svg")]);
 }
 
+// Where a label may stand beside its point: distance down, and side; the first that is free is taken.
+const PLACES = [0, -16, 16, -32, 32, -48, 48].flatMap((dy) => [[dy + 4, 1], [dy + 4, -1]]);
+
 function drawPlane() {
   const figure = find("plane-figure"), least = (HIGH - LOW) / 50;
   const values = (name) => RUNS.map((run) => run.metrics[name])
@@ -119,7 +122,7 @@ function drawPlane() {
     frame.picture.append(upright(frame, "zero", frame.along(0)));
     const hits = [], labels = [];
     RUNS.forEach((run, number) => {
-      const { [AP]: ap, [AF]: af } = run.metrics, common = { "data-run": number, style: paint(number) };
+      const { [AP]: ap, [AF]: af } = run.metrics, common = { "data-run": number, style: paint(styleOf(number)) };
       if (!known(ap.mean) || !known(af.mean)) return;
       const x = frame.along(af.mean), y = frame.up(ap.mean);
       if (run.seeds.length > 1) {
@@ -131,22 +134,27 @@ function drawPlane() {
           svg("line", { class: "whisker", x1: left, x2: right, y1: y, y2: y, ...common }),
           svg("line", { class: "whisker", x1: x, x2: x, y1: bottom, y2: top, ...common }));
       }
-      const sign = mark(number, x, y, 6);
+      const sign = mark(styleOf(number), x, y, 6);
       sign.dataset.run = number;
       frame.picture.append(sign);
       hits.push(target(x, y, `${run.label}\n${headline(run)}`));
       labels.push({ x, y, number });
     });
-    if (width >= 560 && RUNS.length <= 14) {
-      labels.sort((a, b) => a.y - b.y).forEach((label, k, all) => {
-        label.at = label.y;
-        for (const other of all.slice(0, k)) {
-          if (Math.abs(other.x - label.x) < 150 && Math.abs(label.at - other.at) < 15) label.at = other.at + 15;
-        }
-        const end = label.x > frame.left + frame.inner.width * 0.7;
-        const place = { x: label.x + (end ? -12 : 12), y: label.at - 9, "text-anchor": end ? "end" : "start" };
-        const text = { class: "strong", "data-run": label.number, ...place };
-        frame.picture.append(svg("text", text, RUNS[label.number].label));
+    if (width >= 560 && RUNS.length <= 24) {
+      const taken = labels.map(({ x, y }) => ({ left: x - 8, right: x + 8, top: y - 8, bottom: y + 8 }));
+      labels.sort((a, b) => a.y - b.y).forEach(({ x, y, number }) => {
+        const text = RUNS[number].label, wide = 6.9 * text.length, end = frame.left + frame.inner.width + 12;
+        for (const [dy, side] of PLACES) {
+          const left = side > 0 ? x + 12 : x - 12 - wide, at = y + dy;
+          const box = { left, right: left + wide, top: at - 9, bottom: at + 5 };
+          const outside = box.left < frame.left || box.right > end || box.top < 0;
+          if (outside || box.bottom > frame.top + frame.inner.height) continue;
+          const beside = (o) => o.right <= box.left || box.right <= o.left;
+          if (!taken.every((o) => beside(o) || o.bottom <= box.top || box.bottom <= o.top)) continue;
+          taken.push(box);
+          frame.picture.append(svg("text", { class: "strong label", "data-run": number, x: left, y: at }, text));
+          return;
+        } // where there is no room the legend and the tip tell
       });
     }
     frame.picture.append(...hits);

@@ -4,11 +4,12 @@ function drawNotices() {
   if (DATA.unlike.length) {
     const name = (key) => (key === "model.name" ? "model" : (key.startsWith("model.") ? "model " : "") + words(key));
     const values = (key) => [...new Set(RUNS.map((run) => run.settings[key] ?? "–"))].join(" / ");
-    const list = DATA.unlike.map((key) => `${name(key)} (${values(key)})`);
-    const warning = "These runs do not share one protocol; their numbers differ for more reasons than the method: ";
-    notice(warning + list.join("; ") + ".");
+    const list = DATA.unlike.map((key) => html("li", {}, `${name(key)}: ${values(key)}`));
+    find("unlike").append(html("summary", {}, "These runs differ in more than the method"), html("ul", {}, list));
   }
-  if (DATA.unfinished.length) notice("Not finished, and therefore not shown: " + DATA.unfinished.join(", ") + ".");
+  find("unlike").hidden = !DATA.unlike.length;
+  const left = DATA.unfinished.length;
+  if (left) notice(`${left === 1 ? "One run is" : left + " runs are"} not finished and therefore not shown.`);
   const count = RUNS.length === 1 ? "1 run" : RUNS.length + " runs";
   const tasks = [...new Set(RUNS.map((run) => run.matrices[0].length))];
   const noun = tasks.length === 1 && tasks[0] === 1 ? "task" : "tasks";
@@ -85,6 +86,7 @@ function setTheme() {
 
 setTheme();
 drawNotices();
+drawAnswers();
 drawTable();
 drawCost();
 drawHeatmaps();

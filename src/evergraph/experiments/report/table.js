@@ -51,26 +51,29 @@ const COLUMNS = [
 const MAIN = COLUMNS.findIndex((column) => column.best);
 
 const TESTED = (run) => `${run.stream} ${run.protocol.test_graph}`;
-function bestRun(column, run = RUNS[0]) {
-  // the best value of a column among the runs with this one's stream and test graph; none for different metrics
-  const values = RUNS.filter((other) => TESTED(other) === TESTED(run)).map(column.sort).filter(known);
+function bestRun(column, run) {
+  // the best value of a column among the runs without old data that have this one's stream and test graph; none where
+  // runs have different metrics
+  const rivals = RUNS.filter((other) => !other.role && TESTED(other) === TESTED(run));
+  const values = rivals.map(column.sort).filter(known);
   if (RUNS.length < 2 || METRIC.higher_is_better === null || !values.length) return undefined;
   return METRIC.higher_is_better ? Math.max(...values) : Math.min(...values);
 }
 function tableCell(column, run, number) {
   const text = column.text(run);
   if (column.kind === "name") {
-    return html("th", { scope: "row" }, html("span", {}, swatch(number), html("span", {}, text)));
+    return html("th", { scope: "row" }, html("span", {}, swatch(number), html("span", {}, text),
+      run.role && html("small", { class: "role" }, run.role)));
   }
   const [value, spread] = column.kind === "text" ? [text] : text.split(" ± ");
-  const best = column.best && known(column.sort(run)) && column.sort(run) === bestRun(column, run);
+  const best = column.best && !run.role && known(column.sort(run)) && column.sort(run) === bestRun(column, run);
   const note = best ? "best here" : column.exact?.(run);
-  const cell = html("td", { class: column.kind === "text" ? "text" : null },
+  const cell = html("td", { class: column.kind === "text" ? "text" : null, "data-title": column.title },
     html("span", { class: best ? "best" : null, title: note }, value));
   if (spread) cell.append(html("span", { class: "pm" }, " ± " + spread));
   if (column.kind === "bar") {
     const share = known(column.sort(run)) ? Math.min(Math.max((column.sort(run) - LOW) / (HIGH - LOW), 0), 1) : 0;
-    const bar = html("i", { style: { width: 100 * share + "%", ...paint(number) } });
+    const bar = html("i", { style: { width: 100 * share + "%", ...paint(styleOf(number)) } });
     cell.append(html("span", { class: "bar", "aria-hidden": "true" }, bar));
   }
   return cell;
@@ -114,7 +117,9 @@ function drawTable() {
     html("thead", {}, html("tr", {}, heads)), body);
   sort(MAIN);
   drawFilters(rows);
-  if (bestRun(COLUMNS[MAIN]) !== undefined) find("table-note").append(` ★ marks the best ${COLUMNS[MAIN].title}.`);
+  if (RUNS.some((run) => bestRun(COLUMNS[MAIN], run) !== undefined)) {
+    find("table-note").append(` ★ marks the best ${COLUMNS[MAIN].title} without old data.`);
+  }
   const shared = PROTOCOL.filter(isShared).map((column) => column.title.toLowerCase() + " " + column.text(RUNS[0]));
   find("shared").textContent = (RUNS.length > 1 ? "All runs: " : "Protocol: ") + shared.join(", ") + ".";
   const meanings = DATA.summaries.flatMap(({ title, about }) => [html("dt", {}, title), html("dd", {}, about)]);

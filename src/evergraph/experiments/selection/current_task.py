@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import BelowOne
 from evergraph.experiments.selection.rule import (
     SELECTION_RULES,
     SelectionRule,
@@ -33,11 +33,7 @@ class CurrentTask(SelectionRule):
     name = "current-task"
     about = "each task's validation nodes right after learning it: the strongest hold that costs at most a twentieth"
 
-    margin: float = 0.05
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.margin < 1:
-            raise EvergraphError(f"current-task: margin={self.margin} must be at least 0 and below 1")
+    margin: BelowOne = 0.05
 
     def score(self, result: dict[str, Any]) -> float:
         """The accuracy on new tasks."""

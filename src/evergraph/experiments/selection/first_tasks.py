@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+from evergraph.core.settings import Bounds
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
 from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, final_performance
@@ -28,11 +29,7 @@ class FirstTasks(SelectionRule):
     about = "the first tasks alone (two by default): their final AP on validation nodes"
     climbs = True
 
-    tasks: int = 2
-
-    def __post_init__(self) -> None:
-        if self.tasks < 2:
-            raise EvergraphError(f"first-tasks: tasks={self.tasks} must be at least 2; one task forgets nothing")
+    tasks: Annotated[int, Bounds(at_least=2)] = 2  # one task forgets nothing
 
     @property
     def scope(self) -> str:

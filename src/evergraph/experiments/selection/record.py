@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from evergraph.experiments.run import versions
 from evergraph.experiments.selection.proposals import has_optuna, spread
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec
-from evergraph.persistence.files import holds_something, taken_folder, write_atomically
+from evergraph.persistence.files import holds_something, taken_folder
+from evergraph.persistence.reading import read_record, write_record
 
 RECORD = "tune.json"
 
@@ -39,10 +41,10 @@ def describe(spec: RunSpec, space: Space, rule: str, settings: Any, *, optuna: b
 def opened(folder: Path, record: dict[str, Any], resume: bool) -> Iterator[bool]:
     """Hold a search's folder, new or the same search's; yields whether Optuna proposes."""
     path = folder / RECORD
-    saved = _saved(folder, record, resume)
-    with taken_folder(folder, "name another with --out"):
+    look = partial(_saved, folder, record, resume)
+    with taken_folder(folder, look, advice="name another with --out") as saved:
         if saved is None:
-            write_atomically(path, json.dumps(record, indent=1))
+            write_record(path, record, indent=1)
         yield (saved or record)["proposer"] == "optuna"
 
 
@@ -56,7 +58,7 @@ def _saved(folder: Path, record: dict[str, Any], resume: bool) -> dict[str, Any]
     if not resume:
         raise EvergraphError(f"{folder} holds a search already; add --resume to go on with it, or use another --out")
     try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_record(path, advice="name another folder with --out")
         differ = [key for key in ("space", "rule", "rule_settings") if saved[key] != record[key]]
         differ += [key for key in record["spec"] if saved["spec"].get(key) != record["spec"][key] and key != "device"]
     except (ValueError, KeyError, TypeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from evergraph import registry
+from evergraph.core.settings import Checked
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import average_performance, learning_accuracy
@@ -59,7 +60,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class SelectionRule(ABC):
+class SelectionRule(metaclass=Checked):
     """Chooses among trials by their accuracies on validation nodes. `result["matrices"]`, on test nodes, is taboo."""
 
     name: ClassVar[str]
@@ -89,7 +90,7 @@ class SelectionRule(ABC):
         """The run of a trial: the whole stream, or what the rule may look at of it."""
         return replace(spec, validate=True)
 
-    def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:  # noqa: B027
+    def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
         """Raise an error where the rule has nothing to look at; most always have."""
 
     @abstractmethod

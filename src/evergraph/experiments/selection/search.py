@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from evergraph.experiments.selection.rule import SelectionRule, Trial
 from evergraph.experiments.selection.space import Point, Space
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_json, read_json
 
 DIVERGED = "diverged.json"  # trials that have no result, and why
 OnDone = Callable[[str, int], None]
@@ -74,7 +74,7 @@ class Search:
             if not isinstance(error, DivergedError):  # anything else is wrong with the input or the machine
                 return None
             diverged[cell.key] = str(error)
-            write_atomically(self.folder / DIVERGED, json.dumps(diverged, indent=1))
+            write_atomically(self.folder / DIVERGED, as_json(diverged, indent=1))
             return {"error": str(error)}
 
         results = run_cells(
@@ -111,4 +111,4 @@ class Search:
 
     def _diverged(self) -> dict[str, str]:
         path = self.folder / DIVERGED
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return read_json(path, dict[str, str]) if path.exists() else {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evergraph.core.settings import parse_setting, settings_of
+from evergraph.core.settings import parse_text, settings_of
 from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
@@ -175,7 +175,7 @@ class Space:
 def parse_dimension(key: str, text: str, default: Any = 0.0) -> Dimension:
     """`LOW:HIGH`, `LOW:HIGH:log` or choices with commas; values are of the type of the setting's default."""
     if ":" not in text:
-        return Choices(tuple(parse_setting("--space", key, item, default) for item in text.split(",")))
+        return Choices(tuple(parse_text("--space", key, item, type(default), default) for item in text.split(",")))
     low, high, *scale = text.split(":")
     try:
         bounds = float(low), float(high)

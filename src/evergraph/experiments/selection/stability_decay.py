@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from evergraph.core.settings import Bounds
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
 from evergraph.experiments.selection.rule import (
@@ -50,11 +51,7 @@ class StabilityDecay(SelectionRule):
     about = "each task's validation nodes right after learning it: the first falling strength at 0.8 of fine-tuning"
     proposes = True
 
-    share: float = 0.8
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise EvergraphError(f"stability-decay: share={self.share} must be above 0 and at most 1")
+    share: Annotated[float, Bounds(above=0, at_most=1)] = 0.8
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
         """There must be a strength to lower or a learning rate to find, and trials for both phases."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from torch.func import functional_call
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params, copy_params
+from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError, one_of
+from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
@@ -63,17 +65,19 @@ class Analytic(Method):
     name = "analytic"
     family = "closed form"
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
+    levels: ClassVar[tuple[str, ...]] = ("node", "graph")
+    kinds = ("classes",)
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"
     search_space = MappingProxyType({"ridge": (1e-3, 10.0)})
 
-    ridge: float = 0.0
-    balance: float = 0.75
-    premium: float = 0.02
-    encoder: str = "frozen"
+    ridge: NonNegative = 0.0
+    balance: NonNegative = 0.75
+    premium: NonNegative = 0.02
+    encoder: Literal["frozen", "first", "continual"] = "frozen"
     judge_edges: bool = True
-    smoothing: float = 0.5
-    temperature: float = 0.1
+    smoothing: Fraction = 0.5
+    temperature: Positive = 0.1
     learn_validation: bool = True
     gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
     cross_: dict[str, Tensor] = state(dict, replaced=True)
@@ -90,14 +94,6 @@ class Analytic(Method):
     votes_: bool = state(bool)
     smooths_: bool = state(bool)
     doubt_: float = state(float)
-
-    def __post_init__(self) -> None:
-        one_of("encoder", self.encoder, ("frozen", "first", "continual"))
-        for name in ("ridge", "balance", "premium", "smoothing"):
-            if getattr(self, name) < 0:
-                raise EvergraphError(f"{self.name}: {name}={getattr(self, name)} must not be negative")
-        if not self.temperature > 0:
-            raise EvergraphError(f"{self.name}: temperature={self.temperature} must be above 0")
 
     # learning
 

@@ -47,6 +47,7 @@ class Auto(Analytic):
     name = "auto"
     family = "closed form"
     reference = "analytic, with its encoder chosen by the first task; see docs/analytic.md"
+    levels = ("node",)
 
     depths_: list[int] = state(list)
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core.finite import is_finite
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError
+from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context
 from evergraph.models.base import NODES_AT_ONCE
 
@@ -70,6 +71,8 @@ def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = N
     for other in sums[1:]:
         gram += other.gram[rows].index_select(1, rows)
     cross = torch.stack([part.cross for part in sums]).sum(0)
+    if not is_finite([gram, cross]):
+        raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
     classes = max(int((cross != 0).any(0).sum()), 1)
     diagonal = gram.diagonal().clone()
     unit = float(diagonal[diagonal > 0].mean()) / classes  # a feature may be zero at every node

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from evergraph.core.settings import NonNegativeInt, Positive, PositiveInt
 from evergraph.core.sparse import Features, as_dense, take_rows
-from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.access import Access
 from evergraph.methods.base import Context, search_over
 from evergraph.methods.memory import MemoryMethod, Piece
 from evergraph.methods.memory.condensation import Matching, condense
 from evergraph.methods.propagation import depth, propagated
-
-STARTS = ("propagated", "features")
 
 
 @dataclass(repr=False)
@@ -44,20 +42,11 @@ class CondensedMemory(MemoryMethod):
     search_space = search_over(condensation_lr=(3e-3, 0.3), networks=[0, 40, 160])
     matching: ClassVar[type[Matching]]
 
-    networks: int = 40
-    updates: int = 4
-    width: int = 128
-    condensation_lr: float = 0.03
-    start: str = "propagated"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("start", self.start, STARTS)
-        for name, low in (("networks", 0), ("updates", 1), ("width", 1)):
-            if getattr(self, name) < low:
-                raise EvergraphError(f"{self.name}: {name}={getattr(self, name)} must be at least {low}")
-        if not self.condensation_lr > 0:
-            raise EvergraphError(f"{self.name}: condensation_lr={self.condensation_lr} must be above 0")
+    networks: NonNegativeInt = 40
+    updates: PositiveInt = 4
+    width: PositiveInt = 128
+    condensation_lr: Positive = 0.03
+    start: Literal["propagated", "features"] = "propagated"
 
     def collect(self, context: Context) -> Piece:
         """The task's training nodes, condensed."""

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import NonNegative, PositiveInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, search_over
 from evergraph.methods.class_shares import adjusted
 from evergraph.methods.condensation.condensed_memory import CondensedMemory
-from evergraph.methods.memory import ReplayMethod
+from evergraph.methods.memory import ReplayMethod, Weighting
 from evergraph.methods.memory.condensation import GradientMatching
 
 
@@ -50,15 +50,10 @@ class DeLoMe(CondensedMemory, ReplayMethod):
     search_space = search_over(strength=(0.1, 10.0), condensation_lr=(3e-3, 0.3), debiasing=[0.0, 0.5, 1.0, 1.5])
     matching = GradientMatching
 
-    updates: int = 1
-    width: int = 32
-    weighting: str = "examples"
-    debiasing: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.debiasing < 0:
-            raise EvergraphError(f"{self.name}: debiasing={self.debiasing} must be at least 0")
+    updates: PositiveInt = 1
+    width: PositiveInt = 32
+    weighting: Weighting = "examples"
+    debiasing: NonNegative = 1.0
 
     def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
         """Adjusted by how often each class is trained on."""

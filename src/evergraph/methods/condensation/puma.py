@@ -9,8 +9,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from evergraph.core.settings import Fraction, NonNegativeInt, PositiveInt
 from evergraph.curvature import in_mode
-from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context, search_over
 from evergraph.methods.condensation.cat import CaT
 from evergraph.methods.memory import Piece, Replayed
@@ -54,19 +54,12 @@ class PUMA(CaT):
 
     search_space = search_over(condensation_lr=(3e-3, 0.3), networks=[0, 10, 40], confidence=[0.5, 0.7, 0.9])
 
-    networks: int = 10
-    updates: int = 10
-    width: int = 512
+    networks: NonNegativeInt = 10
+    updates: PositiveInt = 10
+    width: PositiveInt = 512
     from_scratch: bool = True
-    pseudo_label_epochs: int = 100
-    confidence: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pseudo_label_epochs < 0:
-            raise EvergraphError(f"{self.name}: pseudo_label_epochs={self.pseudo_label_epochs} must be at least 0")
-        if not 0 <= self.confidence <= 1:
-            raise EvergraphError(f"{self.name}: confidence={self.confidence} must be from 0 to 1")
+    pseudo_label_epochs: NonNegativeInt = 100
+    confidence: Fraction = 0.9
 
     def collect(self, context: Context) -> Piece:
         """The task condensed by its labels, then by pseudo-labels too."""

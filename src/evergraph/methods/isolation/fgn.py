@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import NonNegative, PositiveInt
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Replay, Step, search_over
 from evergraph.methods.isolation.node_memory import Kept, hops_around, remember, replayed
@@ -32,27 +32,23 @@ class FGN(Method):
     family = "architecture"
     reference = "Wang, Qiu, Gao and Scherer: Lifelong Graph Learning, CVPR 2022"
     access = Access(keeps=("real nodes",), old_labels=True)
+    levels = ("node",)
+    kinds = ("classes",)
     model = "feature-graph"
     training = MappingProxyType({"label_scope": "seen", "lr": 0.01})
     search_space = search_over(kept_nodes=[100, 200, 500, 1000], strength=(0.1, 10.0))
 
-    kept_nodes: int = 500
-    strength: float = 1.0
+    kept_nodes: PositiveInt = 500
+    strength: NonNegative = 1.0
     memory_: list[Kept] = state(list, replaced=True)
-
-    def __post_init__(self) -> None:
-        if self.kept_nodes < 1:
-            raise EvergraphError(f"fgn: kept_nodes={self.kept_nodes} must be at least 1 node")
-        if self.strength < 0:
-            raise EvergraphError(f"fgn: strength={self.strength} must be at least 0")
 
     def replay(self, step: Step) -> list[Replay]:
         """Nodes from the memory."""
         if not self.memory_ or not self.strength:
             return []
         batch = replayed(step, self.memory_)
-        scale = step.batch.num_seeds if step.context.reduction == "sum" else 1
-        weight = self.strength * scale / batch.num_seeds
+        scale = step.batch.num_examples if step.context.reduction == "sum" else 1
+        weight = self.strength * scale / batch.num_examples
         return [Replay(batch, weights=torch.full_like(batch.y, 1, dtype=step.logits.dtype) * weight)]
 
     def end_task(self, context: Context) -> None:

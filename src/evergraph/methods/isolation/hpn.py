@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
+from typing import Annotated, Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import capable
+from evergraph.core.settings import BelowOne, Bounds, NonNegative
 from evergraph.core.sparse import with_ones
-from evergraph.errors import EvergraphError, one_of
+from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Step, View, search_over
 from evergraph.methods.state import state
@@ -49,27 +50,22 @@ class HPN(Method):
     family = "prototypes"
     reference = "Zhang, Song and Tao: Hierarchical Prototype Networks for Continual Graph Representation, TPAMI 2022"
     access = Access(keeps=("prototypes",), old_labels=True)
+    levels = ("node",)
+    kinds = ("classes",)
     model = "prototype-network"
     training = MappingProxyType({"weight_decay": 0.0, "lr": 0.01})
     search_space = search_over(threshold=(0.05, 0.5), distance=(0.01, 10.0), diversity=(1e-3, 1.0))
     hold = ()
 
-    prediction: str = "prototypes"
-    threshold: float = 0.1
-    embedding_share: float = 0.4
-    distance: float = 1.0
-    diversity: float = 0.1
+    prediction: Literal["prototypes", "head"] = "prototypes"
+    threshold: Annotated[float, Bounds(above=0, below=2)] = 0.1
+    embedding_share: BelowOne = 0.4
+    distance: NonNegative = 1.0
+    diversity: NonNegative = 0.1
     matched_: list[Tensor] = state(list)  # by atom of a node: which prototypes the nodes of which output unit matched
     before_: list[int] = state(list)  # prototypes of each level that earlier tasks have made
     prototype_bytes_: int = state(int)
     tasks_: int = state(int)
-
-    def __post_init__(self) -> None:
-        one_of("prediction", self.prediction, ("prototypes", "head"))
-        if not 0 < self.threshold < 2:
-            raise EvergraphError(f"hpn: threshold={self.threshold} must be above 0 and below 2 (1 − cosine)")
-        if not 0 <= self.embedding_share < 1:
-            raise EvergraphError(f"hpn: embedding_share={self.embedding_share} must be at least 0 and below 1")
 
     def adapt_model(self, model: GraphModel, task: object) -> None:
         """Refuse a model without prototypes."""
@@ -120,7 +116,7 @@ class HPN(Method):
         for before, now in zip(self.matched_, matched):
             now[: before.size(0), : before.size(1)] = before
         for batch in context.batches(NODES_AT_ONCE):
-            nearest = model.nearest(0, model.atoms(batch)) if shape[0] else batch.y.new_zeros(batch.num_seeds, 0)
+            nearest = model.nearest(0, model.atoms(batch)) if shape[0] else batch.y.new_zeros(batch.num_examples, 0)
             for prototypes, now in zip(nearest.T, matched):
                 now[prototypes, batch.y] = True
         self.matched_ = matched
@@ -142,7 +138,7 @@ class HPN(Method):
         outputs = []
         for batch in batcher.batches(view.nodes.to(view.device), NODES_AT_ONCE):
             cosines = model.atoms(batch) @ model.known(0)[: self.matched_[0].size(0)].T
-            scores = cosines.new_full((batch.num_seeds, model.out_channels or 0), -float(model.num_atoms))
+            scores = cosines.new_full((batch.num_examples, model.out_channels or 0), -float(model.num_atoms))
             for unit in units:
                 near = [cosine[:, own[:, unit]].max(1).values for cosine, own in zip(cosines.unbind(1), self.matched_)]
                 scores[:, unit] = torch.stack(near).sum(0)

@@ -74,8 +74,8 @@ def replayed(step: Step, memory: list[Kept]) -> Batch:
         batcher = context.problem.batcher(context.model, task.graph, targets=task.graph.y, device=context.device)
         context.cache["memory"] = (batcher, task.train.to(context.device))
     batcher, nodes = context.cache["memory"]
-    if nodes.numel() > step.batch.num_seeds:
-        chosen = torch.randperm(nodes.numel(), generator=context.generator)[: step.batch.num_seeds]
+    if nodes.numel() > step.batch.num_examples:
+        chosen = torch.randperm(nodes.numel(), generator=context.generator)[: step.batch.num_examples]
         nodes = nodes[chosen.to(context.device)]
     batch: Batch = batcher.batch(nodes)
     return batch

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import copy_params
+from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -49,26 +50,23 @@ class PIGNN(Method):
     family = "architecture"
     reference = "Zhang et al.: Continual Learning on Dynamic Graphs via Parameter Isolation, SIGIR 2023"
     access = Access(keeps=("real nodes",), old_labels=True)
+    levels = ("node",)
+    kinds = ("classes",)
     alone = "the parameters of learned tasks stand still and their shapes grow, so there is nothing to hold"
     training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
     search_space = search_over(memory_weight=(0.01, 10.0), expansion=[12, 32, 64])
     hold = ("memory_weight",)
 
-    expansion: int = 32
-    kept_nodes: int = 128
-    rectify_epochs: int = 10
-    unstable_weight: float = 0.01
-    memory_weight: float = 1.0
+    expansion: PositiveInt = 32
+    kept_nodes: PositiveInt = 128
+    rectify_epochs: NonNegativeInt = 10
+    unstable_weight: NonNegative = 0.01
+    memory_weight: NonNegative = 1.0
     memory_: list[Kept] = state(list, replaced=True)
     tasks_: int = state(int)
     expanded_: int = state(int)  # tasks that the model has been widened for
     units_: list[int] = state(list)  # output units trained so far
     width_: int = state(int)  # hidden units of earlier tasks
-
-    def __post_init__(self) -> None:
-        for name, low in (("expansion", 1), ("kept_nodes", 1), ("rectify_epochs", 0)):
-            if getattr(self, name) < low:
-                raise EvergraphError(f"pi-gnn: {name}={getattr(self, name)} must be at least {low}")
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
         """Widen the hidden layers, unless a resumed run has done so already."""
@@ -110,7 +108,7 @@ class PIGNN(Method):
         for nodes, weight in ((stable, 1.0), (unstable, -self.unstable_weight)):
             if nodes.numel():
                 total = total + weight * self._mean_loss(step, batcher, nodes)
-        return total * (step.batch.num_seeds if step.context.reduction == "sum" else 1)
+        return total * (step.batch.num_examples if step.context.reduction == "sum" else 1)
 
     def _mean_loss(self, step: Step, batcher: Neighbourhoods, nodes: Tensor) -> Tensor:
         batch = batcher.batch(nodes)
@@ -125,8 +123,10 @@ class PIGNN(Method):
         if nodes.numel():
             batches.append(step.context.batcher.exact().batch(nodes))
             batches[-1].y = units
-        scale = self.memory_weight * (step.batch.num_seeds if step.context.reduction == "sum" else 1)
-        return [Replay(b, weights=torch.full((b.num_seeds,), scale / b.num_seeds).to(step.logits)) for b in batches]
+        scale = self.memory_weight * (step.batch.num_examples if step.context.reduction == "sum" else 1)
+        return [
+            Replay(b, weights=torch.full((b.num_examples,), scale / b.num_examples).to(step.logits)) for b in batches
+        ]
 
     def observe(self, step: Step) -> None:
         """Remember where the step began."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import capable
+from evergraph.core.settings import BelowOne, NonNegativeInt, Positive
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, one_of
+from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, Step, View, search_over
 from evergraph.methods.state import state
@@ -52,31 +53,26 @@ class TPP(Method):
     family = "task inference"
     reference = "Niu et al.: Replay-and-Forget-Free Graph Class-Incremental Learning, NeurIPS 2024"
     access = Access(keeps=("statistics",))
+    levels = ("node",)
+    kinds = ("classes",)
     model = "prompted-gcn"
     alone = "the parameters of learned tasks stand still, so there is nothing for another method to hold"
     training = MappingProxyType({"label_scope": "current", "lr": 0.01})
     search_space = search_over(smoothing=[1, 2, 3, 5])
     hold = ()
 
-    inference: str = "node"
-    smoothing: int = 3
-    pretrain_epochs: int = 20
-    drop_edges: float = 0.2
-    drop_features: float = 0.3
-    temperature: float = 0.5
+    inference: Literal["node", "graph"] = "node"
+    smoothing: NonNegativeInt = 3
+    pretrain_epochs: NonNegativeInt = 20
+    drop_edges: BelowOne = 0.2
+    drop_features: BelowOne = 0.3
+    temperature: Positive = 0.5
     profiles_: list[Tensor] = state(list)
     units_: list[list[int]] = state(list)  # the output units of each task's classes
 
     def __post_init__(self) -> None:
-        if one_of("inference", self.inference, ("node", "graph")) == "graph":
+        if self.inference == "graph":
             self.access = dataclasses.replace(type(self).access, transductive=True)  # type: ignore[misc]
-        for name in ("drop_edges", "drop_features"):
-            if not 0 <= getattr(self, name) < 1:
-                raise EvergraphError(f"tpp: {name}={getattr(self, name)} must be at least 0 and below 1")
-        if not self.temperature > 0:
-            raise EvergraphError(f"tpp: temperature={self.temperature} must be above 0")
-        if self.smoothing < 0 or self.pretrain_epochs < 0:
-            raise EvergraphError("tpp: smoothing and pretrain_epochs must be at least 0")
 
     # learning
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,10 +36,8 @@ class Budget:
         text = str(memory).strip().lower().replace("_", "")
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|[a-z]*)", text)
         if not text:
-            if per_class < 1:
-                raise EvergraphError(f"{owner}: per_class={per_class} must be at least 1 (or give memory, e.g. 2MB)")
             return cls(per_class=per_class)
-        if match is None or match[2] not in {*UNITS, "%"} or not float(match[1]):
+        if match is None or match[2] not in {*UNITS, "%"} or not 0 < float(match[1]) < math.inf:
             raise EvergraphError(
                 f"{owner}: memory={memory!r} is not an amount; e.g. 2MB, 500KB, a number of bytes, or 1% of the nodes"
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
+from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import SparseMatrix, take_rows
 from evergraph.data.batching import Batch
 from evergraph.data.graph import ClassName
@@ -41,9 +42,11 @@ class MemoryMethod(Method):
     access = Access(keeps=("real nodes",), old_labels=True)
     training = MappingProxyType({"label_scope": "seen", "batch_size": 0, "epochs": 50, "lr": 1e-3, "weight_decay": 0.0})
     search_space = search_over()
+    levels = ("node",)
+    kinds = ("classes",)
 
     memory: str = ""
-    per_class: int = 20
+    per_class: PositiveInt = 20
     memory_: list[dict[str, Any]] = state(list, replaced=True)  # packed pieces, one of each task that has any left
     nodes_met_: int = state(int)
     class_names_: list[ClassName] = state(list)  # by output unit

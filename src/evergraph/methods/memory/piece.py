@@ -33,6 +33,7 @@ class Piece:
         labels: for each node its target, -1 for none, where nodes that came with an example are trained on too; None
             where the examples alone are.
         key: a random number for each example where chance decides which go first; None where their order does.
+        edge_weight: of each edge; None where all are 1.
     """
 
     x: Features
@@ -42,6 +43,7 @@ class Piece:
     owner: Tensor | None = None
     labels: Tensor | None = None
     key: Tensor | None = None
+    edge_weight: Tensor | None = None
 
     @property
     def num_examples(self) -> int:
@@ -84,10 +86,12 @@ class Piece:
             stays = chosen[self.owner.long()]
         stays[seeds] = True
         position = stays.long().cumsum(0) - 1
-        edges = self.edge_index
+        edges, weights = self.edge_index, self.edge_weight
         if edges is not None:
             within = edges.long()
-            edges = position[within[:, stays[within].all(0)]].to(SHORT)
+            remain = stays[within].all(0)
+            edges = position[within[:, remain]].to(SHORT)
+            weights = None if weights is None else weights[remain]
         owner = None
         if self.owner is not None:
             place = chosen.long().cumsum(0) - 1
@@ -99,7 +103,7 @@ class Piece:
         nodes = torch.nonzero(stays).reshape(-1)
         placed = None if self.seeds is None else position[seeds].to(SHORT)
         labels = None if self.labels is None else self.labels[nodes]
-        return Piece(take_rows(self.x, nodes), self.units[examples], placed, edges, owner, labels, key)
+        return Piece(take_rows(self.x, nodes), self.units[examples], placed, edges, owner, labels, key, weights)
 
     def graph(self) -> Graph:
         """The nodes and edges as a graph; its labels are left open, targets being output units."""
@@ -108,7 +112,8 @@ class Piece:
         order = torch.argsort(edges[1] * number + edges[0])
         counts = torch.bincount(edges[1], minlength=number)
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        adjacency = SparseMatrix(indptr, edges[0][order], torch.ones(order.numel()), number)
+        weights = torch.ones(order.numel()) if self.edge_weight is None else self.edge_weight[order]
+        adjacency = SparseMatrix(indptr, edges[0][order], weights, number)
         return Graph(self.x, adjacency, torch.full((number,), -1), [0], "memory")
 
     def pack(self) -> dict[str, Any]:
@@ -123,7 +128,8 @@ class Piece:
             value: Tensor | None = getattr(self, name)
             if value is not None:
                 kept[name] = value.to(SHORT)
-        return kept if self.key is None else {**kept, "key": self.key}
+        rest = {"key": self.key, "edge_weight": self.edge_weight}
+        return {**kept, **{name: value for name, value in rest.items() if value is not None}}
 
     @classmethod
     def unpack(cls, packed: dict[str, Any]) -> Piece:
@@ -137,7 +143,7 @@ class Piece:
         else:
             indptr, indices = kept["x_indptr"].long(), kept["x_indices"].long()
             x = SparseMatrix(indptr, indices, kept["x_values"], kept["num_features"])
-        rest = {name: kept.get(name) for name in ("seeds", "edge_index", "owner", "labels", "key")}
+        rest = {name: kept.get(name) for name in ("seeds", "edge_index", "owner", "labels", "key", "edge_weight")}
         return cls(x, kept["units"].long(), **rest)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import NonNegative, NonNegativeInt
 from evergraph.methods.base import STEP_HOOKS, Context, Replay, Step, search_over
 from evergraph.methods.memory.memory_method import MemoryMethod
-from evergraph.methods.memory.replayed import WEIGHTINGS, Replayed
+from evergraph.methods.memory.replayed import Replayed, Weighting
 
 
 @dataclass(repr=False)
@@ -29,16 +29,9 @@ class ReplayMethod(MemoryMethod):
 
     search_space = search_over(strength=(0.1, 1000.0), weighting=["classes", "nodes", "sets"])
 
-    strength: float = 1.0
-    weighting: str = "classes"
-    replay_size: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("weighting", self.weighting, WEIGHTINGS)
-        for name in ("strength", "replay_size"):
-            if getattr(self, name) < 0:
-                raise EvergraphError(f"{self.name}: {name}={getattr(self, name)} must be at least 0")
+    strength: NonNegative = 1.0
+    weighting: Weighting = "classes"
+    replay_size: NonNegativeInt = 0
 
     def replay(self, step: Step) -> list[Replay]:
         """The memory, or a draw from it; over an epoch each example has its weight once, as the task's have theirs."""
@@ -47,13 +40,13 @@ class ReplayMethod(MemoryMethod):
         if replayed is None or not self.strength:
             return []
         batch, weights = replayed.batch, self.weights(context, replayed)
-        scale = self.strength * step.batch.num_seeds / context.num_train
+        scale = self.strength * step.batch.num_examples / context.num_train
         if 0 < self.replay_size < weights.numel():
             scale *= weights.numel() / self.replay_size
             batch, chosen = replayed.drawn(self.replay_size, context.generator)
             weights = weights[chosen]
         if context.reduction == "mean":
-            scale /= step.batch.num_seeds
+            scale /= step.batch.num_examples
         return [Replay(batch, weights=scale * weights, problem=replayed.problem)]
 
     def weights(self, context: Context, replayed: Replayed) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,12 +12,12 @@ from torch import Tensor
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import ClassName, Graph
 from evergraph.data.tasks import Task, block_diagonal, stack_features
-from evergraph.errors import one_of
 from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece
 from evergraph.problems.base import Problem
 
-WEIGHTINGS = ("classes", "nodes", "sets", "examples")
+Weighting = Literal["classes", "nodes", "sets", "examples"]
+"""How replayed examples count against those of the task; see `Replayed.weights`."""
 
 
 def joined(pieces: Sequence[Piece]) -> tuple[Graph, Tensor, Tensor]:
@@ -77,7 +78,7 @@ class Replayed:
         chosen = torch.randperm(self.examples.numel(), generator=generator)[:number].to(self.examples.device)
         return self.batcher.batch(self.examples[chosen]), chosen
 
-    def weights(self, context: Context, weighting: str) -> Tensor:
+    def weights(self, context: Context, weighting: Weighting) -> Tensor:
         """The weight of each example against 1 for a training example of the task, over an epoch.
 
         `classes`: every class in memory counts as much as one of the task's classes does on average, |D|/(C n_c) for
@@ -85,7 +86,6 @@ class Replayed:
         stands for, N_c/n_c with N_c the training nodes of its class that were met; so the loss estimates that of joint
         training. `sets`: the memory as a whole counts as much as the task, |D|/|M|. `examples`: each counts 1.
         """
-        one_of("weighting", weighting, WEIGHTINGS)
         if weighting == "nodes":
             return self.stands_for
         units, dtype = self.batch.y, next(context.model.parameters()).dtype

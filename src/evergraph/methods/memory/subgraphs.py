@@ -58,6 +58,9 @@ def with_neighbours(
             frontier = list(dict.fromkeys(outer))
     kept = torch.tensor(list(place))
     seeds = torch.tensor([place[node] for node in nodes.tolist()])
-    edges = graph.subgraph(kept).edge_index
+    around = graph.subgraph(kept).adjacency
+    edges = torch.stack([around.indices, around.row_of_entry()])
+    weights = None if bool((around.values == 1).all()) else around.values
     x = smaller_form(take_rows(graph.x, kept).to(dtype))
-    return Piece(x, units, seeds, edges, torch.tensor(owner), None if labels is None else labels[kept])
+    kept_labels = None if labels is None else labels[kept]
+    return Piece(x, units, seeds, edges, torch.tensor(owner), kept_labels, edge_weight=weights)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import ClassVar, Literal
 
 from evergraph.core.params import Displacement, Params, copy_params
+from evergraph.core.settings import NonNegative
 from evergraph.curvature import require_deterministic
 from evergraph.errors import one_of
 from evergraph.methods.access import Access
@@ -13,7 +15,10 @@ from evergraph.methods.base import Context, Method, search_over
 from evergraph.methods.state import state
 
 PAPER = "Yin, Sun and Wu: Unbiased Online Curvature Approximation for Regularized Graph Continual Learning"
-ANCHORS = ("stored", "previous", "latest")
+Anchors = Literal["stored", "previous", "latest"]
+OverTasks = Literal["sum-of-squares", "square-of-sum"]
+OverNodes = Literal["loss", "sum", "mean"]
+Estimator = Literal["exact", "sampled"]
 
 
 @dataclass(repr=False)
@@ -29,21 +34,17 @@ class AnchoredCurvature(Method):
     reference = PAPER
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(1e-3, 1e3))
+    training = MappingProxyType({"label_scope": "seen", "reduction": "mean", "weight_decay": 0.0})
     measures_while_training: ClassVar[bool] = True
     """Whether F is taken in training mode, as part of the step, and so needs a model without dropout."""
 
-    strength: float = 0.1
-    over_tasks: str = "sum-of-squares"
-    over_nodes: str = "loss"
-    anchors: str = "stored"
+    strength: NonNegative = 0.1
+    over_tasks: OverTasks = "sum-of-squares"
+    over_nodes: OverNodes = "loss"
+    anchors: Anchors = "stored"
     anchor_sum_: Params = state(dict)
     num_anchors_: int = state(int)
     previous_: Params = state(dict, like="params", new="values")  # θ_{t−1}, for anchors="previous" alone
-
-    def __post_init__(self) -> None:
-        one_of("over_tasks", self.over_tasks, ("sum-of-squares", "square-of-sum"))
-        one_of("over_nodes", self.over_nodes, ("loss", "sum", "mean"))
-        one_of("anchors", self.anchors, ANCHORS)
 
     def grow(self, before: Params, after: Params) -> None:
         """The new units' anchors are their present values."""

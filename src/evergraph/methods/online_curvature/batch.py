@@ -10,7 +10,7 @@ from evergraph.core.capabilities import capability
 from evergraph.core.params import Direction
 from evergraph.curvature import apply_output_fisher
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Estimator, labels_of
 
 
 @METHODS.register
@@ -34,11 +34,7 @@ class BatchCurvature(AnchoredCurvature):
 
     name = "batch-curvature"
 
-    estimator: str = "exact"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        labels_of(self.estimator)
+    estimator: Estimator = "exact"
 
     def directions(self, context: Context) -> list[Direction]:
         """D."""
@@ -50,7 +46,7 @@ class BatchCurvature(AnchoredCurvature):
             return None
         generator, labels = step.context.generator, labels_of(self.estimator)
         pulled = apply_output_fisher(step.problem, step.logits.detach(), step.tangents[0], labels, generator=generator)
-        return self.scale(step.batch.num_seeds, step.context.reduction) * pulled
+        return self.scale(step.batch.num_examples, step.context.reduction) * pulled
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

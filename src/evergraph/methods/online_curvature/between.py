@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from evergraph.core.params import Params
+from evergraph.core.settings import Fraction
 from evergraph.curvature import regularizer
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Step
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Estimator, labels_of
 from evergraph.methods.state import state
 
 
@@ -33,15 +34,11 @@ class InterpolatedCurvature(AnchoredCurvature):
 
     name = "interpolated-curvature"
 
-    estimator: str = "exact"
-    point: float = 0.5
+    estimator: Estimator = "exact"
+    point: Fraction = 0.5
     anchor_list_: list[Params] = state(list, like="params", new="values")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        labels_of(self.estimator)
-        if not 0 <= self.point <= 1:
-            raise EvergraphError(f"{self.name}: point={self.point} must lie between 0 (θ_t) and 1 (θ)")
         if self.over_tasks == "square-of-sum":
             raise EvergraphError(f"{self.name}: over_tasks=square-of-sum needs one Fisher for all tasks; use point=1")
 
@@ -67,7 +64,7 @@ class InterpolatedCurvature(AnchoredCurvature):
             outputs, step.context.params, self.anchor_list_, step.problem,
             point=self.point, labels=labels_of(self.estimator), generator=step.context.generator,
         )  # fmt: skip
-        scale = self.scale(step.batch.num_seeds, step.context.reduction)
+        scale = self.scale(step.batch.num_examples, step.context.reduction)
         for name, value in step.context.params.items():
             pull = scale * gradient[name]
             value.grad = pull if value.grad is None else value.grad.add_(pull)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import BelowOne, Fraction, NonNegative, PositiveInt
+from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Method, SearchSpace
 from evergraph.methods.compose import Compose
 from evergraph.methods.ema import EMA
-from evergraph.methods.online_curvature.anchors import ANCHORS, PAPER, AnchoredCurvature
+from evergraph.methods.online_curvature.anchors import PAPER, AnchoredCurvature, OverNodes, OverTasks
 from evergraph.methods.online_curvature.batch import BatchCurvature
 from evergraph.methods.online_curvature.between import InterpolatedCurvature
-from evergraph.methods.online_curvature.queue import QueueCurvature
+from evergraph.methods.online_curvature.queue import QueueCurvature, QueueRule
 from evergraph.methods.online_curvature.stand_ins import StandInCurvature
 
 
@@ -54,51 +56,45 @@ class OnlineCurvature(Compose):
     reference = PAPER
     hold = ("strength", "ema")
 
-    strength: float = 0.1
-    estimator: str = "exact"
-    nodes: str = "batch"
-    queue_size: int = 128
-    ema: float = 0.5
-    point: float = 1.0
-    over_tasks: str = "sum-of-squares"
-    over_nodes: str = "loss"
-    anchors: str = ""
-    queue_rule: str = "text"
-    prototypes: int = 32
+    strength: NonNegative = 0.1
+    estimator: Literal["exact", "sampled", "queue"] = "exact"
+    nodes: Literal["batch", "means", "prototypes", "memory"] = "batch"
+    queue_size: PositiveInt = 128
+    ema: BelowOne = 0.5
+    point: Fraction = 1.0
+    over_tasks: OverTasks = "sum-of-squares"
+    over_nodes: OverNodes = "loss"
+    anchors: Literal["", "stored", "previous", "latest"] = ""
+    queue_rule: QueueRule = "text"
+    prototypes: PositiveInt = 32
     ema_from_first_task: bool = False
 
     def __post_init__(self) -> None:
-        one_of("estimator", self.estimator, ("exact", "sampled", "queue"))
-        one_of("nodes", self.nodes, ("batch", "means", "prototypes", "memory"))
         self.anchors = self.anchors or ("stored" if self.nodes == "batch" else "latest")
-        one_of("anchors", self.anchors, ANCHORS)
-        if not 0 <= self.ema < 1:
-            raise EvergraphError(f"curvature: ema={self.ema} must be at least 0 and below 1")
         if self.nodes != "batch" and (self.estimator == "queue" or self.point < 1):
             raise EvergraphError(f"curvature: nodes={self.nodes} needs estimator=exact or sampled, and point=1")
-        if self.prototypes < 1:
-            raise EvergraphError(f"curvature: prototypes={self.prototypes} must be at least 1; see also nodes=means")
         if self.point < 1 and self.estimator == "queue":
             raise EvergraphError(
                 "curvature: the queue's gradients are taken at θ; use estimator=exact or sampled with point<1"
             )
-        if self.queue_size < 1:
-            raise EvergraphError(f"curvature: queue_size={self.queue_size} must be at least 1")
-        one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
         super().__init__(EMA(self.ema, self.ema_from_first_task), self._regularizer())
 
     def _regularizer(self) -> AnchoredCurvature:
         """The form of the regularizer that the settings ask for."""
-        shared = (self.strength, self.over_tasks, self.over_nodes, self.anchors)
+        shared: dict[str, Any] = {
+            key: getattr(self, key) for key in ("strength", "over_tasks", "over_nodes", "anchors")
+        }
         if self.estimator == "queue":
-            return QueueCurvature(*shared, queue_size=self.queue_size, queue_rule=self.queue_rule)
+            return QueueCurvature(**shared, queue_size=self.queue_size, queue_rule=self.queue_rule)
         if self.nodes != "batch":
             number = self.prototypes if self.nodes == "prototypes" else 0
             from_memory = self.nodes == "memory"
-            return StandInCurvature(*shared, estimator=self.estimator, prototypes=number, from_memory=from_memory)
+            return StandInCurvature(
+                **shared, estimator=self.estimator, prototypes=number, from_memory=from_memory
+            )
         if self.point != 1:
-            return InterpolatedCurvature(*shared, estimator=self.estimator, point=self.point)
-        return BatchCurvature(*shared, estimator=self.estimator)
+            return InterpolatedCurvature(**shared, estimator=self.estimator, point=self.point)
+        return BatchCurvature(**shared, estimator=self.estimator)
 
     @property
     def search_space(self) -> SearchSpace:  # type: ignore[override]
@@ -107,7 +103,7 @@ class OnlineCurvature(Compose):
         return {**form, "ema": average["decay"]}
 
     model = Method.model
-    training = Method.training  # the paper's own settings are part of its protocol, not of its parts
+    training = AnchoredCurvature.training
     hyperparameters = Method.hyperparameters
     title = Method.title
     description = Method.description

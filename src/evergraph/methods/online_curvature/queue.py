@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.core.randomness import random_integers
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import PositiveInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
 from evergraph.methods.state import state
+
+QueueRule = Literal["text", "algorithm"]
 
 
 @METHODS.register
@@ -39,16 +42,10 @@ class QueueCurvature(AnchoredCurvature):
 
     name = "queue-curvature"
 
-    queue_size: int = 128
-    queue_rule: str = "text"
+    queue_size: PositiveInt = 128
+    queue_rule: QueueRule = "text"
     queue_: Params = state(dict)  # a ring of gradients, one row each
     pushed_: Params = state(dict)  # count: gradients pushed so far, on the device, so that no step waits for it
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("queue_rule", self.queue_rule, ("text", "algorithm"))
-        if self.queue_size < 1:
-            raise EvergraphError(f"{self.name}: queue_size={self.queue_size} must be at least 1")
 
     def start_task(self, context: Context) -> None:
         """An empty queue."""
@@ -65,7 +62,7 @@ class QueueCurvature(AnchoredCurvature):
         if not self.active:
             return
         params = step.context.params
-        node = random_integers(step.batch.num_seeds, (1,), step.context.device, step.context.generator)
+        node = random_integers(step.batch.num_examples, (1,), step.context.device, step.context.generator)
         outputs = step.logits.detach()[node]
         score = step.problem.score(outputs, step.problem.sample(outputs, step.context.generator))
         cotangent = torch.zeros_like(step.logits).index_copy(0, node, score)
@@ -93,7 +90,7 @@ class QueueCurvature(AnchoredCurvature):
         held = self.pushed_["count"].clamp(max=self.capacity).to(step.logits.dtype)  # rows beyond are zero
         scale = self.scale(1, "mean") / (1 if self.over_nodes == "sum" else held)
         if self.over_nodes == "loss" and step.context.reduction == "sum":
-            scale = scale * step.batch.num_seeds  # the mean over the queue stands for the mean over the batch
+            scale = scale * step.batch.num_examples  # the mean over the queue stands for the mean over the batch
         rows = {name: gradients.flatten(1) for name, gradients in self.queue_.items()}
         inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
         for name, value in step.context.params.items():

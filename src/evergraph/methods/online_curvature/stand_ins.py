@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
+from evergraph.core.settings import NonNegative, NonNegativeInt
 from evergraph.curvature import apply_output_fisher
 from evergraph.data.batching import Batch
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, search_over
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Anchors, Estimator, labels_of
 from evergraph.methods.online_curvature.class_means import add_sums, class_sums, mean_batch
 from evergraph.methods.online_curvature.prototypes import add_prototypes, prototype_sums
 from evergraph.methods.state import state
@@ -46,22 +46,17 @@ class StandInCurvature(AnchoredCurvature):
     """
 
     name = "stand-in-curvature"
+    levels = ("node",)
+    kinds = ("classes",)
     search_space = search_over(strength=(1e-1, 1e6))
-    training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
     measures_while_training = False  # stand-ins are seen in evaluation mode
 
-    strength: float = 10.0
-    anchors: str = "latest"
-    estimator: str = "exact"
-    prototypes: int = 0
+    strength: NonNegative = 10.0
+    anchors: Anchors = "latest"
+    estimator: Estimator = "exact"
+    prototypes: NonNegativeInt = 32
     from_memory: bool = False
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        labels_of(self.estimator)
-        if self.prototypes < 0:
-            raise EvergraphError(f"{self.name}: prototypes={self.prototypes} must be at least 0 (one mean per class)")
 
     @property
     def access(self) -> Access:  # type: ignore[override]
@@ -99,8 +94,8 @@ class StandInCurvature(AnchoredCurvature):
             return []
         context = step.context
         batch, counts = self.examples(context)
-        share = step.batch.num_seeds / context.num_train
-        weight = self.scale(step.batch.num_seeds, context.reduction) * share * counts
+        share = step.batch.num_examples / context.num_train
+        weight = self.scale(step.batch.num_examples, context.reduction) * share * counts
 
         def cotangent(outputs: Tensor, tangents: list[Tensor]) -> Tensor:
             labels = labels_of(self.estimator)

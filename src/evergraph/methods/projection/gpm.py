@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +12,9 @@ from torch import Tensor
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.core.recording import recorded_products
+from evergraph.core.settings import Bounds, NonNegative, PositiveInt
 from evergraph.core.sparse import as_dense, take_rows
 from evergraph.curvature import measuring
-from evergraph.errors import EvergraphError, one_of
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.kronecker import require_shown_layers
@@ -37,7 +38,7 @@ class GPM(Method):
         threshold: share of the inputs' squared norm that the basis holds after the first task; 0.97 in the paper's
             ten-task runs.
         threshold_step: added to it for every later task; 0.003 there.
-        samples: nodes drawn from a task, and rows taken of each layer's inputs, to find the basis from.
+        samples: examples drawn from a task, and rows taken of each layer's inputs, to find the basis from.
         head: `project` treats the output layer as any other, so that neither old nor new units change their answer
             to old inputs; `tasks` is the paper's head per task: the old classes' units stand still, new ones are free.
     """
@@ -50,20 +51,13 @@ class GPM(Method):
     search_space = search_over(threshold=[0.9, 0.95, 0.97, 0.99, 0.999])
     hold = ("threshold",)
 
-    threshold: float = 0.97
-    threshold_step: float = 0.003
-    samples: int = 300
-    head: str = "project"
+    threshold: Annotated[float, Bounds(above=0, at_most=1)] = 0.97
+    threshold_step: NonNegative = 0.003
+    samples: PositiveInt = 300
+    head: Literal["project", "tasks"] = "project"
     basis_: Params = state(dict)  # orthonormal columns, by weight; without a column for what stands still
     held_: Params = state(dict)  # BᵀW at the task's start; of what stands still, the values
     num_tasks_: int = state(int)
-
-    def __post_init__(self) -> None:
-        one_of("head", self.head, ("project", "tasks"))
-        if not 0 < self.threshold <= 1:
-            raise EvergraphError(f"gpm: threshold={self.threshold} must be above 0 and at most 1")
-        if self.samples < 1:
-            raise EvergraphError(f"gpm: samples={self.samples} must be at least 1")
 
     def start_task(self, context: Context) -> None:
         """What has to stay as it is."""
@@ -115,16 +109,16 @@ class GPM(Method):
 
 
 def layer_inputs(context: Context, samples: int) -> Params:
-    """At most `samples` of the rows that each weight multiplies for at most `samples` training nodes, by weight."""
+    """At most `samples` of the rows that each weight multiplies for at most `samples` training examples, by weight."""
     names = {id(value): name for name, value in context.params.items()}
     order = torch.randperm(context.num_train, generator=context.generator)[:samples].to(context.device)
     batch = context.batcher.exact().batch(context.train[order])
     with measuring(context.model, batch), recorded_products() as products:
         context.model(batch)
     found = {}
-    for weight, x, _ in products:
-        chosen = torch.randperm(x.size(0), generator=context.generator)[:samples].to(context.device)
-        found[names[id(weight)]] = as_dense(take_rows(x, chosen))
+    for product in products:
+        chosen = torch.randperm(product.rows.size(0), generator=context.generator)[:samples].to(context.device)
+        found[names[id(product.weight)]] = as_dense(take_rows(product.rows, chosen))
     return found
 
 
@@ -147,4 +141,4 @@ def head_name(context: Context) -> str:
     """The name of the weight matrix that makes the outputs."""
     with torch.no_grad(), recorded_products() as products:
         context.model(next(context.batches(1)))
-    return next(name for name, value in context.params.items() if value is products[-1][0])
+    return next(name for name, value in context.params.items() if value is products[-1].weight)

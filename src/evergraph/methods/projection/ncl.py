@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.curvature import LABELS
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import Positive
+from evergraph.curvature.labels import Labels
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.kronecker import KroneckerMemory
 
@@ -43,13 +43,8 @@ class NCL(KroneckerMemory):
     search_space = MappingProxyType({"prior": (1e-8, 1e-1), "lr": (1e-3, 1.0)})
     hold = ()
 
-    prior: float = 1e-4
-    labels: str = "exact"
-
-    def __post_init__(self) -> None:
-        one_of("kind of labels", self.labels, LABELS)
-        if not self.prior > 0:
-            raise EvergraphError(f"ncl: prior={self.prior} must be above 0")
+    prior: Positive = 1e-4
+    labels: Labels = "exact"
 
     def prepare(self, context: Context) -> None:
         """The factors' eigenvectors, in float64: they stand still during a task."""
@@ -62,7 +57,7 @@ class NCL(KroneckerMemory):
         """prior · (Λ⁻¹ ∇ + θ − μ) in the gradient's place; against a summed loss, times the batch's size."""
         if not self.anchor_:
             return
-        scale = self.prior * (step.batch.num_seeds if step.context.reduction == "sum" else 1)
+        scale = self.prior * (step.batch.num_examples if step.context.reduction == "sum" else 1)
         with torch.no_grad():
             for name, value in step.model.named_parameters():
                 pulled = scale * (value - self.anchor_[name])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from evergraph.core.capabilities import capability
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import NonNegativeInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.memory import MemoryMethod
 from evergraph.methods.replay.gem import add_to_gradient, flat_gradient, memory_gradients
@@ -29,12 +29,7 @@ class AGEM(MemoryMethod):
     search_space = search_over(replay_size=[0, 32, 128])
     hold = ()
 
-    replay_size: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.replay_size < 0:
-            raise EvergraphError(f"a-gem: replay_size={self.replay_size} must be at least 0")
+    replay_size: NonNegativeInt = 0
 
     def edit_grads(self, step: Step) -> None:
         """Take out of the gradient what the memory objects to; without waiting for the device."""
@@ -42,7 +37,7 @@ class AGEM(MemoryMethod):
         if replayed is None:
             return
         batch = replayed.batch
-        if 0 < self.replay_size < batch.num_seeds:
+        if 0 < self.replay_size < batch.num_examples:
             batch, _ = replayed.drawn(self.replay_size, context.generator)
         memory = memory_gradients(context, replayed.problem, batch, torch.zeros_like(batch.y), 1)[0]
         product = flat_gradient(context.params) @ memory

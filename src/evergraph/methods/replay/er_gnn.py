@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from evergraph.core.capabilities import capable
+from evergraph.core.settings import NonNegative, Positive
 from evergraph.core.sparse import as_dense, take_rows
 from evergraph.curvature import in_mode
-from evergraph.errors import EvergraphError, one_of
+from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context, search_over
-from evergraph.methods.memory import ReplayMethod
+from evergraph.methods.memory import ReplayMethod, Weighting
 from evergraph.methods.memory.samplers import influences, mean_distance, nearest_to_mean, strangers_within
 
-SAMPLERS = ("mean-of-feature", "coverage", "influence")
+Sampler = Literal["mean-of-feature", "coverage", "influence"]
 
 
 @METHODS.register
@@ -46,20 +48,13 @@ class ERGNN(ReplayMethod):
 
     name = "er-gnn"
     reference = "Zhou and Cao: Overcoming Catastrophic Forgetting in GNNs with Experience Replay, AAAI 2021"
-    search_space = search_over(strength=(0.1, 1000.0), sampler=list(SAMPLERS))
+    search_space = search_over(strength=(0.1, 1000.0), sampler=list(get_args(Sampler)))
 
-    weighting: str = "sets"
-    sampler: str = "mean-of-feature"
-    space: str = "features"
-    radius: float = 0.0
-    damping: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("sampler", self.sampler, SAMPLERS)
-        one_of("space", self.space, ("features", "embeddings"))
-        if self.radius < 0 or not self.damping > 0:
-            raise EvergraphError(f"er-gnn: radius={self.radius} must be at least 0, damping={self.damping} above 0")
+    weighting: Weighting = "sets"
+    sampler: Sampler = "mean-of-feature"
+    space: Literal["features", "embeddings"] = "features"
+    radius: NonNegative = 0.0
+    damping: Positive = 0.01
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
         """By the rule of `sampler`."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
+from evergraph.core.settings import NonNegative
 from evergraph.curvature import in_mode
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
 from evergraph.methods.memory import MemoryMethod
 from evergraph.problems.base import Problem
@@ -42,12 +42,7 @@ class GEM(MemoryMethod):
     search_space = search_over(margin=(0.0, 1.0))
     hold = ("margin",)
 
-    margin: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.margin < 0:
-            raise EvergraphError(f"gem: margin={self.margin} must be at least 0")
+    margin: NonNegative = 0.5
 
     def edit_grads(self, step: Step) -> None:
         """Project the gradient where an old task objects."""

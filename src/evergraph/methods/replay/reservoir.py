@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.memory import Piece, ReplayMethod
+from evergraph.methods.memory import Piece, ReplayMethod, Weighting
 
 
 @METHODS.register
@@ -32,7 +32,7 @@ class Reservoir(ReplayMethod):
     name = "reservoir"
     reference = "Chaudhry et al.: On Tiny Episodic Memories in Continual Learning, 2019; Vitter: reservoirs, 1985"
 
-    weighting: str = "sets"
+    weighting: Weighting = "sets"
 
     def collect(self, context: Context) -> Piece:
         """All training nodes that could stay, with their random numbers."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from evergraph.errors import one_of
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.memory.ricci import EdgeCurvature
 from evergraph.methods.memory.subgraphs import Pick
@@ -40,11 +40,7 @@ class SEM(SubgraphMemory):
     name = "sem"
     reference = "Zhang, Song and Tao: Ricci Curvature-Based Graph Sparsification for Continual Graph ... , TPAMI 2023"
 
-    curvature: str = "bound"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("curvature", self.curvature, ("bound", "ollivier"))
+    curvature: Literal["bound", "ollivier"] = "bound"
 
     def pick(self, context: Context) -> Pick:
         """The neighbours across the edges of highest curvature; of equal ones the first."""

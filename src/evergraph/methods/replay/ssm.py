@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from evergraph.errors import EvergraphError, one_of
+from evergraph.core.settings import NonNegative, NonNegativeInt
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.memory import Piece, ReplayMethod
@@ -22,15 +23,9 @@ class SubgraphMemory(ReplayMethod):
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
     training = MappingProxyType({**ReplayMethod.training, "lr": 1e-4})  # what no example reads shall not drift
 
-    strength: float = 10.0
-    neighbours: tuple[int, ...] = (3, 1)
+    strength: NonNegative = 10.0
+    neighbours: tuple[NonNegativeInt, ...] = (3, 1)
     label_neighbours: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.neighbours = tuple(int(number) for number in self.neighbours)
-        if min(self.neighbours, default=0) < 0:
-            raise EvergraphError(f"{self.name}: neighbours={list(self.neighbours)} must be numbers of at least 0")
 
     def store(self, context: Context, nodes: Tensor) -> Piece:
         """The nodes, the neighbours picked hop by hop, and the edges between all of these."""
@@ -71,11 +66,7 @@ class SSM(SubgraphMemory):
     name = "ssm"
     reference = "Zhang, Song and Tao: Sparsified Subgraph Memory for Continual Graph Representation Learning, ICDM 2022"
 
-    sampler: str = "uniform"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("sampler", self.sampler, ("uniform", "degree"))
+    sampler: Literal["uniform", "degree"] = "uniform"
 
     def pick(self, context: Context) -> Pick:
         """At random, without replacement."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from evergraph.errors import one_of
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.memory import Piece, ReplayMethod, smaller_form
 from evergraph.methods.memory.samplers import covered
@@ -38,11 +38,7 @@ class TEM(ReplayMethod):
     reference = "Zhang et al.: Topology-aware Embedding Memory for Continual Learning on Expanding Networks, KDD 2024"
     model = "pdgnn"
 
-    sampler: str = "coverage"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("sampler", self.sampler, ("coverage", "uniform"))
+    sampler: Literal["coverage", "uniform"] = "coverage"
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
         """A draw without replacement."""

@@ -1,69 +1,43 @@
-"""Node classification: an example is a node, its outputs are the logits of a softmax over classes."""
+"""Classification: an example has one class of several; its outputs are the logits of a softmax over classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evergraph.data.batching import Neighbourhoods
 from evergraph.data.graph import ClassName, Graph
-from evergraph.models.base import GraphModel, neighbourhoods
+from evergraph.errors import EvergraphError
 from evergraph.problems.base import PROBLEMS, Problem
 
 
-@PROBLEMS.register
-class NodeClassification(Problem):
+class Classification(Problem):
     """p(y | z) = softmax over the units in scope; H = diag(p) − p pᵀ there, and zero at all other units.
 
     Args:
         scope: output units that compete, in ascending order; None for all.
     """
 
-    name = "node-classification"
+    kind = "classes"
 
     def __init__(self, scope: Tensor | Sequence[int] | None = None) -> None:
-        self.scope = None if scope is None else torch.as_tensor(scope, dtype=torch.long)
+        super().__init__(scope)
         self._position: Tensor | None = None
 
-    def batcher(
-        self,
-        model: GraphModel,
-        graph: Graph,
-        *,
-        targets: Tensor | None = None,
-        fan_out: Sequence[int] | None = None,
-        device: torch.device | str | None = None,
-        show_edges: bool = False,
-    ) -> Neighbourhoods:
-        """Neighbourhoods of seed nodes."""
-        propagate = False if show_edges else None
-        return neighbourhoods(model, graph, y=targets, fan_out=fan_out, device=device, propagate=propagate)
-
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
-        """The output unit of each node's class."""
+        """The output unit of each example's class."""
+        if not graph.has_classes:
+            raise EvergraphError(
+                f"{graph.name}: its examples have several labels or numbers, and {self.name} needs one class for each"
+            )
         unit_of = {name: unit for unit, name in enumerate(classes)}
         units = torch.tensor([*(unit_of.get(name, -1) for name in graph.class_names), -1])  # the last is for «no label»
         return units[graph.y]
 
-    def within(self, units: Tensor | Sequence[int]) -> NodeClassification:
-        """A softmax over these units."""
-        return NodeClassification(units)
-
     # the output distribution
-
-    def _scoped(self, outputs: Tensor) -> Tensor:
-        return outputs if self.scope is None else outputs.index_select(1, self.scope.to(outputs.device))
-
-    def _widened(self, scoped: Tensor, width: int) -> Tensor:
-        """A tensor over the units in scope, with zeros at all other units of its last dimension."""
-        if self.scope is None:
-            return scoped
-        wide = scoped.new_zeros(*scoped.shape[:-1], width)
-        wide[..., self.scope.to(scoped.device)] = scoped
-        return wide
 
     def _positions(self, targets: Tensor) -> Tensor:
         """Units as positions in the scope."""
@@ -118,12 +92,8 @@ class NodeClassification(Problem):
         old, new = self._scoped(reference) / temperature, self._scoped(outputs) / temperature
         return F.kl_div(new.log_softmax(1), old.log_softmax(1), reduction="none", log_target=True).sum(1)
 
-    def in_scope(self, outputs: Tensor) -> Tensor:
-        """The outputs of the units in scope."""
-        return self._widened(self._scoped(outputs), outputs.size(1))
-
     def balancing_weights(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
-        """n / (C n_y): classes count alike, and the weights have mean one over the nodes."""
+        """n / (C n_y): classes count alike, and the weights have mean one over the examples."""
         counts = torch.bincount(targets).double()
         present = counts > 0
         weights = present * targets.numel() / (present.sum() * counts.clamp(min=1))
@@ -134,3 +104,31 @@ class NodeClassification(Problem):
     def probabilities(self, outputs: Tensor, units: Sequence[int]) -> Tensor:
         """Softmax over the units."""
         return outputs[:, list(units)].softmax(1)
+
+    def read(self, outputs: Tensor, units: Sequence[int], names: Sequence[ClassName]) -> tuple[list[Any], Tensor]:
+        """The most probable class, and its probability."""
+        best = self.probabilities(outputs, units).max(1)
+        return [names[position] for position in best.indices.tolist()], best.values
+
+
+@PROBLEMS.register
+class NodeClassification(Classification):
+    """An example is a node with one class."""
+
+    name = "node-classification"
+
+
+@PROBLEMS.register
+class GraphClassification(Classification):
+    """An example is a graph with one class."""
+
+    name = "graph-classification"
+    level = "graph"
+
+
+@PROBLEMS.register
+class LinkClassification(Classification):
+    """An example is a link with one class: a rating, a kind of relation."""
+
+    name = "link-classification"
+    level = "link"

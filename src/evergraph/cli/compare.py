@@ -1,0 +1,228 @@
+"""`evergraph compare`: several methods on several streams, tuned alike if asked, in one table with its significance."""
+
+from __future__ import annotations
+
+import itertools
+import json as jsons
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evergraph.cli import common
+from evergraph.cli.run import run_one, side_by_side
+from evergraph.cli.tables import comparison_table, methods_and_streams, result_table
+from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS
+from evergraph.errors import EvergraphError
+from evergraph.experiments import RunSpec
+from evergraph.experiments.comparison import (
+    cell_key,
+    check_names,
+    shares,
+    table_rows,
+    training_groups,
+    variations,
+    write_tables,
+)
+from evergraph.experiments.method_table import latex as as_latex
+from evergraph.experiments.method_table import write_method_table
+from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.report import write_report
+from evergraph.experiments.result_file import CELLS, TUNING, each_test_graph, known_result, write_results
+from evergraph.experiments.run import check_folder, default_folder
+from evergraph.experiments.selection import SELECTION_RULES, SelectionRule, Space, make_rule, tune
+from evergraph.experiments.selection.tuning import BEST
+from evergraph.persistence.files import taken_folder, write_atomically
+
+SEVERAL = {"order", "test_graph"}  # options that may be given more than once
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this command on the command line."""
+    app.command("compare")(compare_command)
+
+
+@common.takes_options(*(name for name in common.RUN_OPTIONS if name not in SEVERAL))
+def compare_command(
+    options: dict[str, Any],
+    streams: Annotated[
+        list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Names with commas.")] = "auto,stand-in-curvature,finetune,joint",
+    order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
+    test_graph: Annotated[
+        list[str] | None, typer.Option(help="A test graph, or several (with commas): one training run serves all.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=V1,V2", help="A setting at several values, for every method that has it."),
+    ] = None,
+    tune_by: Annotated[
+        str | None,
+        typer.Option("--tune", metavar="RULE", help=f"Choose every method's settings: {', '.join(SELECTION_RULES)}."),
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Settings that are tried with --tune.", min=1)] = 10,
+    seeds: common.Seeds = 3,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table of methods and streams as LaTeX.")] = False,
+    json: common.Json = False,
+) -> None:
+    """Learn streams with several methods: tables of methods and streams with significance, a picture, a report.
+
+    Every method has its own default settings; options given hold for all of them. Settings go to every method that
+    has them, or to one by its name, its model or training: --set ewc.strength=5, --set auto.hidden=1024, --set
+    lwf.lr=0.01; so do those of --vary. More --seeds with --resume run the new ones alone.
+    """
+    axes = {
+        "stream": check_names("stream", streams or [DEFAULT_STREAM]),
+        "order": check_names("order", order or ["labelled"]),
+        "method": check_names("method", methods.split(",")),
+    }
+    rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read
+    test_graphs = common.names_of("test graph", test_graph or ["task"])
+    for name in test_graphs:
+        TEST_GRAPHS[name]
+    varied = {key: value.split(",") for key, value in common.parse_settings(vary, "--vary").items()}
+    specs, fixed = _specs(axes, test_graphs, varied, seeds, options)
+    if len(specs) > len(axes["method"]) or rule:  # of a single stream the first run finds out before it begins
+        for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
+            spec.make_stream(0, options["data_root"])
+    folder = options["out"] or default_folder(axes["stream"][0], "compare")
+    look = partial(common.look_for_results, folder, "a comparison")
+    holding = taken_folder(folder, look, advice="name another with --out")
+    with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as entries:
+        note, tuned = "", dict[str, set[str]]()
+        if rule is not None:
+            specs, tuned = _tuned(specs, fixed, rule, trials, folder, options)
+            note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
+        results = _finish_cells(specs, folder, entries, options)
+        write_results(folder, specs, results)
+        listed = list(results.values())
+        rows = table_rows(listed, tuned)
+        write_tables(rows, folder)
+        table = write_method_table(listed, folder, note, tuned)
+        picture = heatmaps(listed, folder / "heatmaps.png")
+        page = write_report([folder], folder / "report.html").page
+    if json:
+        measured = [one for result in listed for one in each_test_graph(result)]
+        common.print_json({"results": measured, "table": rows, "heatmaps": str(picture), "report": str(page)})
+        return
+    if latex:
+        sys.stdout.write(as_latex(table))
+        return
+    console = common.console()
+    if len(axes["stream"]) > 1:
+        console.print(methods_and_streams(table))
+    elif len(specs) == len(axes["method"]) and len(test_graphs) == 1:
+        console.print(result_table(listed))
+    else:
+        console.print(comparison_table(rows))
+    tables = ", ".join(str(folder / f"methods.{ending}") for ending in ("md", "tex", "csv"))
+    console.print(f"methods and streams: {tables}\nheatmaps: {picture}\nreport: {page}", soft_wrap=True)
+
+
+def _specs(
+    axes: dict[str, list[str]],
+    test_graphs: list[str],
+    varied: dict[str, list[str]],
+    seeds: int,
+    options: dict[str, Any],
+) -> tuple[dict[str, RunSpec], dict[str, set[str]]]:
+    """Every cell of the comparison by its key, checked, and the training settings that were given for each.
+
+    A wrong name is found before the first run starts. A cell serves as many test graphs as one training run can.
+    """
+    methods, model = axes["method"], options["model"] or ""
+    given = common.method_settings(methods, options)
+    specs: dict[str, RunSpec] = {}
+    fixed: dict[str, set[str]] = {}
+    for values, variation in itertools.product(itertools.product(*axes.values()), variations(varied)):
+        chosen = dict(zip(axes, values))
+        name = chosen["method"]
+        settings, models, training = (share[name] for share in shares(methods, {**given, **variation}, model))
+        own = {key: value for share in shares(methods, variation, model) for key, value in share[name].items()}
+        groups = training_groups(name, settings, test_graphs)
+        parts = {**axes, "test_graph": [group[0] for group in groups]}
+        for group in groups:
+            cell_options = {**options, "order": chosen["order"], "test_graph": ",".join(group)}
+            spec = common.make_spec(chosen["stream"], name, settings, seeds, cell_options, own_training=True)
+            spec = replace(
+                spec,
+                model_settings={**spec.model_settings, **models},
+                training=replace(spec.training, **training),
+            )
+            spec.check()
+            key = cell_key(parts, {**chosen, "test_graph": group[0]}, own)
+            specs[key], fixed[key] = spec, {*common.training_options(options), *training}
+    return specs, fixed
+
+
+def _tuned(
+    specs: dict[str, RunSpec],
+    fixed: dict[str, set[str]],
+    rule: SelectionRule,
+    trials: int,
+    folder: Path,
+    options: dict[str, Any],
+) -> tuple[dict[str, RunSpec], dict[str, set[str]]]:
+    """The cells with settings chosen by a rule, and the names of these settings by method.
+
+    They are chosen once for each stream, method and variation, on the first order and test graph.
+    """
+    chosen = dict[str, dict[str, Any]]()
+    names: dict[str, set[str]] = {}
+    tuned = {}
+    for key, spec in specs.items():
+        name = _tuned_as(key, spec)
+        if name not in chosen:
+            place = folder / TUNING / key
+            first = replace(spec, seeds=spec.seeds[:1], also_test=[])
+            print(f"tuning {spec.method} on {spec.source}", file=sys.stderr, flush=True)
+            found = tune(
+                first,
+                rule,
+                place,
+                space=Space.of(first, {}, fixed[key]),
+                trials=trials,
+                jobs=options["jobs"] or 1,
+                data_root=options["data_root"],
+                resume=(place / "tune.json").exists(),
+            )
+            chosen[name] = found["best"]
+        best = chosen[name]
+        searched = {*best["settings"], *best["training"], *(f"model.{own}" for own in best["model_settings"])}
+        names.setdefault(spec.method, set()).update(searched)
+        tuned[key] = replace(
+            spec,
+            settings={**spec.settings, **best["settings"]},
+            model_settings={**spec.model_settings, **best["model_settings"]},
+            training=replace(spec.training, **best["training"]),
+        )
+    write_atomically(folder / TUNING / BEST, jsons.dumps(chosen, indent=1))
+    return tuned, names
+
+
+def _tuned_as(key: str, spec: RunSpec) -> str:
+    """What a cell's choice of settings is called: its stream, its method and what is varied of it."""
+    return f"{spec.source}: {key.rpartition('/')[2]}"
+
+
+def _finish_cells(
+    specs: dict[str, RunSpec], folder: Path, entries: dict[str, Any], options: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The results of a comparison's cells: those that the results file holds, and those run now."""
+    known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
+    if known and not options["resume"]:
+        raise EvergraphError(
+            f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
+        )
+    left = {key: spec for key, spec in specs.items() if key not in known}
+    for key, spec in left.items():
+        check_folder(folder / CELLS / key, spec, options["resume"])
+    if (options["jobs"] or 1) > 1:
+        new_results = side_by_side(left, folder / CELLS, options)
+    else:
+        new_results = {key: run_one(spec, folder / CELLS / key, options) for key, spec in left.items()}
+    return {key: known.get(key) or new_results[key] for key in specs}

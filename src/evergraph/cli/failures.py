@@ -1,0 +1,69 @@
+"""The one place where what the machine refuses (memory, disk, pipe, names, numbers too large) becomes one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from typing import Any
+
+from evergraph.errors import EvergraphError, first_line
+
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|not enough memory|can't allocate|unable to allocate|bad_alloc", re.IGNORECASE
+)
+TOO_LARGE = re.compile(r"overflow|too large|too big|exceeds the limit|maximum allowed", re.IGNORECASE)
+
+
+def one_line(error: BaseException) -> str | None:
+    """What to say of an error that is the input's or the machine's; None where it is a mistake of ours."""
+    if isinstance(error, EvergraphError):
+        return str(error)
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+        return "not enough memory for this; take a smaller graph, model (--hidden) or batch (--batch-size)"
+    numeric = (OverflowError, ValueError, RuntimeError, TypeError)
+    if isinstance(error, OverflowError) or (isinstance(error, numeric) and TOO_LARGE.search(str(error))):
+        return f"a number is too large ({first_line(error)})"
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f"{str(error.filename)[:120]}: " if error.filename is not None else ""
+        return f"{place}{os.strerror(error.errno)}"
+    if isinstance(error, UnicodeError):
+        return f"text that cannot be encoded or decoded ({first_line(error)})"
+    if isinstance(error, RecursionError):
+        return "something is nested too deeply"
+    return None
+
+
+def prepare_streams() -> None:
+    """Make printing safe: what the terminal cannot show is escaped, and a closed stream is found before any work."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+    if sys.stdout is None:
+        raise EvergraphError("standard output is closed; send it to a file, or to /dev/null")
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def flush() -> None:
+    """Write out what was printed, as long as an error can still be told."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        drop_output()
+        if error.errno == errno.EPIPE:
+            raise BrokenPipeError from None
+        raise EvergraphError(f"cannot write to standard output ({os.strerror(error.errno or 0)})") from None
+
+
+def drop_output() -> None:
+    """Send what is left in the buffer nowhere, so that Python does not try it again when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):  # not a real file
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    finally:
+        os.close(nowhere)

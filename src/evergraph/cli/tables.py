@@ -1,0 +1,87 @@
+"""Tables of results for people at a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from evergraph.experiments import told
+from evergraph.experiments.comparison import row_label
+from evergraph.experiments.method_table import ABOUT, MethodTable, cell_text
+from evergraph.experiments.plots import describe_metric
+from evergraph.experiments.result_file import each_test_graph
+
+
+def spread(value: dict[str, float]) -> str:
+    """mean ± std."""
+    return f"{value['mean']:.2f} ± {value['std']:.2f}"
+
+
+def metric_unit(results: list[dict[str, Any]]) -> str:
+    """What stands behind AP and AF: percent, or the name of a metric that is none; nothing where they differ."""
+    metrics = {describe_metric(result)["name"]: describe_metric(result) for result in results}
+    if all(metric["unit"] == "%" for metric in metrics.values()):
+        return " (%)"
+    return f" ({next(iter(metrics))})" if len(metrics) == 1 else ""
+
+
+def result_table(results: list[dict[str, Any]]) -> Group:
+    """A table per test graph, with one row per run."""
+    protocol = results[0]["protocol"]
+    rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
+    about = f"{protocol['tasks']} tasks, {protocol['scenario']}, "
+    caption = (
+        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs, "
+        f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
+    )
+    return _tables(rows, about, caption)
+
+
+def methods_and_streams(table: MethodTable) -> Table:
+    """One row per method, one column per stream; the best of each marked, and those within noise of it."""
+    shown = Table(caption=f"AP in percent. {ABOUT}", caption_justify="left")
+    shown.add_column("method", no_wrap=True)
+    for column in table.columns:
+        shown.add_column(column, justify="right")
+    for method, entries in table.rows.items():
+        cells = [Text(cell_text(entry, "", "", "†"), "bold" if entry and entry.best else "") for entry in entries]
+        shown.add_row(Text(method, "italic" if method in table.apart else ""), *cells)
+    return shown
+
+
+def comparison_table(rows: list[dict[str, Any]]) -> Group:
+    """A table per stream and test graph, with one row per method and its settings."""
+    return _tables(rows, "", "mean ± std over class orders and seeds; seconds per run")
+
+
+def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        graph = row.get("test_graph") or row["protocol"]["test_graph"]
+        groups.setdefault((row["stream"], graph), []).append(row)
+    tables: list[Table | str] = []
+    for (stream, graph), members in groups.items():
+        title = f"{stream}: {about}test graph {graph}"
+        if leak := members[0].get("leak"):
+            title += f"; leak score {leak['mean']:.1f} (chance {leak['chance']:.1f})"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("method", min_width=8, overflow="fold")
+        unit = metric_unit([{"protocol": row.get("protocol", row)} for row in members])
+        for name in (f"AP{unit}", f"AF{unit}", "seconds", "bytes kept"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("keeps; uses", min_width=11)
+        for row in members:
+            numbers = [
+                spread(row["ap"]),
+                spread(row["af"]),
+                f"{row['seconds']:.1f}",
+                told.show_bytes(row["kept_bytes"]),
+            ]
+            access = "; ".join(word for word in (told.keeps(row), told.uses(row)) if word != "–")
+            table.add_row(row_label(row), *numbers, access)
+        tables.append(table)
+    return Group(*tables, caption)

@@ -1,0 +1,36 @@
+"""The one guard for numbers that are not finite: a loss, parameters, what a method keeps, predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all tensors hold finite numbers."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def has_nan(value: Any) -> bool:
+    """Whether there is a NaN in a tree of tensors and plain values (an infinity may be meant: a mask, a record)."""
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and bool(torch.isnan(value).any())
+    if isinstance(value, dict):
+        return any(has_nan(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(has_nan(item) for item in value)
+    return isinstance(value, float) and math.isnan(value)
+
+
+def is_overflow(error: Exception) -> bool:
+    """Whether an error says that a number left the range of its type (a strength of 1e300 against float32)."""
+    return isinstance(error, OverflowError) or "without overflow" in str(error)
+
+
+def is_prediction(outputs: Tensor) -> bool:
+    """Whether outputs can be compared: minus infinity rules a class out, all else must be finite."""
+    return not bool(torch.isnan(outputs).any() or torch.isposinf(outputs).any())

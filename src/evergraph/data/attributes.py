@@ -1,0 +1,101 @@
+"""What is known of examples besides features and targets: attributes, and the splits they were published with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergraph.errors import EvergraphError, first_line, shown
+
+
+@dataclass(eq=False)
+class Attribute:
+    """Something known of every example besides its features: a year, a country, a time stamp.
+
+    Args:
+        values: a number for each example.
+        names: what the numbers 0, 1, 2, … stand for, where they are names.
+    """
+
+    values: Tensor
+    names: list[str] | None = None
+
+
+def as_array(values: Any) -> np.ndarray:
+    """As a numpy array of this machine's types, from wherever it is."""
+    try:
+        return native(values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise EvergraphError(f"{shown(values)} is not an array ({first_line(error)})") from None
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """An array in this machine's byte order; long doubles, which torch does not know, as doubles."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def read_attributes(given: Mapping[str, Any], count: int, name: str) -> dict[str, Attribute]:
+    """A number (or a name) for each example."""
+    known = {}
+    for key, values in given.items():
+        if isinstance(values, Attribute):
+            known[key] = values
+            continue
+        array = as_array(values).reshape(-1)
+        if array.size != count:
+            raise EvergraphError(f"{name}: {array.size} values of {key!r} for {count} examples; give one for each")
+        if array.dtype.kind in "fiub":
+            known[key] = Attribute(torch.as_tensor(array))
+        else:
+            names, codes = np.unique(array.astype(str), return_inverse=True)
+            known[key] = Attribute(torch.as_tensor(codes.astype(np.int64)), names.tolist())
+    return known
+
+
+def read_splits(given: Any, count: int, name: str) -> Tensor | None:
+    """0, 1, 2 or -1 for each example, a column for each split."""
+    if given is None:
+        return None
+    splits = torch.as_tensor(as_array(given)).long()
+    splits = splits.unsqueeze(1) if splits.dim() == 1 else splits
+    if splits.size(0) != count:
+        raise EvergraphError(f"{name}: a split of {splits.size(0)} examples, but there are {count}")
+    return splits
+
+
+def masks_as_splits(data: Any, count: int, name: str) -> Tensor | None:
+    """PyG's `train_mask`, `val_mask` and `test_mask` (one column per split, where there are several) as splits."""
+    given = {part: getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")}
+    masks = {part: torch.as_tensor(mask) for part, mask in given.items() if mask is not None}
+    if "train" not in masks:
+        return None
+    for part, mask in masks.items():
+        if mask.size(0) != count or mask.dtype != torch.bool:
+            raise EvergraphError(f"{name}: {part}_mask is not a mask over {count} examples")
+        masks[part] = mask.unsqueeze(1) if mask.dim() == 1 else mask
+    columns = max(mask.size(1) for mask in masks.values())
+    splits = torch.full((count, columns), -1)
+    for number, part in reversed(list(enumerate(("train", "val", "test")))):
+        if part in masks:
+            splits[masks[part].expand(-1, columns)] = number
+    return splits
+
+
+def extra_values(data: Any, count: int) -> dict[str, Any]:
+    """The object's further tensors with a number for each node."""
+    known = {"x", "edge_index", "edge_attr", "edge_weight", "y", "class_names", "batch", "ptr"}
+    known |= {"train_mask", "val_mask", "test_mask"}
+    keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)
+    found = {str(key): data[key] for key in keys if key not in known} if hasattr(data, "__getitem__") else {}
+    return {
+        key: value
+        for key, value in found.items()
+        if isinstance(value, Tensor) and value.shape in {(count,), (count, 1)} and value.dtype != torch.bool
+    }

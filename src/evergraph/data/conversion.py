@@ -1,0 +1,98 @@
+"""PyG objects as a `Graph`: one, a list of them, or links to classify or predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergraph.data.examples import make_graphs, make_links
+from evergraph.data.graph import Graph, from_pyg
+from evergraph.errors import EvergraphError, tell
+
+
+def from_objects(data: Any, *, undirected: bool | None = None, name: str | None = None) -> Graph:
+    """A `Graph` made of PyG objects.
+
+    A `Data` object has nodes as examples; with `edge_label_index` (and `edge_label`) links, as PyG's link loaders have
+    them. A list of `Data` objects has graphs as examples.
+    """
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
+        return from_graphs(data, undirected=undirected, name=name or "graphs")
+    if getattr(data, "edge_label_index", None) is not None:
+        return from_links(data, name=name or "links")
+    return from_pyg(data, undirected=undirected, name=name or "graph")
+
+
+def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name: str = "graphs") -> Graph:
+    """Many PyG `Data` objects, each an example; a target of shape `(1, k)` is a row of labels or numbers."""
+    if not objects:
+        raise EvergraphError(f"{name}: the list of graphs is empty")
+    for number, one in enumerate(objects):
+        missing = [key for key in ("x", "edge_index") if getattr(one, key, None) is None]
+        if missing:
+            raise EvergraphError(f"{name}: graph {number} has no {' and no '.join(missing)}; evergraph needs both")
+    sizes = torch.tensor([one.x.shape[0] for one in objects])
+    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
+    edges = torch.cat([one.edge_index + start for one, start in zip(objects, starts)], dim=1)
+    weights = [weight for one in objects if (weight := getattr(one, "edge_weight", None)) is not None]
+    given = [getattr(one, "y", None) for one in objects]
+    y = None if any(value is None for value in given) else _rows([torch.as_tensor(value) for value in given], name)
+    return make_graphs(
+        torch.cat([one.x for one in objects]),
+        edges,
+        torch.repeat_interleave(torch.arange(len(objects)), sizes),
+        y,
+        edge_weight=torch.cat(weights) if len(weights) == len(objects) else None,
+        class_names=getattr(objects[0], "class_names", None),
+        undirected=undirected,
+        name=name,
+        attributes=_common_numbers(objects),
+        columns=y is not None and y.dim() == 2 and (y.size(1) > 1 or y.is_floating_point()),
+    )
+
+
+def _rows(values: list[Tensor], name: str) -> Tensor:
+    """One target per graph: a class, or a row."""
+    if len({value.numel() for value in values}) > 1:
+        raise EvergraphError(f"{name}: graphs have targets of different sizes; give each as many")
+    stacked = torch.stack([value.reshape(-1) for value in values])
+    whole = stacked.size(1) == 1 and values[0].dim() < 2 and not (stacked.is_floating_point() and (stacked % 1).any())
+    return stacked.reshape(-1).long() if whole else stacked.float()
+
+
+def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
+    """Numbers that every graph has, by name: a time, a domain."""
+    known = {"x", "edge_index", "y", "edge_attr", "edge_weight", "class_names", "pos"}
+    keys = [str(key) for key, _ in objects[0] if key not in known] if hasattr(objects[0], "keys") else []
+    found = {}
+    for key in keys:
+        values = [getattr(one, key, None) for one in objects]
+        if all(
+            isinstance(value, (int, float, str)) or (isinstance(value, Tensor) and value.numel() == 1)
+            for value in values
+        ):
+            found[key] = np.asarray([value.item() if isinstance(value, Tensor) else value for value in values])
+    return found
+
+
+def from_links(data: Any, *, name: str = "links") -> Graph:
+    """A PyG `Data` object whose examples are the links `edge_label_index`, with `edge_label` as targets."""
+    if getattr(data, "x", None) is None:
+        raise EvergraphError(f"{name}: the PyG object has no x; evergraph needs features of the nodes")
+    if getattr(data, "edge_weight", None) is not None:
+        tell(f"{name}: edge_weight is not used where examples are links; every edge is read alike")
+    pairs = torch.as_tensor(data.edge_label_index)
+    time = {"time": data.edge_time} if getattr(data, "edge_time", None) is not None else {}
+    return make_links(
+        data.x,
+        pairs,
+        getattr(data, "edge_label", None),
+        edge_index=getattr(data, "edge_index", None),
+        class_names=getattr(data, "class_names", None),
+        name=name,
+        attributes=time,
+    )

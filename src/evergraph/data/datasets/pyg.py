@@ -1,0 +1,126 @@
+"""Published graphs that PyTorch Geometric's own dataset classes fetch and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evergraph.data.attributes import Attribute
+from evergraph.data.conversion import from_objects
+from evergraph.data.datasets.base import DATASETS, Dataset, find_data_root
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError, first_line
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class PygGraph:
+    """A graph, or graphs, of one of PyG's dataset classes.
+
+    PyG downloads what is missing, without comparing hashes, and writes a `processed` folder beside the raw files; so
+    the data root has to be a folder that can be written.
+
+    Args:
+        name: what it is called in messages.
+        kind: the class in `torch_geometric.datasets`.
+        path: its raw folder under the data root.
+        root: the class's `root` under the data root; empty for the data root itself.
+        settings: further arguments of the class.
+        in_parts: the class has one object for each of `split="train"`, `"val"` and `"test"`.
+        prepare: from the loaded objects to what `from_objects` reads.
+        finish: from the graph to the one that is used.
+    """
+
+    name: str
+    kind: str
+    path: str
+    root: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    in_parts: bool = False
+    prepare: Callable[[Any], Any] | None = None
+    finish: Callable[[Graph], Graph] | None = None
+
+    def load(self, data_root: str | Path | None = None) -> Graph:
+        """The graph, from the data root or, where it is not there, from where PyG fetches it."""
+        from torch_geometric import datasets
+
+        base = find_data_root(data_root)
+        root, kind = str(base / self.root), getattr(datasets, self.kind)
+        try:
+            if self.in_parts:
+                loaded = [list(kind(root, split=part, **self.settings)) for part in PARTS]
+            else:
+                loaded = [[kind(root, **self.settings)[0]]]
+        except Exception as error:  # whatever PyG's loaders and their downloads raise
+            raise EvergraphError(
+                f"{self.name}: PyG's {self.kind} could not fetch or read it under {base} ({first_line(error)}); "
+                f"set --data-root or EVERGRAPH_DATA to a folder that can be written and has {self.path}"
+            ) from None
+        objects = [one if self.prepare is None else self.prepare(one) for part in loaded for one in part]
+        graph = from_objects(objects if self.in_parts else objects[0], undirected=True, name=self.name)
+        if self.in_parts:
+            parts = torch.repeat_interleave(torch.arange(3), torch.tensor([len(part) for part in loaded]))
+            graph = graph.altered(splits=parts.unsqueeze(1))
+        return graph if self.finish is None else self.finish(graph)
+
+
+def _one_hot_atoms(molecule: Any) -> Any:
+    """ZINC numbers its 28 kinds of atoms."""
+    molecule.x = torch.nn.functional.one_hot(molecule.x.reshape(-1).long(), 28).float()
+    molecule.y = molecule.y.reshape(1, 1)
+    return molecule
+
+
+def _with_places(image: Any) -> Any:
+    """Superpixels have their place beside their colour."""
+    image.x = torch.cat([image.x, image.pos], dim=1)
+    return image
+
+
+def _with_sizes(graph: Graph) -> Graph:
+    assert graph.members is not None
+    return graph.altered(attributes={"atoms": Attribute(graph.members.counts())})
+
+
+for name, title, per_task, about in (
+    ("cora", "Cora", 2, "Cora: papers, joined by citations; topics"),
+    ("citeseer", "CiteSeer", 2, "CiteSeer: papers, joined by citations; topics"),
+    ("pubmed", "PubMed", 1, "PubMed: papers on diabetes, joined by citations; its kinds"),
+):
+    _planetoid = PygGraph(name, "Planetoid", f"{title}/raw", settings={"name": title})
+    DATASETS.register(
+        Dataset(name, _planetoid.load, classes_per_task=per_task, about=about, stream={"split": "random"})
+    )
+WIKICS = PygGraph("wikics", "WikiCS", "WikiCS/raw", root="WikiCS", settings={"is_undirected": True})
+DATASETS.register(
+    Dataset(
+        "wikics", WIKICS.load, about="WikiCS: articles on computer science, joined by links", stream={"split": "random"}
+    )
+)
+ZINC = PygGraph(
+    "zinc", "ZINC", "ZINC/raw", root="ZINC", settings={"subset": True}, in_parts=True, prepare=_one_hot_atoms,
+    finish=_with_sizes,
+)  # fmt: skip
+DATASETS.register(
+    Dataset(
+        "zinc",
+        ZINC.load,
+        about="ZINC, 12,000 molecules: constrained solubility. Larger molecules in later tasks",
+        problem="graph-regression",
+        scenario="domain",
+        stream={"by": "atoms", "bins": 4},
+    )
+)
+for name, title, about in (
+    ("mnist-superpixels", "MNIST", "MNIST as graphs of superpixels (Dwivedi et al.); digits"),
+    ("cifar10-superpixels", "CIFAR10", "CIFAR10 as graphs of superpixels (Dwivedi et al.); things"),
+):
+    _pixels = PygGraph(
+        name, "GNNBenchmarkDataset", f"{title}/raw", settings={"name": title}, in_parts=True, prepare=_with_places
+    )
+    DATASETS.register(Dataset(name, _pixels.load, about=about, problem="graph-classification"))

@@ -1,0 +1,222 @@
+"""What an example can be: a node, a graph among many, or a link; how such data is made and narrowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import SparseMatrix
+from evergraph.data.attributes import Attribute, as_array, read_attributes, read_splits
+from evergraph.data.graph import ClassName, Graph, make_adjacency, make_graph, targets_and_names
+from evergraph.errors import EvergraphError
+
+NEGATIVES = {0: 1, 1: 5, 2: 5}
+"""Pairs without a link that are drawn for each link, by part: training, validation, test."""
+
+
+def problem_of(graph: Graph) -> str:
+    """The problem that a graph's examples and targets suggest where nobody names one."""
+    if graph.has_classes:
+        return f"{graph.level}-classification"
+    if graph.positives_only:
+        return "link-prediction"
+    known = graph.y[~graph.y.isnan()]
+    return f"{graph.level}-labelling" if bool(((known == 0) | (known == 1)).all()) else f"{graph.level}-regression"
+
+
+def make_graphs(
+    x: Any,
+    edge_index: Any,
+    graph_of_node: Any,
+    y: Any = None,
+    *,
+    edge_weight: Any = None,
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
+    undirected: bool | None = None,
+    name: str = "graphs",
+    attributes: Mapping[str, Any] | None = None,
+    splits: Any = None,
+    columns: bool = False,
+) -> Graph:
+    """Many small graphs as one, side by side; its examples are the graphs.
+
+    Args:
+        x: features of all nodes, one graph's after another's.
+        edge_index: `(2, num_edges)` over all nodes; an edge between two graphs is refused.
+        graph_of_node: the number of each node's graph, from 0, ascending.
+        y: a target per graph, as `make_graph` takes them per node.
+        edge_weight: as for `make_graph`; so are `class_names`, `undirected`, `name`, `attributes`, `splits` and
+            `columns`.
+    """
+    owner = as_array(graph_of_node).reshape(-1).astype(np.int64)
+    count = int(owner.max(initial=-1)) + 1
+    nodes = make_graph(x, edge_index, edge_weight=edge_weight, undirected=undirected, name=name)
+    if owner.size != nodes.num_nodes or (np.diff(owner) < 0).any() or owner.min(initial=0) < 0:
+        raise EvergraphError(f"{name}: graph_of_node must give every node its graph's number, 0, 1, 2, … in this order")
+    source, target = nodes.edge_index.numpy()
+    if (owner[source] != owner[target]).any():
+        raise EvergraphError(f"{name}: an edge joins nodes of two graphs; graphs are examples of their own")
+    indptr = torch.as_tensor(np.searchsorted(owner, np.arange(count + 1)))
+    members = SparseMatrix(indptr, torch.arange(owner.size), torch.ones(owner.size), owner.size)
+    targets, names = targets_and_names(y, count, class_names, name, columns)
+    return nodes.altered(
+        y=targets,
+        class_names=names,
+        level="graph",
+        members=members,
+        attributes=read_attributes(attributes or {}, count, name),
+        splits=read_splits(splits, count, name),
+    )
+
+
+def make_links(
+    x: Any,
+    links: Any,
+    y: Any = None,
+    *,
+    edge_index: Any = None,
+    class_names: Sequence[ClassName] | None = None,
+    name: str = "links",
+    attributes: Mapping[str, Any] | None = None,
+    splits: Any = None,
+    columns: bool = False,
+    negatives: bool = False,
+) -> Graph:
+    """Pairs of nodes as examples.
+
+    Messages pass along `edge_index`, where it is given, and along the links that a task trains on, in both
+    directions; never along a link that is to be predicted.
+
+    Args:
+        x: features of the nodes.
+        links: `(2, num_links)`: pairs of nodes, from source to target; a pair may come several times.
+        y: a target per link; None (with `negatives`) where all there is to say is that the link exists.
+        edge_index: edges that are known from the start and are not examples.
+        class_names: as for `make_graph`; so are `name`, `attributes`, `splits` and `columns`.
+        negatives: the links are those that exist; pairs without a link are drawn as examples of the other kind.
+    """
+    pairs = as_array(links)
+    if pairs.ndim != 2 or pairs.shape[0] != 2:
+        raise EvergraphError(f"{name}: links have shape {tuple(pairs.shape)}; they must be (2, number of links)")
+    count = pairs.shape[1]
+    nodes = make_graph(x, np.zeros((2, 0), np.int64) if edge_index is None else edge_index, undirected=True, name=name)
+    if pairs.size and (pairs.min() < 0 or pairs.max() >= nodes.num_nodes):
+        raise EvergraphError(f"{name}: a link names a node outside of 0 to {nodes.num_nodes - 1}")
+    if negatives:
+        y, columns, class_names = np.ones((count, 1), np.float32), True, class_names or ["link"]
+    targets, names = targets_and_names(y, count, class_names, name, columns)
+    return nodes.altered(
+        y=targets,
+        class_names=names,
+        level="link",
+        members=_pairs(torch.as_tensor(pairs.astype(np.int64)), nodes.num_nodes),
+        attributes=read_attributes(attributes or {}, count, name),
+        splits=read_splits(splits, count, name),
+        positives_only=negatives,
+    )
+
+
+def _pairs(links: Tensor, num_nodes: int) -> SparseMatrix:
+    """Rows of two entries: source, then target."""
+    count = links.size(1)
+    return SparseMatrix(torch.arange(count + 1) * 2, links.T.reshape(-1), torch.ones(2 * count), num_nodes)
+
+
+def with_links(graph: Graph, links: Tensor) -> Graph:
+    """The same nodes and edges with other links, without targets: what predictions are asked for."""
+    if links.size(0) != 2:
+        raise EvergraphError(f"links have shape {tuple(links.shape)}; they must be (2, number of links)")
+    y = graph.y.new_full((links.size(1), *graph.y.shape[1:]), -1 if graph.has_classes else torch.nan)
+    members = _pairs(links.long(), graph.num_nodes)
+    return graph.altered(y=y, members=members, level="link", attributes={}, splits=None)
+
+
+def narrowed(graph: Graph, examples: Tensor, groups: Tensor | None = None) -> Graph:
+    """The graph with some of its examples alone, renumbered in their order.
+
+    Nodes: the subgraph that they induce. Graphs: they and their nodes. Links: all nodes stay.
+
+    Args:
+        graph: the graph.
+        examples: ascending numbers.
+        groups: a number per example; among nodes, only edges inside a group are kept.
+    """
+    if graph.level == "node":
+        return graph.subgraph(examples, groups)
+    some = graph.with_examples(examples, on_disk=False)
+    if graph.level == "link":
+        return some
+    assert some.members is not None
+    nodes = some.members.indices
+    members = SparseMatrix(some.members.indptr, torch.arange(nodes.numel()), some.members.values, nodes.numel())
+    return graph.subgraph(nodes).altered(
+        y=some.y, members=members, attributes=some.attributes, splits=some.splits, class_names=some.class_names
+    )
+
+
+def with_training_edges(graph: Graph, train: Tensor) -> Graph:
+    """Where examples are links: with the links that are trained on (and exist) as edges. Others stay as they are."""
+    if graph.level != "link":
+        return graph
+    assert graph.members is not None
+    exist = train if not graph.positives_only else train[graph.y[train, 0] > 0]
+    ends = graph.members.rows(exist).indices.view(-1, 2).T
+    edges = torch.cat([graph.edge_index, ends, ends.flip(0)], dim=1)
+    return graph.altered(adjacency=make_adjacency(edges.numpy(), graph.num_nodes, undirected=False))
+
+
+def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tuple[Graph, Tensor, Tensor]:
+    """A graph of links that exist, with pairs that have none drawn for every task and part, reproducibly by seed.
+
+    For each link of a training part one pair, of a validation or test part five (`NEGATIVES`), uniformly among the
+    nodes that links of tasks up to this one touch; a pair that is linked in either direction, whenever, is not drawn.
+
+    Returns:
+        the graph, and the tasks and parts of its examples.
+    """
+    assert graph.members is not None
+    ends = graph.members.indices.view(-1, 2)
+    both = torch.cat([ends, ends.flip(1)])
+    known = torch.unique(both[:, 0] * graph.num_nodes + both[:, 1]).numpy()
+    links, tasks, parts = [ends], [task_of], [part]
+    for task in torch.unique(task_of[task_of >= 0]).tolist():
+        nodes = torch.unique(ends[(task_of >= 0) & (task_of <= task)]).numpy()
+        for number, times in NEGATIVES.items():
+            wanted = times * int(((task_of == task) & (part == number)).sum())
+            random = np.random.default_rng([seed, task, number])
+            links.append(_unlinked(nodes, wanted, known, graph.num_nodes, random, graph.name))
+            tasks.append(torch.full((wanted,), task))
+            parts.append(torch.full((wanted,), number))
+    pairs = torch.cat(links)
+    drawn = pairs.size(0) - ends.size(0)
+    attributes = {  # a drawn pair has none of its own
+        key: Attribute(torch.cat([value.values, value.values.new_zeros(drawn)]), value.names)
+        for key, value in graph.attributes.items()
+    }
+    whole = graph.altered(
+        y=torch.cat([graph.y, graph.y.new_zeros(drawn, 1)]),
+        members=_pairs(pairs.T, graph.num_nodes),
+        attributes=attributes,
+        splits=None,
+    )
+    return whole, torch.cat(tasks), torch.cat(parts)
+
+
+def _unlinked(
+    nodes: np.ndarray, wanted: int, known: np.ndarray, num_nodes: int, random: np.random.Generator, name: str
+) -> Tensor:
+    """Pairs of different nodes without a link; `known` has source · num_nodes + target of all links."""
+    found = np.zeros(0, np.int64)
+    for _ in range(100):
+        if found.size >= wanted:
+            break
+        source, target = nodes[random.integers(0, nodes.size, (2, 2 * (wanted - found.size) + 8))]
+        pairs = (source * num_nodes + target)[source != target]
+        found = np.concatenate([found, pairs[~np.isin(pairs, known)]])
+    if found.size < wanted:
+        raise EvergraphError(f"{name}: nearly all pairs of nodes are linked; there are too few others to draw")
+    return torch.as_tensor(np.stack([found[:wanted] // num_nodes, found[:wanted] % num_nodes], 1))

@@ -1,0 +1,109 @@
+"""Scenarios: which examples belong to which task, and what is known at test time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch
+from torch import Tensor
+
+from evergraph import registry
+from evergraph.data.attributes import Attribute
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError, unknown
+
+SCENARIOS: registry.Registry[Scenario] = registry.scenarios
+MOST_TASKS = 200  # of an attribute with a task for each value
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What makes a task, and what prediction is told.
+
+    Args:
+        name: what `--scenario` takes.
+        about: one line for people.
+        by_attribute: tasks are values of an attribute and share their classes; otherwise classes make the tasks.
+        bins: intervals that the attribute is cut into where nothing else is said; 0 makes a task of each value.
+        task_known: prediction is told the task, and chooses among its classes alone.
+    """
+
+    name: str
+    about: str
+    by_attribute: bool = False
+    bins: int = 0
+    task_known: bool = False
+
+
+SCENARIOS.register(Scenario("class", "new classes arrive; prediction is among all classes met"))
+SCENARIOS.register(
+    Scenario(
+        "task", "new classes arrive; the task is known at test time, prediction is among its classes", task_known=True
+    )
+)
+SCENARIOS.register(
+    Scenario("domain", "the same classes in another domain (a country, a shop): a task for each", by_attribute=True)
+)
+SCENARIOS.register(
+    Scenario(
+        "time", "examples arrive in the order of time, cut into intervals with equally many", by_attribute=True, bins=5
+    )
+)
+
+
+def find_attribute(graph: Graph, by: str | None, scenario: str) -> tuple[str, Attribute]:
+    """The attribute that makes the tasks: the one named; else the one called like the scenario; else the only one."""
+    known = graph.attributes
+    if by is None:
+        by = scenario if scenario in known else next(iter(known), "") if len(known) == 1 else None
+    if by is None or not known:
+        advice = f"name one of {', '.join(known)} with by= (--by)" if known else "it has no attributes to make tasks of"
+        raise EvergraphError(f"{graph.name}: scenario {scenario} needs an attribute; {advice}")
+    if by not in known:
+        raise unknown(f"attribute of {graph.name}", by, known)
+    return by, known[by]
+
+
+def tasks_by_attribute(attribute: Attribute, bins: int, name: str) -> tuple[Tensor, list[str]]:
+    """A task for each example, and the tasks' names.
+
+    With `bins`, intervals with equally many examples (as far as equal values, which stay together, allow); otherwise
+    one task for each value, in ascending order (or that of the names).
+    """
+    values = attribute.values.contiguous()
+    present = torch.unique(values)
+    if not bins or present.numel() <= bins:
+        if present.numel() > MOST_TASKS:
+            raise EvergraphError(
+                f"{name} has {present.numel()} values, and each would be a task; say how many with bins= (--bins 8)"
+            )
+        if present.numel() < 2 and bins:
+            raise EvergraphError(f"{name} has one value; it cannot be cut into tasks")
+        names = attribute.names or [f"{value:g}" for value in present.tolist()]
+        chosen = [names[int(value)] for value in present] if attribute.names else names
+        return torch.searchsorted(present, values), chosen
+    ordered = values.sort().values
+    cuts = torch.unique(ordered[[len(ordered) * number // bins for number in range(1, bins)]])
+    cuts = cuts[cuts > ordered[0]]
+    task_of = torch.searchsorted(cuts, values, right=True)
+    spans = [values[task_of == task] for task in range(cuts.numel() + 1)]
+    return task_of, [f"{_shown(span.min().item())}–{_shown(span.max().item())}" for span in spans]
+
+
+def _shown(value: float) -> str:
+    """A number for people; seconds since 1970 as a date."""
+    if 5e8 < value < 5e9:
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
+    return f"{value:g}"
+
+
+def blurred(task_of: Tensor, part: Tensor, share: float, seed: int) -> Tensor:
+    """A share of each task's training examples moved to other tasks, drawn uniformly: boundaries that are not sharp."""
+    generator = torch.Generator().manual_seed(1_000_003 * seed + 17)
+    tasks = int(task_of.max()) + 1
+    moved = (task_of >= 0) & (part == 0) & (torch.rand(task_of.shape, generator=generator) < share)
+    if tasks < 2:
+        return task_of
+    step = torch.randint(1, tasks, task_of.shape, generator=generator)
+    return torch.where(moved, (task_of + step) % tasks, task_of)

@@ -1,0 +1,163 @@
+"""Methods × streams: one number for each pair, the best of each stream marked, and those within noise of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evergraph.evaluation import SUMMARIES, mean_std
+from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
+from evergraph.experiments.latex import escape, tabular
+from evergraph.experiments.result_file import each_test_graph
+from evergraph.experiments.significance import within_noise
+from evergraph.persistence.files import write_atomically
+
+ABOUT = (
+    "Mean ± standard deviation over seeds and class orders. Bold: the best of the column that keeps no old data; "
+    "†: not significantly different from it (paired t-test over runs, Holm-corrected, p ≥ 0.05). "
+    "In italics: methods that keep old nodes or graphs and so do not compete; joint training is a ceiling."
+)
+OLD_DATA = {"graphs", "real nodes"}
+"""What a method keeps that is old data itself."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method on one stream.
+
+    Args:
+        values: one number per run.
+        best: it is the best of its column among methods without old data.
+        tied: its distance from the best may be chance; None where there are too few runs to tell.
+    """
+
+    values: list[float]
+    best: bool
+    tied: bool | None
+
+
+@dataclass(frozen=True)
+class MethodTable:
+    """A table of methods (rows) and streams with their test graphs (columns).
+
+    Args:
+        columns: titles.
+        rows: by method, with the settings in which its runs differ, an entry for each column; None where not run.
+        apart: methods that keep old data.
+        measure: the summary shown, by name.
+    """
+
+    columns: list[str]
+    rows: dict[str, list[Entry | None]]
+    apart: set[str]
+    measure: str = "ap"
+
+
+def keeps_old_data(result: dict[str, Any]) -> bool:
+    """Whether a result's method keeps nodes or graphs of old tasks."""
+    keeps = result.get("access", {}).get("keeps", ())
+    return bool(OLD_DATA & set(keeps.split(", ") if isinstance(keeps, str) else keeps))
+
+
+def method_table(
+    results: Iterable[dict[str, Any]], measure: str = "ap", tuned: Mapping[str, Collection[str]] | None = None
+) -> MethodTable:
+    """The table of some results, on every test graph they were measured on; runs are paired by class order and seed.
+
+    Settings that were `tuned` (by method) do not set a method's rows apart.
+    """
+    found: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
+    results = [one for measured in results for one in each_test_graph(measured)]
+    labels = [
+        row_label({"method": result["method"], "settings": settings})
+        for result, settings in zip(results, settings_apart(results, tuned))
+    ]
+    titles = stream_titles(str(result["stream"]) for result in results)
+    apart = {label for label, result in zip(labels, results) if keeps_old_data(result)}
+    graphs = {str(result["protocol"].get("test_graph")) for result in results}
+    for label, result in zip(labels, results):
+        protocol = result["protocol"]
+        title = titles[str(result["stream"])] + (f", {protocol['test_graph']}" if len(graphs) > 1 else "")
+        own = found.setdefault(title, {}).setdefault(label, {})
+        for seed, matrix in zip(result["seeds"], result["matrices"]):
+            own[str(protocol.get("order")), seed] = SUMMARIES[measure].function(matrix)
+    methods = list(dict.fromkeys(labels))
+    rows: dict[str, list[Entry | None]] = {method: [] for method in methods}
+    for column in found.values():
+        shared = set.intersection(*(set(runs) for runs in column.values()))
+        paired = {method: [runs[key] for key in sorted(shared)] for method, runs in column.items()}
+        rivals = {method: values for method, values in paired.items() if method not in apart and values}
+        best = max(rivals, key=lambda method: sum(rivals[method]), default=None)
+        tied = within_noise(rivals, best) if best is not None else {}
+        for method in methods:
+            runs = column.get(method)
+            entry = None if runs is None else Entry(list(runs.values()), method == best, tied.get(method, False))
+            rows[method].append(entry)
+    return MethodTable(list(found), rows, apart, measure)
+
+
+def markdown(table: MethodTable) -> str:
+    """For people."""
+    lines = ["| method | " + " | ".join(table.columns) + " |", "|---|" + "--:|" * len(table.columns)]
+    for method, entries in table.rows.items():
+        name = f"*{method}*" if method in table.apart else method
+        lines.append(f"| {name} | " + " | ".join(cell_text(entry, "**", "**", "†") for entry in entries) + " |")
+    title = SUMMARIES[table.measure].title
+    return "\n".join([f"{title}. {ABOUT}", "", *lines]) + "\n"
+
+
+def latex(table: MethodTable) -> str:
+    """For papers (booktabs)."""
+    rows = []
+    for method, entries in table.rows.items():
+        name = rf"\emph{{{escape(method)}}}" if method in table.apart else escape(method)
+        cells = [
+            cell_text(entry, r"\textbf{", "}", r"$^\dagger$").replace("±", r"$\pm$").replace("–", "--")
+            for entry in entries
+        ]
+        rows.append([name, *cells])
+    head = [" & ".join(["Method", *map(escape, table.columns)]) + r" \\"]
+    note = "\n".join(f"% {line}" for line in [f"{SUMMARIES[table.measure].title}. {ABOUT}"])
+    return f"{note}\n{tabular('l' + 'r' * len(table.columns), head, rows)}"
+
+
+def as_csv(table: MethodTable) -> str:
+    """For programs: one line per method and column."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["method", "stream", f"{table.measure}_mean", f"{table.measure}_std", "runs", "best", "within_noise"]
+    )
+    for method, entries in table.rows.items():
+        for column, entry in zip(table.columns, entries):
+            if entry is not None:
+                spread = mean_std(entry.values)
+                told = "" if entry.tied is None else entry.tied
+                writer.writerow([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, told])
+    return text.getvalue()
+
+
+def write_method_table(
+    results: Sequence[dict[str, Any]], folder: Path, note: str = "", tuned: Mapping[str, Collection[str]] | None = None
+) -> MethodTable:
+    """`methods.md`, `methods.tex` and `methods.csv`; returns the table."""
+    table = method_table(results, tuned=tuned)
+    write_atomically(folder / "methods.md", markdown(table) + (f"\n{note}\n" if note else ""))
+    write_atomically(folder / "methods.tex", (f"% {note}\n" if note else "") + latex(table))
+    write_atomically(folder / "methods.csv", as_csv(table))
+    return table
+
+
+def cell_text(entry: Entry | None, before: str, after: str, sign: str) -> str:
+    """Mean and deviation, between marks for the best, with a sign where the distance from it may be chance."""
+    if entry is None:
+        return "–"
+    spread = mean_std(entry.values)
+    text = f"{spread['mean']:.1f} ± {spread['std']:.1f}" if len(entry.values) > 1 else f"{spread['mean']:.1f}"
+    if entry.best:
+        return f"{before}{text}{after}"
+    return f"{text}{sign}" if entry.tied else text

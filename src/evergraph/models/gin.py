@@ -1,0 +1,98 @@
+"""The graph isomorphism network (Xu, Hu, Leskovec and Jegelka, ICLR 2019)."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evergraph.core.capabilities import capability
+from evergraph.core.recording import linear
+from evergraph.core.settings import BelowOne, PositiveInt
+from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones, with_self_loops
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.gcn import OUTPUTS
+
+
+@MODELS.register(name="gin")
+class GIN(GraphModel):
+    """X^{l+1} = σ(σ(Σ_{u ∈ N(v) ∪ v} X^l_u W₁) W₂), and outputs [X^L 1] W: GIN-0, which sums over neighbours.
+
+    Biases are the last rows of the weight matrices. Deviations from its paper: no batch normalization (its outputs
+    would depend on the other examples of a batch), and the head reads the last layer alone.
+
+    Args:
+        hidden: width of the hidden layers.
+        num_layers: message-passing layers, each with two weight matrices.
+        dropout: share of hidden units dropped before the head while training.
+    """
+
+    reads_edge_weights = True
+    pooling = "sum"  # where graphs are the examples
+
+    def __init__(self, hidden: PositiveInt = 64, num_layers: PositiveInt = 2, dropout: BelowOne = 0.0) -> None:
+        super().__init__()
+        self.hidden, self.num_layers, self.dropout = hidden, num_layers, dropout
+        self.weights = nn.ParameterList()
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """Glorot-uniform weights, zero biases."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        widths = [in_channels, *[self.hidden] * (2 * self.num_layers), out_channels]
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(before + 1, after)) for before, after in itertools.pairwise(widths)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform weights, zero biases."""
+        for weight in self.weights:
+            nn.init.xavier_uniform_(weight[:-1])
+            nn.init.zeros_(weight[-1])
+
+    def grow(self, out_channels: int) -> None:
+        """More output units; a new unit's bias starts at zero."""
+        self.weights[-1] = grown(self.weights[-1], out_channels)
+        with torch.no_grad():
+            self.weights[-1][-1, self.out_channels :] = 0
+        self.out_channels = out_channels
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """A + I: the sum over a node and its neighbours."""
+        return with_self_loops(graph.adjacency)
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """(A + I) X, computed once per graph, beside ones; a batch then needs one hop less."""
+        if propagate is False:
+            return graph.x, self.num_layers
+        return with_ones(sparse_product(operator, graph.x)), self.num_layers - 1
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The layer equations, from the batch's outermost nodes inwards."""
+        return linear(self.features(batch), self.weights[-1])
+
+    @capability(rests_on=OUTPUTS)
+    def features(self, batch: Batch) -> Tensor:
+        """[X^L 1] at the seeds: what the last weight matrix multiplies."""
+        skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
+        hidden: Features = batch.x
+        for number in range(self.num_layers):
+            summed = hidden if number < skipped else with_ones(sparse_product(batch.layer(number - skipped), hidden))
+            inner = F.relu(linear(summed, self.weights[2 * number]))
+            hidden = F.relu(linear(with_ones(inner), self.weights[2 * number + 1]))
+        assert isinstance(hidden, Tensor)
+        return with_ones(F.dropout(hidden, self.dropout, self.training))
+
+    @capability(rests_on=OUTPUTS)
+    def output_weight(self) -> Tensor:
+        """The last weight matrix."""
+        return self.weights[-1]
+
+    @capability(rests_on=("operator", "inputs"))
+    def input_key(self) -> str:
+        """What `operator` and `inputs` depend on besides the graph."""
+        return f"gin {self.num_layers}"

@@ -1,0 +1,185 @@
+"""From nodes to examples: models of graphs and of links, built on any model of nodes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from evergraph.core.capabilities import capability, capable
+from evergraph.core.recording import linear
+from evergraph.core.settings import PositiveInt
+from evergraph.core.sparse import Features, SparseMatrix, with_ones
+from evergraph.data.batching import Batch
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
+from evergraph.models.base import GraphModel, grown
+from evergraph.models.receptive_field import measure_width
+
+
+class Readout(GraphModel):
+    """A model of examples that reads the nodes' outputs of another model.
+
+    Args:
+        node_model: computes a row for each node.
+    """
+
+    def __init__(self, node_model: GraphModel) -> None:
+        super().__init__()
+        if node_model.level != "node":
+            raise EvergraphError(f"{type(self).__name__} reads a model of nodes, not {type(node_model).__name__}")
+        self.node_model = node_model
+        self.reads_edge_weights = node_model.reads_edge_weights
+
+    @property
+    def encoder(self) -> GraphModel:
+        """The model of the nodes."""
+        return self.node_model
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Those of the model of nodes, and the read-out's own."""
+        return {**self.node_model.hyperparameters(), **self.readout()}
+
+    def operator(self, graph: Graph) -> SparseMatrix:
+        """As the model of nodes propagates."""
+        return self.node_model.operator(graph)
+
+    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
+        """As the model of nodes reads."""
+        return self.node_model.inputs(graph, operator, propagate)
+
+    @capability(rests_on=("operator", "inputs"), through="node_model")
+    def input_key(self) -> str:
+        """As the model of nodes reads."""
+        claim = capable(self.node_model, "input_key")
+        assert claim is not None
+        return str(claim())
+
+
+class Pooled(Readout):
+    """Graphs: the mean (or sum) of its nodes' outputs.
+
+    The last layer of a model of nodes is linear, so this is a linear head on pooled features: pooling comes before
+    the head, as in the usual networks for graphs.
+
+    Args:
+        node_model: the model of the nodes.
+        pooling: `mean` or `sum`; by default what the model of nodes prefers (GIN sums).
+    """
+
+    level = "graph"
+
+    def __init__(self, node_model: GraphModel, pooling: Literal["mean", "sum"] | None = None) -> None:
+        super().__init__(node_model)
+        self.pooling = pooling or str(getattr(node_model, "pooling", "mean"))
+
+    def readout(self) -> dict[str, Any]:
+        """The pooling."""
+        return {"pooling": self.pooling}
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """As the model of nodes."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.node_model.setup(in_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        """As the model of nodes."""
+        self.node_model.reset_parameters()
+
+    def grow(self, out_channels: int) -> None:
+        """As the model of nodes."""
+        self.node_model.grow(out_channels)
+        self.out_channels = out_channels
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Outputs of the batch's graphs."""
+        return self._pool(batch, self.node_model(batch))
+
+    def _pool(self, batch: Batch, rows: Tensor) -> Tensor:
+        assert batch.members is not None, "a batch of graphs"
+        members = batch.members.to(rows.dtype)
+        if self.pooling == "mean":
+            sizes = members.counts().clamp(min=1).to(rows.dtype)
+            members = members.with_values(members.values / sizes[members.row_of_entry()])
+        return members @ rows
+
+    @capability(rests_on=("forward", "logits"), through="node_model")
+    def features(self, batch: Batch) -> Tensor:
+        """Pooled features: what the last weight matrix multiplies."""
+        claim = capable(self.node_model, "features")
+        assert claim is not None
+        return self._pool(batch, claim(batch))
+
+    @capability(rests_on=("forward", "logits"), through="node_model")
+    def output_weight(self) -> Tensor:
+        """The last weight matrix."""
+        claim = capable(self.node_model, "output_weight")
+        assert claim is not None
+        weight: Tensor = claim()
+        return weight
+
+
+class Paired(Readout):
+    """Links: [h_u ∘ h_v, h_u, h_v, 1] W, h the rows that the model of nodes gives the source u and the target v.
+
+    Args:
+        node_model: the model of the nodes.
+        width: numbers in h; by default the width of its hidden layers. A module of your own keeps its width.
+    """
+
+    level = "link"
+
+    def __init__(self, node_model: GraphModel, width: PositiveInt | None = None) -> None:
+        super().__init__(node_model)
+        self.width = width
+        self.head: nn.Parameter
+
+    def readout(self) -> dict[str, Any]:
+        """The width."""
+        return {"width": self.width}
+
+    def setup(self, in_channels: int, out_channels: int) -> None:
+        """A Glorot-uniform head with zero biases, on top of the model of nodes."""
+        self.in_channels, self.out_channels = in_channels, out_channels
+        module = getattr(self.node_model, "module", None)
+        if self.width is None:
+            self.width = int(getattr(self.node_model, "hidden", 64)) if module is None else None
+        self.width = measure_width(module, in_channels) if self.width is None else self.width
+        self.node_model.setup(in_channels, self.width)
+        self.head = nn.Parameter(torch.empty(3 * self.width + 1, out_channels))
+        self._reset_head()
+
+    def _reset_head(self) -> None:
+        nn.init.xavier_uniform_(self.head[:-1])
+        nn.init.zeros_(self.head[-1])
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        self.node_model.reset_parameters()
+        self._reset_head()
+
+    def grow(self, out_channels: int) -> None:
+        """More output units; a new unit's bias starts at zero."""
+        before = self.head.size(1)
+        self.head = grown(self.head, out_channels)
+        with torch.no_grad():
+            self.head[-1, before:] = 0
+        self.out_channels = out_channels
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Outputs of the batch's links."""
+        return linear(self.features(batch), self.head, of_examples=True)
+
+    @capability(rests_on=("forward", "logits"))
+    def features(self, batch: Batch) -> Tensor:
+        """[h_u ∘ h_v, h_u, h_v, 1]: what the head multiplies."""
+        assert batch.members is not None, "a batch of links"
+        h = self.node_model(batch)
+        source, target = (h[ends] for ends in batch.members.indices.view(-1, 2).T)
+        return with_ones(torch.cat([source * target, source, target], dim=1))
+
+    @capability(rests_on=("forward", "logits"))
+    def output_weight(self) -> Tensor:
+        """The head."""
+        return self.head

@@ -1,0 +1,123 @@
+"""The one way to read a file: regular, bounded, decoded, of the shape agreed on, and as it was written.
+
+Records are JSON objects that carry the hash of their own content, so that a flipped bit or an edit is noticed.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import stat
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from evergraph.core.settings import misfit
+from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.files import write_atomically
+
+LARGEST_TEXT = 2**30  # bytes of a text file; ours are far smaller
+HASH = "sha256"
+# what zipfile, zlib and numpy raise on files that are cut short, altered or something else altogether
+DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError, KeyError,
+    IndexError, TypeError, SyntaxError, NotImplementedError, RuntimeError, MemoryError, OverflowError,
+)  # fmt: skip
+RESTORE = "restore it from a copy"
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+class MissingFileError(EvergraphError):
+    """There is no such file."""
+
+
+def regular_file(path: str | Path) -> Path:
+    """The path, if a regular file is there: a pipe or a device would make its reader wait for ever."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise MissingFileError(f"no file {path}") from None
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        raise EvergraphError(f"cannot read {str(path)[:120]} ({first_line(error)})") from None
+    if not stat.S_ISREG(mode):
+        raise EvergraphError(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'a socket')}, not a file")
+    return Path(path)
+
+
+def exists(path: str | Path) -> bool:
+    """Whether something is there; a name that no file system takes is not."""
+    return os.path.exists(path)  # unlike Path.exists, no error for names that are too long
+
+
+def read_text(path: str | Path) -> str:
+    """A text file in UTF-8."""
+    path = regular_file(path)
+    try:
+        if (size := path.stat().st_size) > LARGEST_TEXT:
+            raise EvergraphError(f"{path} is too large for what it should be ({size:,} bytes)")
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvergraphError(f"{path} cannot be read ({first_line(error)})") from None
+
+
+def parse_json(text: str, place: str | Path, shape: Any = None, advice: str = RESTORE) -> Any:
+    """JSON of an agreed shape (a `TypedDict`, `dict`, `list[…]`); `place` and `advice` are for the error."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise EvergraphError(f"{place} is damaged ({first_line(error)}); {advice}") from None
+    if shape is not None and (reason := misfit(value, shape)):
+        raise EvergraphError(f"{place} is damaged ({reason}); {advice}")
+    return value
+
+
+def read_json(path: str | Path, shape: Any = None, advice: str = RESTORE) -> Any:
+    """A JSON file of an agreed shape."""
+    return parse_json(read_text(path), path, shape, advice)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Plain values as JSON that every reader takes: a number that is not finite is an error, not «NaN»."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        raise EvergraphError(
+            "a result is not a finite number, so the model diverged; lower lr or the strength"
+        ) from None
+
+
+def write_record(path: Path, record: dict[str, Any], indent: int | None = None) -> None:
+    """A JSON object with the hash of its content."""
+    write_atomically(path, as_json({**record, HASH: content_hash(record)}, indent))
+
+
+def read_record(path: str | Path, shape: Any = None, advice: str = RESTORE) -> dict[str, Any]:
+    """What `write_record` wrote, unchanged."""
+    record: dict[str, Any] = read_json(path, dict, advice)
+    if record.pop(HASH, None) != content_hash(record):
+        raise EvergraphError(f"{path} is damaged (its hash does not fit its content); {advice}")
+    if shape is not None and (reason := misfit(record, shape)):
+        raise EvergraphError(f"{path} is damaged ({reason}); {advice}")
+    return record
+
+
+def content_hash(value: Any) -> str:
+    """SHA-256 of plain values."""
+    return hashlib.sha256(as_json(value).encode()).hexdigest()
+
+
+def read_rows(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column."""
+    try:
+        return [dict(row) for row in csv.DictReader(read_text(path).splitlines())]
+    except csv.Error as error:
+        raise EvergraphError(f"{path} is damaged ({first_line(error)})") from None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number")

@@ -1,0 +1,93 @@
+"""Numbers to be predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergraph.data.graph import ClassName, Graph
+from evergraph.errors import EvergraphError
+from evergraph.problems.base import PROBLEMS
+from evergraph.problems.columns import Columns
+
+
+class Regression(Columns):
+    """p(y | z) = N(z, I) over the units in scope; H = I there, and zero elsewhere."""
+
+    kind = "numbers"
+    metric = "mae"
+
+    def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
+        """The numbers of each example by output unit."""
+        if graph.has_classes:
+            raise EvergraphError(f"{graph.name}: its examples have classes, and {self.name} predicts numbers")
+        return super().targets(graph, classes)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """½ ‖y − z‖² over the known numbers in scope; the constant of −log p is left out."""
+        return 0.5 * self._residual(outputs, targets).square().sum(1)
+
+    def _residual(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        y, known = self._known(outputs, targets)
+        return (y - self._scoped(outputs)) * known
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """y − z."""
+        return self._widened(self._residual(outputs, targets), outputs.size(1))
+
+    def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """u."""
+        return self.in_scope(tangents)
+
+    def fisher_factors(self, outputs: Tensor) -> Tensor:
+        """onehot(c), one vector per unit."""
+        scoped = self._scoped(outputs)
+        return self._widened(torch.diag_embed(torch.ones_like(scoped)), outputs.size(1))
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """z plus standard Gaussian noise. On a GPU from the device's own random numbers."""
+        generator = None if outputs.is_cuda else generator
+        return outputs + torch.randn(outputs.shape, dtype=outputs.dtype, device=outputs.device, generator=generator)
+
+    def most_probable(self, outputs: Tensor) -> Tensor:
+        """z itself."""
+        return outputs.clone()
+
+    def divergence(self, outputs: Tensor, reference: Tensor, temperature: float = 1.0) -> Tensor:
+        """½ ‖z − z_reference‖² / T²."""
+        return 0.5 * ((self._scoped(outputs) - self._scoped(reference)) / temperature).square().sum(1)
+
+    def probabilities(self, outputs: Tensor, units: Sequence[int]) -> Tensor:
+        """A number has no probability."""
+        raise EvergraphError(f"{self.name} predicts numbers, which have no probabilities; use predict")
+
+    def read(self, outputs: Tensor, units: Sequence[int], names: Sequence[ClassName]) -> tuple[list[Any], Tensor]:
+        """The numbers: one for each example, or a list where there are several; and the same as a matrix."""
+        values = outputs[:, list(units)]
+        return values.squeeze(1).tolist() if len(units) == 1 else values.tolist(), values
+
+
+@PROBLEMS.register
+class NodeRegression(Regression):
+    """An example is a node with one number or several."""
+
+    name = "node-regression"
+
+
+@PROBLEMS.register
+class GraphRegression(Regression):
+    """An example is a graph with one number or several."""
+
+    name = "graph-regression"
+    level = "graph"
+
+
+@PROBLEMS.register
+class LinkRegression(Regression):
+    """An example is a link with one number or several."""
+
+    name = "link-regression"
+    level = "link"

@@ -1,0 +1,119 @@
+"""A learner on the test examples of tasks: those of a stream, or months in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from evergraph.data import TEST_GRAPHS, Graph, Part, Task, TaskStream
+from evergraph.errors import EvergraphError
+from evergraph.evaluation import METRICS, Evaluation, Metric
+from evergraph.training.inputs import Tasks, as_tasks
+
+if TYPE_CHECKING:
+    from evergraph.training.learner import Learner
+
+
+def evaluate(
+    learner: Learner,
+    stream: Tasks,
+    metric: str | None,
+    test_graph: str | None,
+    part: Part,
+    after: int | None = None,
+) -> Evaluation:
+    """See `Learner.evaluate`."""
+    if not learner.num_tasks:
+        raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
+    tasks, name = as_tasks(stream, seed=learner.seed), learner.problem.metric if metric is None else metric
+    if after is not None and not isinstance(tasks, TaskStream):
+        raise EvergraphError(f"after={after} counts the tasks of a stream; leave it out for a list")
+    values, names = _measured(learner, tasks, METRICS[name], test_graph, part, after)
+    # what was measured right after learning was measured in this way alone; tasks in pieces were not measured then
+    comparable = name == learner.problem.metric and part == "test" and after is None
+    if isinstance(tasks, TaskStream):
+        own_graphs = not TEST_GRAPHS[test_graph or tasks.test_graph].joins_tasks
+        comparable = comparable and own_graphs and not tasks.task_incremental
+    numbers: list[int | None] = [None] * len(values)
+    if comparable:
+        numbers = [_number_of(learner, tasks, index) for index in range(len(values))]
+        _remember(learner, numbers, values)
+    return Evaluation(
+        values,
+        [None if number is None else learner.first_accuracies[number] for number in numbers],
+        names,
+        latest=[number == learner.num_tasks - 1 for number in numbers] if comparable else [],
+        rows=[[_tested(learner, row, number) for number in numbers] for row in numbers],
+        higher_is_better=METRICS[name].higher_is_better,
+    )
+
+
+def _measured(
+    learner: Learner,
+    tasks: TaskStream | list[Task],
+    measure: Metric,
+    test_graph: str | None,
+    part: Part,
+    last: int | None,
+) -> tuple[list[float], list[str]]:
+    """The metric on each task, and the tasks' names."""
+    unit_of = {name: unit for unit, name in enumerate(learner.classes_)}
+    listed: Iterable[tuple[Graph, Tensor]]
+    if isinstance(tasks, TaskStream):
+        if last is not None and not -len(tasks) <= last < len(tasks):
+            raise EvergraphError(f"after={last} is impossible with {len(tasks)} tasks; choose 0 to {len(tasks) - 1}")
+        after = min(learner.num_tasks, len(tasks)) - 1 if last is None else range(len(tasks))[last]
+        graph, titles = tasks.graph, tasks.task_names
+        listed = (tasks.tests(after, index, test_graph, part) for index in range(after + 1))
+        own = [[graph.class_names[p] for p in tasks.tasks_classes[index]] for index in range(after + 1)]
+        among = [[graph.class_names[p] for p in tasks.candidates(after, index)] for index in range(after + 1)]
+    else:
+        listed = [(task.graph, getattr(task, part)) for task in tasks]
+        own, among = [task.class_names for task in tasks], [learner.classes_ for _ in tasks]
+        titles = [", ".join(map(str, names)) for names in own]
+    for index, names in enumerate(own):
+        if missing := [name for name in names if name not in unit_of]:
+            raise EvergraphError(f"task {index} has classes the learner has not met: {missing[0]!r}; learn it first")
+    values: list[float] = []
+    # examples of one graph are computed together, and graphs one after another: all at once may not fit
+    for _, group in groupby(listed, key=lambda pair: id(pair[0])):
+        pairs = list(group)
+        graph, sizes = pairs[0][0], [nodes.numel() for _, nodes in pairs]
+        if not all(sizes):
+            number = len(values) + sizes.index(0)
+            raise EvergraphError(
+                f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
+            )
+        truth = learner.problem.targets(graph, learner.classes_)
+        outputs = learner.outputs(graph, torch.cat([nodes for _, nodes in pairs]))
+        for (_, nodes), rows in zip(pairs, outputs.split(sizes)):
+            values.append(measure(rows, truth[nodes], [unit_of[name] for name in among[len(values)]]))
+    return values, titles[: len(values)]
+
+
+def _number_of(learner: Learner, tasks: TaskStream | list[Task], index: int) -> int | None:
+    """The number under which a task to be tested was learned; None if it is another."""
+    if isinstance(tasks, TaskStream) and tasks.graph.on_disk:  # its tasks are not read again to compare them
+        names = [tasks.graph.class_names[position] for position in tasks.tasks_classes[index]]
+        return index if learner.history[index]["classes"] == names else None
+    return learner.learned_as(tasks[index])
+
+
+def _remember(learner: Learner, numbers: list[int | None], values: list[float]) -> None:
+    """Keep what was measured after the last task, for later matrices."""
+    if not learner.in_mid_task:
+        last, records = learner.records[-1], learner.records
+        now = {records[number]["mark"]: value for number, value in zip(numbers, values) if number is not None}
+        learner.records = [*records[:-1], {**last, "tested": {**last["tested"], **now}}]
+
+
+def _tested(learner: Learner, after: int | None, number: int | None) -> float | None:
+    """What was measured on one task right after another was learned; None where nothing was."""
+    if after is None or number is None:
+        return None
+    value: float | None = learner.records[after]["tested"].get(learner.records[number]["mark"])
+    return value

@@ -1,0 +1,100 @@
+"""What people pass to a learner, as what it works with: tasks, nodes, classes. Anything else is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergraph.data import ClassName, Graph, Task, TaskStream
+from evergraph.errors import EvergraphError, first_line, unknown
+
+Tasks = TaskStream | Task | Sequence[Any]
+"""A stream, or a list of tasks, PyG `Data` objects, graphs or paths of graph files."""
+
+
+def as_task(task: Any, *, seed: int, index: int) -> Task:
+    """The task itself, or the labelled examples of a graph as one, split as a learner with this seed splits them."""
+    if isinstance(task, Task):
+        return task
+    if isinstance(task, TaskStream):
+        raise EvergraphError(f"{task.name} is a stream of {len(task)} tasks; learn them all with learner.fit(stream)")
+    if isinstance(task, (list, tuple)):
+        raise EvergraphError(f"a list of {len(task)} is not a task; learn several with learner.fit([…])")
+    return Task.of(task, seed=seed, index=index)
+
+
+def as_tasks(tasks: Any, *, seed: int) -> TaskStream | list[Task]:
+    """The stream itself, or a list of tasks: those in a list, or a single one."""
+    if isinstance(tasks, TaskStream):
+        return tasks
+    if isinstance(tasks, (list, tuple, Iterator)):
+        listed = [as_task(task, seed=seed, index=index) for index, task in enumerate(tasks)]
+        if not listed:
+            raise EvergraphError("the list of tasks is empty; give at least one task, graph or path")
+        return listed
+    return [as_task(tasks, seed=seed, index=0)]
+
+
+def is_pairs(nodes: Any) -> bool:
+    """Whether pairs of nodes are asked for, `(2, number)`."""
+    try:
+        shape = nodes.shape if isinstance(nodes, Tensor) else np.shape(nodes)
+    except ValueError:  # ragged
+        return False
+    return len(shape) == 2 and shape[0] == 2
+
+
+def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
+    """Numbers of nodes, graphs or links, from numbers or a mask over all of them; all for None."""
+    count, what = graph.num_examples, f"{graph.level}s"
+    if nodes is None:
+        return torch.arange(count)
+    try:
+        chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.asarray(nodes))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise EvergraphError(
+            f"nodes={_short(nodes)} are not node numbers ({first_line(error)}); give whole numbers or a mask"
+        ) from None
+    chosen = chosen.reshape(1) if chosen.ndim == 0 else chosen
+    if chosen.ndim != 1:
+        raise EvergraphError(f"nodes have shape {tuple(chosen.shape)}; give a list of node numbers, or a mask")
+    if isinstance(nodes, (list, tuple)) and len({isinstance(node, (bool, np.bool_)) for node in nodes}) > 1:
+        raise EvergraphError(
+            f"nodes={_short(nodes)} mix numbers and truth values; give numbers, or a mask of all nodes"
+        )
+    if chosen.dtype == torch.uint8 and chosen.shape == (count,) and count > 2 and int(chosen.max()) <= 1:
+        raise EvergraphError("nodes are 0 and 1 as uint8: a mask or numbers? Give mask.bool(), or numbers as int64")
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (count,):
+            raise EvergraphError(f"{graph.name}: a mask of shape {tuple(chosen.shape)} does not fit {count} {what}")
+        return torch.nonzero(chosen).reshape(-1)
+    if chosen.numel() and (chosen.is_floating_point() or chosen.is_complex()):
+        raise EvergraphError(f"nodes={_short(nodes)} are not whole numbers; give node numbers, or a mask")
+    chosen = chosen.long()
+    if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < count:
+        raise EvergraphError(f"{graph.name}: {what} run from 0 to {count - 1}; one asked for is outside")
+    return chosen
+
+
+def chosen_units(classes: Any, known: Sequence[ClassName]) -> list[int]:
+    """Output units of the classes named; of all classes known for None."""
+    if classes is None:
+        return list(range(len(known)))
+    if isinstance(classes, (str, int)) or not isinstance(classes, Iterable):
+        raise EvergraphError(f"classes={classes!r} is not a list; give names in a list, e.g. [{classes!r}]")
+    named = list(classes)
+    if not named:
+        raise EvergraphError("classes=[] leaves nothing to choose from; name at least one, or leave it out for all")
+    for name in named:
+        if not isinstance(name, (str, int)) or name not in known:
+            raise unknown("class", name, map(str, known))
+    return [known.index(name) for name in named]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,0 +1,230 @@
+"""`evergraph compare`: several streams, tuned alike, significance, LaTeX, more seeds later, a method of one's own."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import evergraph as eg
+from evergraph.experiments.latex import escape
+from evergraph.experiments.method_table import latex, markdown, method_table
+from evergraph.experiments.report.collect import find_runs, read_runs
+from evergraph.experiments.significance import paired_p, within_noise
+
+STREAMS = ["sbm:nodes=60,classes=4,degree=4,features=8,signal=3", "sbm:nodes=72,classes=6,degree=4,features=8,signal=3"]
+QUICK = ["--epochs", "2", "--hidden", "4", "--device", "cpu"]
+MINE = '''
+from dataclasses import dataclass
+import evergraph as eg
+
+@eg.register
+@dataclass(repr=False)
+class Damped(eg.Method):
+    """Smaller steps for later tasks."""
+    name = "damped"
+    factor: float = 0.5
+    def edit_grads(self, step):
+        for value in step.model.parameters():
+            value.grad *= self.factor ** step.context.index
+'''
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERGRAPH_PLUGINS", "")
+    monkeypatch.setattr("evergraph.experiments.report.FIGURES", {})  # pictures have tests of their own
+    monkeypatch.setattr("evergraph.cli.compare.heatmaps", lambda results, path: path)
+
+
+def result(method: str, stream: str, values: list[float], keeps: tuple[str, ...] = ()) -> dict:
+    matrices = [[[value, None], [value, value]] for value in values]
+    protocol = {"test_graph": "task", "order": "labelled"}
+    return {"method": method, "stream": stream, "protocol": protocol, "seeds": list(range(len(values))),
+            "matrices": matrices, "access": {"keeps": list(keeps)}}  # fmt: skip
+
+
+RESULTS = [
+    result("good", "a", [90, 91, 92, 93]), result("close", "a", [89.5, 91.2, 91.9, 92.8]),
+    result("bad", "a", [50, 52, 51, 53]), result("joint", "a", [99, 99, 98, 99], ("graphs",)),
+    result("good", "months/b.npz", [70, 71, 72]), result("bad", "months/b.npz", [80, 81, 83]),
+]  # fmt: skip
+
+
+def test_methods_and_streams_are_one_table() -> None:
+    table = method_table(RESULTS)
+    assert table.columns == ["a", "b"]  # no paths in titles
+    good, bad, joint = table.rows["good"], table.rows["bad"], table.rows["joint"]
+    assert good[0].best
+    assert not good[1].best
+    assert bad[1].best
+    assert table.rows["close"][0].tied
+    assert bad[0].tied is False
+    assert not joint[0].best  # a ceiling does not compete
+    assert table.rows["close"][1] is None
+    text = markdown(table)
+    assert "| good | **91.5 ± 1.3** | 71.0 ± 1.0 |" in text
+    assert "| close | 91.4 ± 1.4† | – |" in text
+    assert "| *joint* |" in text
+    source = latex(table)
+    assert r"\begin{tabular}{lrr}" in source
+    assert r"good & \textbf{91.5 $\pm$ 1.3} & 71.0 $\pm$ 1.0 \\" in source
+    assert r"91.4 $\pm$ 1.4$^\dagger$ & -- \\" in source
+    assert escape("a_b & 5%") == r"a\_b \& 5\%"
+
+
+def test_significance_is_paired_and_corrected() -> None:
+    random = np.random.default_rng(0)
+    base = random.normal(size=8)
+    values = {
+        "best": base + 1,
+        "worse": base + 0.2 * random.normal(size=8),
+        "same": base + 1 + 0.01 * random.normal(size=8),
+    }
+    for name in ("worse", "same"):
+        assert paired_p(values["best"], values[name]) == pytest.approx(stats.ttest_rel(values["best"], values[name])[1])
+    assert within_noise(values, "best") == {"best": True, "worse": False, "same": True}
+    assert paired_p([1, 2], [1, 2]) == 1
+    assert paired_p([2, 3], [1, 2]) == 0
+    assert paired_p([1], [2]) is None
+    assert within_noise({"a": [1.0], "b": [2.0]}, "b") == {"a": None, "b": True}
+
+
+def test_holm_counts_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evergraph.experiments import significance
+
+    p = {"x": 0.01, "y": 0.03, "z": 0.04}
+    monkeypatch.setattr(significance, "paired_p", lambda first, second: p[second])
+    told = within_noise({"best": "best", **{name: name for name in p}}, "best")
+    assert told == {"best": True, "x": False, "y": True, "z": True}  # 0.01·3 < 0.05, 0.03·2 is not
+
+
+def test_a_comparison_over_streams_is_written_as_markdown_latex_and_csv(evergraph, tmp_path: Path) -> None:
+    words = ["compare", *STREAMS, "--methods", "finetune,ewc,joint", "--seeds", "2", *QUICK, "--out", "here"]
+    status, out, _ = evergraph(*words, "--latex")
+    assert status == 0
+    assert out == (tmp_path / "here/methods.tex").read_text()
+    assert out.count(r"$\pm$") == 6
+    rows = list(csv.DictReader((tmp_path / "here/methods.csv").open()))
+    assert [(row["method"], row["runs"]) for row in rows] == [
+        (m, "2") for m in ("finetune", "ewc", "joint") for _ in "ab"
+    ]
+    assert sum(row["best"] == "True" for row in rows) == 2
+    assert (tmp_path / "here/methods.md").read_text().count("|---") == 1
+    assert "methods and streams: here/methods.md" in evergraph(*words, "--resume")[1]
+
+
+def test_seeds_can_be_added_later(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune,ewc", *QUICK, "--json"]
+    whole = json.loads(evergraph(*words, "--seeds", "3", "--out", "whole")[1])
+    first = json.loads(evergraph(*words, "--seeds", "2", "--out", "here")[1])
+    learned, learn = [], eg.Learner.learn
+
+    def watched(learner: eg.Learner, *rest: object) -> object:
+        learned.append(learner.seed)
+        return learn(learner, *rest)
+
+    monkeypatch.setattr(eg.Learner, "learn", watched)
+    more = json.loads(evergraph(*words, "--seeds", "3", "--out", "here", "--resume")[1])
+    assert set(learned) == {2}
+    for one, other, before in zip(more["results"], whole["results"], first["results"]):
+        assert one["seeds"] == [0, 1, 2]
+        assert one["matrices"] == other["matrices"]
+        assert one["matrices"][:2] == before["matrices"]
+    status, _, error = evergraph(*words, "--seeds", "1", "--out", "here", "--resume")
+    assert status == 2
+    assert "other settings (seeds)" in error
+    assert evergraph(*words, "--seeds", "4", "--jobs", "2", "--out", "here", "--resume")[0] == 0
+
+
+def test_every_method_is_tuned_by_one_rule(evergraph, tmp_path: Path) -> None:
+    words = ["compare", *STREAMS, "--methods", "finetune,ewc", "--seeds", "2", "--tune", "first-tasks", "--trials", "2"]
+    stream = ["--classes-per-task", "1", "--label-scope", "seen"]
+    status, out, error = evergraph(*words, *QUICK, *stream, "--out", "here", "--json")
+    assert status == 0, error
+    found, best = json.loads(out), json.loads((tmp_path / "here/tuning/best.json").read_text())
+    assert len(best) == 4
+    runs = read_runs(find_runs([tmp_path / "here"])[0])
+    assert len(runs) == 4  # the trials are not in the report
+    for one in found["results"]:
+        chosen = best[f"{one['stream']}: {one['method']}"]
+        assert one["protocol"]["lr"] == chosen["training"]["lr"]
+        assert one["hyperparameters"].get("strength") == chosen["settings"].get("strength")
+        assert len(one["seeds"]) == 2
+    assert "rule first-tasks, 2 trials" in (tmp_path / "here/methods.md").read_text()
+    assert evergraph(*words, *QUICK, *stream, "--out", "here", "--json", "--resume")[0] == 0
+    status, _, error = evergraph("compare", STREAMS[0], "--tune", "guessing", *QUICK)
+    assert status == 2
+    assert "unknown selection rule 'guessing'" in error
+
+
+def test_settings_of_one_methods_model_and_training(evergraph) -> None:
+    words = ["compare", STREAMS[0], "--methods", "auto,ewc", "--seeds", "1", "--json", "--device", "cpu"]
+    words += ["--set", "auto.hidden=12", "--set", "ewc.hidden=5", "--set", "ewc.epochs=1", "--set", "ewc.strength=3"]
+    auto, ewc = json.loads(evergraph(*words)[1])["results"]
+    assert auto["model"]["hidden"] == 12
+    assert ewc["model"]["hidden"] == 5
+    assert (ewc["protocol"]["epochs"], ewc["hyperparameters"]["strength"]) == (1, 3.0)
+    status, _, error = evergraph("compare", STREAMS[0], "--methods", "auto", "--set", "auto.hiden=3")
+    assert status == 2
+    assert "unknown setting of auto 'hiden'" in error
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "methods"])
+def test_a_method_from_ones_own_file(evergraph, tmp_path: Path, command: str) -> None:
+    from evergraph.methods import METHODS
+
+    path = tmp_path / f"mine_{command}.py"
+    path.write_text(MINE.replace("damped", f"damped-{command}"))
+    words = {
+        "run": ["run", STREAMS[0], "--method", "damped-run", *QUICK, "--json"],
+        "compare": [
+            "compare",
+            STREAMS[0],
+            "--methods",
+            "damped-compare",
+            "--seeds",
+            "2",
+            "--jobs",
+            "2",
+            *QUICK,
+            "--json",
+        ],
+        "methods": ["methods", "--json"],
+    }[command]
+    try:
+        status, out, error = evergraph(*words, "--plugin", path)
+        assert status == 0, error
+        assert f"damped-{command}" in out
+    finally:
+        METHODS.remove(f"damped-{command}")
+
+
+def test_a_bad_plug_in_is_one_line(evergraph, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_module")
+    for words, message in (
+        (["--plugin", "broken.py"], "cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')"),
+        (["--plugin=none.py"], "no such Python file"),
+        (["--plugin"], "--plugin needs the path of a Python file"),
+    ):
+        status, out, error = evergraph("methods", *words)
+        assert (status, out) == (2, "")
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_the_version(evergraph) -> None:
+    assert evergraph("--version")[:2] == (0, f"evergraph {eg.__version__}\n")
+
+
+def test_the_citation_names_this_version() -> None:
+    root = Path(__file__).resolve().parents[1]
+    text = (root / "CITATION.cff").read_text(encoding="utf-8")
+    assert "cff-version: 1.2.0" in text
+    assert f"version: {eg.__version__}" in text
+    assert "@software{evergraph" in (root / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,326 @@
+"""Every problem from end to end: learn, forget, be protected, save, be killed, resume, predict, report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+
+import evergraph as eg
+from evergraph.data.datasets.drift import drift, growing_links, growing_ratings
+from evergraph.data.mapped import write_mapped
+from evergraph.evaluation import METRICS
+from evergraph.problems import PROBLEMS
+from test_problems import make_data
+
+SMALL = {"epochs": 2, "lr": 0.02, "batch_size": 16, "label_scope": "seen", "device": "cpu"}
+STREAMS = {
+    "node-classification": lambda: eg.TaskStream(drift(nodes=120), scenario="time", bins=3),
+    "node-labelling": lambda: eg.TaskStream(
+        drift(nodes=120, targets="labels"), scenario="time", bins=3, problem="node-labelling"
+    ),
+    "node-regression": lambda: eg.TaskStream(
+        drift(nodes=120, targets="numbers"), scenario="time", bins=3, problem="node-regression"
+    ),
+    "graph-classification": lambda: eg.TaskStream(
+        make_data("graph-classification", 60), 1, problem="graph-classification"
+    ),
+    "graph-labelling": lambda: eg.TaskStream(make_data("graph-labelling", 40), by="domain", problem="graph-labelling"),
+    "graph-regression": lambda: eg.TaskStream(
+        make_data("graph-regression", 40), by="domain", problem="graph-regression"
+    ),
+    "link-classification": lambda: eg.TaskStream(
+        growing_ratings(nodes=60, groups=3, links=150), 1, problem="link-classification"
+    ),
+    "link-labelling": lambda: eg.TaskStream(make_data("link-labelling", 40), by="domain", problem="link-labelling"),
+    "link-regression": lambda: eg.TaskStream(make_data("link-regression", 40), by="domain", problem="link-regression"),
+    "link-prediction": lambda: eg.TaskStream(
+        growing_links(nodes=60, waves=2, groups=3, links=100), scenario="time", bins=2, problem="link-prediction"
+    ),
+}
+METHODS = ("finetune", "joint", "curvature", "ewc", "online-ewc", "ewc++", "mas", "si", "lwf", "kfac", "ema")
+each_problem = pytest.mark.parametrize("problem", PROBLEMS)
+
+
+def learner(method: str, problem: str, model: str = "gcn", **more: object) -> eg.Learner:
+    return eg.Learner(eg.make_model(model, hidden=8), method, problem=problem, **{**SMALL, **more})
+
+
+def test_every_problem_has_a_stream_here() -> None:
+    own = {name for name, kind in PROBLEMS.items() if kind.__module__.startswith("evergraph.")}
+    assert own == set(STREAMS)
+
+
+@each_problem
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_on_every_problem(method: str, problem: str) -> None:
+    """Each method learns each stream, ends in finite numbers, and its pull is there at the second task."""
+    stream = STREAMS[problem]()
+    one = learner(method, problem).fit(stream)
+    evaluation = one.evaluate(stream)
+    assert len(evaluation.accuracies) == len(stream)
+    assert all(torch.isfinite(value).all() for value in one.model.parameters())
+    if method not in ("finetune",):
+        plain = learner("finetune", problem).fit(stream)
+        pairs = zip(plain.model.parameters(), one.model.parameters())
+        assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+@each_problem
+def test_a_strong_pull_holds_the_parameters(problem: str) -> None:
+    """The exact regularizer at a great strength leaves the outputs of the second task's examples as they were."""
+    stream = STREAMS[problem]()
+    moved = []
+    for strength in (0.0, 1e4):
+        torch.manual_seed(0)
+        one = learner("batch-curvature", problem, dtype=torch.float64, lr=1e-3, weight_decay=0.0, epochs=5)
+        one.method.strength = strength
+        one.learn(stream[0])
+        if one.classes_ != list(stream.graph.class_names):
+            one.classes_ = list(stream.graph.class_names)  # all units there from the start, to compare outputs
+        before = one.logits(stream[1].graph, stream[1].train)
+        one.learn(stream[1])
+        moved.append(float((one.logits(stream[1].graph, stream[1].train) - before).norm()))
+    assert moved[1] < 0.5 * moved[0]
+
+
+@each_problem
+def test_killed_and_resumed_ends_in_the_same_bits(problem: str, tmp_path: Path) -> None:
+    """Stopped in the middle of the second task, saved, loaded and gone on: the same as never stopped."""
+    stream = STREAMS[problem]()
+    whole = learner("ewc", problem)
+    for task in stream:
+        whole.learn(task)
+
+    class KilledError(Exception):
+        pass
+
+    stopped = learner("ewc", problem)
+    stopped.learn(stream[0])
+
+    def stop(progress: eg.Progress, epochs: int) -> None:
+        if progress.epoch == 1:
+            stopped.save(tmp_path / "half")
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        stopped.learn(stream[1], stop)
+    resumed = eg.Learner.load(tmp_path / "half", device="cpu")
+    assert resumed.in_mid_task
+    assert resumed.problem.name == problem
+    for task in list(stream)[1:]:
+        resumed.learn(task)
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters()):
+        assert torch.equal(a, b)
+    assert whole.evaluate(stream).accuracies == resumed.evaluate(stream).accuracies
+
+
+@each_problem
+def test_predictions_speak_the_users_language(problem: str) -> None:
+    stream = STREAMS[problem]()
+    one = learner("lwf", problem).fit(stream)
+    graph = stream[0].graph
+    prediction = one.predict(graph, stream[0].test)
+    assert len(prediction) == stream[0].test.numel()
+    kind = one.problem.kind
+    if kind == "classes":
+        assert set(prediction.labels) <= set(one.classes_)
+        assert prediction.columns is None
+    elif kind == "labels":
+        assert all(set(row) <= set(one.classes_) for row in prediction.labels)
+        assert prediction.columns == one.classes_
+        assert ((prediction.probabilities >= 0) & (prediction.probabilities <= 1)).all()
+    else:
+        values = torch.tensor(prediction.labels).reshape(len(prediction), -1)
+        assert torch.allclose(values.double(), one.logits(graph, stream[0].test).double())
+        with pytest.raises(eg.EvergraphError, match="predicts numbers, which have no probabilities"):
+            one.predict_proba(graph)
+
+
+COLUMNS = ("class", "task", "domain", "time")
+BY_CLASSES = ("classification", "labelling")
+COMBINATIONS = [
+    (problem, scenario)
+    for problem in STREAMS
+    for scenario in COLUMNS
+    if scenario in ("domain", "time") or problem.endswith(BY_CLASSES)
+]
+
+
+@pytest.mark.parametrize(("problem", "scenario"), COMBINATIONS)
+@pytest.mark.parametrize("between", [False, True], ids=["apart", "joined"])
+def test_every_scenario_with_every_problem(problem: str, scenario: str, between: bool, tmp_path: Path) -> None:
+    """To the end of the stream, saved on the way, and predicted; with edges between tasks and without."""
+    level, kind = problem.split("-")
+    if problem == "link-prediction":
+        data = growing_links(nodes=60, waves=2, groups=3, links=100)
+        data = data.altered(attributes={"domain": data.attributes["time"]})
+        data.attributes["domain"].values = (data.attributes["domain"].values > 0.5).long()
+    else:  # tasks of labels that arrive are those of examples with one class each
+        data = make_data(f"{level}-{'classification' if scenario in ('class', 'task') else kind}", 40)
+    options = {"bins": 2} if scenario == "time" else {}
+    options |= {"by": "domain"} if scenario in ("domain", "time") else {}
+    stream = eg.TaskStream(data, 2, scenario=scenario, problem=problem, edges_between_tasks=between, **options)
+    one = learner("curvature", problem, epochs=1)
+    for task in stream:
+        one.learn(task)
+        one.save(tmp_path / "saved")
+        one = eg.Learner.load(tmp_path / "saved", device="cpu")
+    evaluation = one.evaluate(stream)
+    assert len(evaluation.accuracies) == len(stream) >= 2
+    assert all(value == value for value in evaluation.accuracies)
+    assert len(one.predict(stream[0].graph)) == stream[0].graph.num_examples
+    if scenario == "task":
+        assert stream.candidates(1, 0) == stream.tasks_classes[0]
+
+
+def test_the_table_of_the_docs_ticks_what_is_tested() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "problems.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `") and "✓" in line]
+    ticked = {(row[0].strip(" `"), column) for row in rows for column, cell in zip(COLUMNS, row[1:5]) if "✓" in cell}
+    assert ticked == set(COMBINATIONS)
+
+
+def test_links_asked_for_as_pairs() -> None:
+    stream = STREAMS["link-prediction"]()
+    one = learner("finetune", "link-prediction").fit(stream)
+    graph = stream[1].graph
+    ends = graph.members.rows(stream[1].test).indices.view(-1, 2).T
+    asked = one.predict(graph, ends)
+    assert torch.allclose(asked.probabilities, one.predict(graph, stream[1].test).probabilities)
+    with pytest.raises(eg.EvergraphError, match="the learner predicts links"):
+        one.predict(drift(nodes=120, features=16))
+
+
+def test_pyg_objects_as_graphs_and_links(tmp_path: Path) -> None:
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graphs = [Data(x=torch.randn(2, 3), edge_index=edges, y=torch.tensor(number % 2)) for number in range(20)]
+    one = eg.Learner(eg.GIN(hidden=4), "ewc", **SMALL)
+    one.learn(eg.Task.of(graphs))
+    assert one.problem.name == "graph-classification"
+    assert len(one.predict([Data(x=torch.randn(5, 3), edge_index=edges)])) == 1
+    torch.save(graphs, tmp_path / "graphs.pt")
+    read = eg.stream(tmp_path / "graphs.pt", classes_per_task=1)
+    assert (read.problem, len(read), read.name) == ("graph-classification", 2, "graphs")
+    with pytest.raises(eg.EvergraphError, match="only graphs whose examples are nodes"):
+        write_mapped(read.graph, tmp_path / "folder")
+    numbers = [Data(x=torch.randn(2, 3), edge_index=edges, y=torch.tensor([[number / 7]])) for number in range(20)]
+    other = eg.Learner("curvature", **SMALL)
+    other.learn(eg.Task.of(numbers))
+    assert other.problem.name == "graph-regression"
+    rated = Data(x=torch.randn(6, 3), edge_index=edges)
+    rated.edge_label_index, rated.edge_label = torch.randint(6, (2, 30)), torch.arange(30) % 3
+    third = eg.Learner("lwf", **SMALL)
+    third.learn(eg.Task.of(rated))
+    assert third.problem.name == "link-classification"
+
+
+@pytest.mark.parametrize("problem", ["graph-classification", "link-classification"])
+def test_a_module_of_ones_own(problem: str, tmp_path: Path) -> None:
+    class Mine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = GCNConv(-1, 6), GCNConv(6, 7)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x, edge_index).relu(), edge_index)
+
+    stream = STREAMS[problem]()
+    one = eg.Learner(Mine(), "ewc", problem=problem, **SMALL).fit(stream)
+    one.save(tmp_path / "saved")
+    again = eg.Learner.load(tmp_path / "saved", model=Mine(), device="cpu")
+    assert again.evaluate(stream).accuracies == one.evaluate(stream).accuracies
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gat", "gin"])
+@pytest.mark.parametrize("problem", ["graph-classification", "link-prediction"])
+def test_models_on_graphs_and_links_grow(model: str, problem: str) -> None:
+    stream = STREAMS[problem]()
+    one = learner("kfac", problem, model)
+    one.learn(stream[0])
+    before = one.logits(stream[0].graph)
+    one.grow(5)
+    assert torch.allclose(one.logits(stream[0].graph)[:, : before.size(1)], before, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("drift-numbers:nodes=150", "mae"),
+        ("drift-labels:nodes=150", "roc-auc"),
+        ("growing-links:nodes=120,waves=2,groups=4,links=150", "hits@50"),
+        ("growing-ratings:nodes=60,groups=3,links=150", "accuracy"),
+    ],
+)
+def test_runs_and_reports(evergraph, tmp_path: Path, name: str, metric: str) -> None:
+    """The command line: run, resume after a seed is lost, report."""
+    options = ["--bins", "2", "--scenario", "time"]
+    words = ["run", name, "--epochs", 1, "--hidden", 4, "--seeds", 2, "--method", "ewc", "--device", "cpu", *options]
+    status, out, err = evergraph(*words, "--out", tmp_path / "run", "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert result["protocol"]["metric"] == metric
+    worse = [after - before for before, after in zip(*(result["matrices"][0][t][:1] for t in (0, 1)))]
+    if len(result["matrices"][0]) == 2:
+        sign = 1 if METRICS[metric].higher_is_better else -1
+        assert result["metrics"]["af"]["values"][0] == pytest.approx(sign * worse[0])
+    shutil.rmtree(tmp_path / "run" / "seed-1")
+    (tmp_path / "run" / "result.json").unlink()
+    status, out, err = evergraph(*words, "--out", tmp_path / "run", "--resume", "--json")
+    assert json.loads(out)["matrices"] == result["matrices"]
+    status, _, err = evergraph("report", tmp_path / "run", "--out", tmp_path / "report.html")
+    assert status == 0, err
+
+
+def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> None:
+    name = "growing-ratings:nodes=60,groups=3,links=150"
+    words = ["--checkpoint", tmp_path / "learner", "--device", "cpu"]
+    status, out, err = evergraph("learn", name, *words, "--epochs", 1, "--hidden", 4)
+    assert status == 0, err
+    assert "links in 1 epochs; accuracy on held-out links" in out
+    status, out, err = evergraph("predict", name, *words)
+    assert status == 0, err
+    assert out.splitlines()[0] == "node,class,probability"
+    status, out, err = evergraph("learn", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other", "--epochs", 1,
+                                 "--hidden", 4, "--device", "cpu")  # fmt: skip
+    assert status == 0, err
+    assert "mean absolute error on held-out nodes" in out
+    status, out, err = evergraph("predict", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other")
+    assert out.splitlines()[0] == "example,height"
+    assert len(out.splitlines()) == 61
+
+
+def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:
+    """Task after task, and all graphs at once: one head. With `balance=0` and a fixed ridge, to float64's precision."""
+    data = make_data("graph-classification", 60)
+    heads = []
+    for per_task in (1, 3):
+        stream = eg.TaskStream(data, per_task)
+        method = eg.Analytic(balance=0.0, ridge=0.2)
+        one = eg.Learner(eg.RandomFeatures(hidden=20), method, dtype=torch.float64, num_classes=3, **SMALL).fit(stream)
+        heads.append(one.model.encoder.head.detach())
+    assert torch.allclose(heads[0], heads[1], rtol=1e-8, atol=1e-10)
+    assert eg.Learner(problem="graph-classification").method.name == "analytic"
+    assert eg.Learner(eg.GIN(), problem="graph-classification").method.name == "curvature"
+    assert eg.Learner(problem="link-prediction").method.name == "curvature"
+    assert eg.Learner().method.name == "auto"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["drift", "drift-labels", "drift-numbers", "digit-graphs", "digit-slants", "growing-links", "growing-ratings"],
+)
+def test_fine_tuning_forgets_and_joint_training_does_not(name: str) -> None:
+    stream = eg.stream(name)
+    forgotten = {}
+    for method in ("finetune", "joint"):
+        one = eg.Learner(eg.GCN(hidden=32), method, epochs=10, lr=0.01, label_scope="seen", device="cpu").fit(stream)
+        forgotten[method] = one.evaluate(stream).af
+    assert forgotten["finetune"] < 0
+    assert abs(forgotten["joint"]) < 0.4 * abs(forgotten["finetune"])

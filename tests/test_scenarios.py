@@ -1,0 +1,200 @@
+"""Scenarios: which examples belong to which task, what is known at test time, whose split it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import evergraph as eg
+from evergraph.data.datasets.drift import drift, growing_links, growing_ratings
+from evergraph.data.examples import NEGATIVES
+from test_problems import make_data
+
+SMALL = {"epochs": 2, "lr": 0.02, "batch_size": 16, "device": "cpu"}
+
+
+def papers(nodes: int = 80) -> Data:
+    """A PyG object with years and masks."""
+    random = np.random.default_rng(0)
+    data = Data(
+        x=torch.tensor(random.random((nodes, 5)), dtype=torch.float32),
+        edge_index=torch.tensor(random.integers(0, nodes, (2, 3 * nodes))),
+        y=torch.arange(nodes) % 4,
+    )
+    data.year = torch.arange(nodes) // 10 + 2000
+    return data
+
+
+def with_masks(data: Data) -> Data:
+    number = torch.arange(data.num_nodes)
+    data.train_mask, data.val_mask, data.test_mask = number < 50, (number >= 50) & (number < 60), number >= 70
+    return data
+
+
+# a user's own split
+
+
+@pytest.mark.parametrize("options", [{}, {"by": "year", "bins": 1}, {"scenario": "task"}])
+def test_masks_are_respected(options: dict) -> None:
+    data = with_masks(papers())
+    if options.get("by"):
+        data.year = torch.zeros_like(data.year)
+        options = {"by": "year", "bins": 0}
+    stream = eg.stream(data, classes_per_task=4, **options)
+    assert len(stream) == 1
+    assert [stream[0].train.numel(), stream[0].val.numel(), stream[0].test.numel()] == [50, 10, 10]
+    assert stream[0].graph.num_nodes == 80  # nodes in no mask are still somebody's neighbours
+    assert stream.protocol()["split"] == "as the data came"
+    assert eg.stream(data, classes_per_task=4, split="random")[0].train.numel() == 48
+
+
+def test_a_task_made_of_masked_data_trains_on_the_mask() -> None:
+    task = eg.Task.of(with_masks(papers()))
+    assert task.train.tolist() == list(range(50))
+    assert task.test.tolist() == list(range(70, 80))
+    everything = eg.Task.of(with_masks(papers()), hold_out=False)
+    assert everything.train.tolist() == list(range(50))
+    assert not everything.test.numel()
+    learner = eg.Learner(eg.GCN(hidden=4), "finetune", **SMALL)
+    learner.learn(task)
+    assert learner.history[0]["nodes"] == 50
+
+
+def test_of_several_splits_the_seed_takes_one() -> None:
+    data = papers()
+    masks = torch.rand(80, 3, generator=torch.Generator().manual_seed(0)) < 0.5
+    data.train_mask, data.val_mask, data.test_mask = masks, ~masks & False, ~masks
+    for seed in range(5):
+        task = eg.stream(data, classes_per_task=4, seed=seed)[0]
+        assert task.train.tolist() == torch.nonzero(masks[:, seed % 3]).reshape(-1).tolist()
+
+
+# tasks from attributes
+
+
+def test_a_stream_by_year() -> None:
+    stream = eg.stream(papers(), by="year")
+    assert stream.task_names == [str(year) for year in range(2000, 2008)]
+    assert stream.tasks_classes == [[0, 1, 2, 3]] * 8
+    binned = eg.stream(papers(), by="year", bins=4, scenario="time")
+    assert binned.task_names == ["2000–2001", "2002–2003", "2004–2005", "2006–2007"]
+    assert [task.graph.num_nodes for task in binned] == [20] * 4
+    assert binned.protocol()["scenario"] == "time-incremental"
+    assert binned.candidates(0, 0) == [0, 1, 2, 3]
+    together = eg.stream(papers(), by="year", bins=4, edges_between_tasks=True)
+    assert [task.graph.num_nodes for task in together] == [20, 40, 60, 80]
+    assert all(set(together[2].train.tolist()) <= set(range(40, 60)) for _ in [0])
+
+
+def test_parts_of_tasks_are_disjoint_and_stable() -> None:
+    stream = eg.stream(drift(nodes=200), scenario="time", bins=5, test_graph="seen")
+    again = eg.stream(drift(nodes=200), scenario="time", bins=5)
+    for task, same in zip(stream, again):
+        assert task.train.tolist() == same.train.tolist()
+        parts = torch.cat([task.train, task.val, task.test])
+        assert parts.unique().numel() == parts.numel() == 40
+    graph, examples = stream.tests(4, 1)
+    assert graph.num_nodes == 200
+    assert (graph.y[examples] == stream[1].graph.y[stream[1].test]).all()
+
+
+def test_names_make_domains() -> None:
+    graph = eg.make_graph(
+        np.eye(20), np.zeros((2, 0), int), np.arange(20) % 2, attributes={"shop": ["b", "a"] * 10, "day": np.arange(20)}
+    )
+    stream = eg.stream(graph, by="shop")
+    assert stream.task_names == ["a", "b"]
+    assert stream[0].graph.num_nodes == 10
+    with pytest.raises(eg.EvergraphError, match="needs an attribute; name one of shop, day"):
+        eg.stream(graph, scenario="domain")
+    with pytest.raises(eg.EvergraphError, match="unknown attribute of graph 'year'"):
+        eg.stream(graph, by="year")
+    with pytest.raises(eg.EvergraphError, match="does not go with scenario class"):
+        eg.stream(graph, by="shop", scenario="class")
+    with pytest.raises(eg.EvergraphError, match="has 300 values, and each would be a task"):
+        eg.stream(eg.make_graph(np.eye(300), np.zeros((2, 0), int), np.arange(300) % 2,
+                                attributes={"day": np.arange(300)}), by="day")  # fmt: skip
+
+
+def test_several_labels_need_an_attribute() -> None:
+    with pytest.raises(eg.EvergraphError, match="have several labels or numbers, not one class each"):
+        eg.stream(make_data("graph-labelling"))
+    stream = eg.stream(make_data("graph-labelling"), by="domain")
+    assert len(stream) == 2
+
+
+# classes that come again, boundaries that are not sharp
+
+
+def test_a_class_that_comes_again_brings_new_examples() -> None:
+    graph = drift(nodes=200, classes=4)
+    stream = eg.TaskStream(graph, order=[["0", "1"], ["0", "2"], ["0", "3"]])
+    sizes = [int((task.graph.y[task.train] == 0).sum()) for task in stream]
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(task.graph.num_nodes for task in stream) == 200
+    assert stream.candidates(1, 0) == [0, 1, 2]
+    learner = eg.Learner(eg.GCN(hidden=4), "lwf", label_scope="seen", **SMALL).fit(stream)
+    assert learner.classes_ == [0, 1, 2, 3]
+    assert len(learner.evaluate(stream).accuracies) == 3
+
+
+def test_blurry_boundaries() -> None:
+    graph = drift(nodes=400, classes=4)
+    sharp, blurry = eg.TaskStream(graph), eg.TaskStream(graph, blur=0.3)
+    assert [task.test.numel() for task in sharp] == [task.test.numel() for task in blurry]
+    assert sum(task.train.numel() for task in sharp) == sum(task.train.numel() for task in blurry)
+    strangers = [int((task.graph.y[task.train] >= 2).sum()) for task in blurry]
+    assert 0.15 < strangers[0] / blurry[0].train.numel() < 0.45
+    assert blurry.tasks_classes[0] == [0, 1, 2, 3]
+    assert blurry.protocol()["blur"] == 0.3
+    eg.Learner(eg.GCN(hidden=4), "ewc", label_scope="seen", **SMALL).fit(blurry).evaluate(blurry)
+    with pytest.raises(eg.EvergraphError, match="blur does not go with scenario task"):
+        eg.TaskStream(graph, blur=0.1, scenario="task")
+
+
+@pytest.mark.parametrize("method", ["finetune", "curvature", "ewc", "online-ewc", "mas", "si", "lwf", "analytic"])
+def test_a_single_pass_without_boundaries(method: str) -> None:
+    stream = eg.TaskStream(drift(nodes=120, classes=4))
+    model = eg.RandomFeatures(hidden=10) if method == "analytic" else eg.GCN(hidden=4)
+    learner = eg.Learner(model, method, label_scope="seen", **{**SMALL, "epochs": 1})
+    for index, task in enumerate(stream):
+        pieces = list(task.pieces(20))
+        assert torch.cat([piece.train for piece in pieces]).tolist() == task.train.tolist()
+        for piece in pieces:
+            learner.learn(piece)
+        assert len(learner.evaluate(stream, after=index).accuracies) == index + 1
+    assert learner.num_tasks > len(stream)
+    assert all(np.isfinite(learner.evaluate(stream, after=1).accuracies))
+
+
+# links
+
+
+def test_links_to_predict_are_no_edges() -> None:
+    stream = eg.stream(growing_ratings(nodes=60, groups=3, links=300), by="time", bins=3, scenario="time")
+    for task in stream:
+        graph = task.graph
+        edges = set(map(tuple, graph.edge_index.T.tolist()))
+        ends = graph.members.indices.view(-1, 2)
+        train = {pair for link in ends[task.train].tolist() for pair in (tuple(link), tuple(link[::-1]))}
+        assert edges == {pair for pair in train if pair[0] != pair[1]}
+    everything = stream.seen(2)
+    assert everything.graph.num_edges > stream[0].graph.num_edges
+
+
+def test_pairs_without_a_link_are_drawn_reproducibly() -> None:
+    graph = growing_links(nodes=60, waves=2, groups=3, links=100)
+    options = {"scenario": "time", "bins": 3, "problem": "link-prediction"}
+    first, again, other = (eg.TaskStream(graph, seed=seed, **options) for seed in (0, 0, 1))
+    ends = graph.members.indices.view(-1, 2).tolist()
+    known = {pair for link in ends for pair in (tuple(link), tuple(link[::-1]))}
+    for task, same, different in zip(first, again, other):
+        assert task.graph.members.indices.tolist() == same.graph.members.indices.tolist()
+        assert task.graph.members.indices.tolist() != different.graph.members.indices.tolist()
+        for number, part in enumerate((task.train, task.val, task.test)):
+            linked = task.graph.y[part, 0] > 0
+            assert int((~linked).sum()) == NEGATIVES[number] * int(linked.sum())
+            pairs = task.graph.members.rows(part[~linked]).indices.view(-1, 2).tolist()
+            assert not {tuple(pair) for pair in pairs} & known
