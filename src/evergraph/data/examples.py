@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.attributes import Attribute, as_array, read_attributes, read_splits
-from evergraph.data.graph import ClassName, Graph, make_adjacency, make_graph, targets_and_names
+from evergraph.data.arrays import ClassName, as_array, make_adjacency, targets_and_names
+from evergraph.data.attributes import Attribute, read_attributes, read_splits
+from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError
 
 NEGATIVES = {0: 1, 1: 5, 2: 5}
