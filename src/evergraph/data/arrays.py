@@ -161,16 +161,17 @@ def _names(class_names: Any, name: str) -> list[ClassName]:
     return names
 
 
-def read_edges(edge_index: Any, num_nodes: int, name: str) -> np.ndarray:
-    """Pairs of node numbers within range."""
+def read_edges(edge_index: Any, num_nodes: int, name: str, argument: str = "edge_index") -> np.ndarray:
+    """Pairs of node numbers within range; `argument` is what people call them."""
     edges = as_array(edge_index)
     if edges.ndim != 2 or edges.shape[0] != 2:
-        raise EvergraphError(f"{name}: edge_index has shape {tuple(edges.shape)}; it must be (2, number of edges)")
+        raise EvergraphError(f"{name}: {argument} has shape {tuple(edges.shape)}; it must be (2, number of edges)")
     if edges.size and edges.dtype.kind not in "iu":
-        raise EvergraphError(f"{name}: edge_index is of type {edges.dtype}; node numbers are integers")
+        raise EvergraphError(f"{name}: {argument} is of type {edges.dtype}; node numbers are integers")
     if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
         wrong = edges.max() if edges.max() >= num_nodes else edges.min()
-        raise EvergraphError(f"{name}: an edge names node {int(wrong)}, but nodes run from 0 to {num_nodes - 1}")
+        one = "an edge" if argument == "edge_index" else f"one of {argument}"
+        raise EvergraphError(f"{name}: {one} names node {int(wrong)}, but nodes run from 0 to {num_nodes - 1}")
     return edges
 
 
