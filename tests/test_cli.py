@@ -18,6 +18,7 @@ import scipy.sparse as sp
 import evergraph as eg
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods import METHODS
+from evergraph.persistence.reading import read_record
 from graph_files import npz_parts
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
@@ -71,7 +72,7 @@ def test_the_run_folder_holds_everything(call: Call, tmp_path: Path) -> None:
     assert configuration["spec"]["seeds"] == [0, 1]
     assert configuration["spec"]["training"]["epochs"] == 2
     assert {"evergraph", "python", "torch", "torch_geometric", "numpy"} <= configuration["versions"].keys()
-    assert json.loads((folder / "result.json").read_text()) == result
+    assert read_record(folder / "result.json") == result
     assert (folder / "heatmap.png").read_bytes().startswith(b"\x89PNG")
     for seed in (0, 1):
         assert {path.name for path in (folder / f"seed-{seed}").iterdir()} == {"matrix.json", "log.csv"}

@@ -154,7 +154,8 @@ def test_a_class_alone_is_warned_about(evergraph, graph_file, tmp_path):
     graph, folder = graph_file(), tmp_path / "learner"
     first = ["learn", graph, "--checkpoint", folder, "--classes", "e", *CURVATURE]
     assert "give several classes at once" in evergraph(*first)[2]
-    assert "use --label-scope seen" in evergraph("learn", graph, "--checkpoint", folder, "--classes", "f")[2]
+    alone = ["learn", graph, "--checkpoint", folder, "--classes", "f", "--label-scope", "current"]
+    assert "use --label-scope seen" in evergraph(*alone)[2]
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--label-scope", "seen")[2] == ""
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e,f", "--label-scope", "current")[2] == ""
     # no softmax is trained in the closed form

@@ -130,7 +130,7 @@ def test_what_is_not_a_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "graph.csv").write_text("0,1")
     (tmp_path / "folder.npz").mkdir()
     for name, message in {
-        "list.pt": "list is not a graph",
+        "list.pt": "graph 0 of the list is of type int; it has no x and no edge_index",
         "text.npz": "pickled objects|not an npz file",  # numpy takes unknown bytes for a pickle
         "array.npz": "not an npz file",
         "graph.csv": "reads .npz and .pt",

@@ -287,7 +287,7 @@ BAD_CALLS = {
         lambda made: eg.Learner(training={"epochs": 5}),
         "training=.* must be",
     ),
-    "stream([])": (lambda made: eg.stream([]), "list is not a graph"),
+    "stream([])": (lambda made: eg.stream([]), "the list of graphs is empty"),
     "stream(5)": (lambda made: eg.stream(5), "int is not a graph"),
     "TaskStream('digits')": (lambda made: eg.TaskStream("digits"), "cannot tell what this is"),
     "Task.of(5)": (lambda made: eg.Task.of(5), "int is not a graph"),

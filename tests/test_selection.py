@@ -101,7 +101,7 @@ def test_how_a_task_is_cut(graph: eg.Graph, classes: int, tasks: list[int]) -> N
 
 
 def test_a_task_of_one_class_is_no_stream(graph: eg.Graph) -> None:
-    with pytest.raises(eg.EvergraphError, match="task 0 has one class and cannot be cut"):
+    with pytest.raises(eg.EvergraphError, match="task 0 has one class, so it cannot be cut"):
         eg.stream(graph, classes_per_task=1, pseudo_stream=True)
 
 
@@ -595,7 +595,7 @@ def test_tune_all_prints_the_table(call: Call) -> None:
         ),
         (["--rule", "stability-decay", "--trials", "1"], "--trials must be at least 2"),
         (["--rule", "pseudo-stream", "--label-scope", "current"], "competes with none; use label scope seen"),
-        (["--rule", "pseudo-stream", "--classes-per-task", "1"], "has one class and cannot be cut"),
+        (["--rule", "pseudo-stream", "--classes-per-task", "1"], "has one class, so it cannot be cut"),
         (["--trials", "0"], "Invalid value for '--trials'"),
         (["--space", "strength"], "--space 'strength' is not KEY=VALUE"),
         (["--space", "strength=a:b"], "'a' to 'b' is not a range of numbers"),

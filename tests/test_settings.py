@@ -43,9 +43,8 @@ REFUSED = {
     "sbm: nodes='many' must be a whole number": lambda: eg.stream("sbm:nodes=many"),
     "stream: min_class_size=-1 must be": lambda: eg.stream("sbm", min_class_size=-1),
     "stream: classes_per_task=0 must be": lambda: eg.stream("sbm", classes_per_task=0),
-    "RunSpec: seeds=.. must be a list with items each a whole number of at least 0 that is not empty": lambda: (
-        eg.RunSpec("sbm", seeds=[])
-    ),
+    "RunSpec: seeds=.. must be a list with items each a whole number of at least 0 and below 4,294,967,296 that is not "
+    "empty": lambda: eg.RunSpec("sbm", seeds=[]),
     "EWC: strength=-1.0 must be": lambda: eg.make_method("ewc", {"strength": "-1"}),
     "ewc: strength='x' must be a finite number of at least 0": lambda: eg.make_method("ewc", {"strength": "x"}),
     "gcn: hidden='1e3' must be a whole number": lambda: eg.make_model("gcn", hidden="1e3"),

@@ -5,9 +5,12 @@ Importing takes seconds, and Ctrl-C can come meanwhile. A program that uses Ever
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from multiprocessing import parent_process
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 
 
 def is_the_program(arguments: list[str]) -> bool:
@@ -16,12 +19,22 @@ def is_the_program(arguments: list[str]) -> bool:
     return name == "evergraph" or (len(arguments) > 2 and "-m" in arguments and "evergraph" in arguments)
 
 
-def _one_line(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        print("stopped", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, traceback)
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Stop at once. An exception may not get through an import: some libraries take it for a module that is missing."""
+    os.write(2, b"stopped\n")
+    os._exit(128 + number)
 
 
-if is_the_program(sys.argv[:1]) or (sys.argv[:1] == ["-m"] and is_the_program(sys.orig_argv)):
-    sys.excepthook = _one_line
+def ready() -> None:
+    """Everything is imported: from here on Ctrl-C is an exception again."""
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _named() -> bool:
+    return is_the_program(sys.argv[:1]) or (sys.argv[:1] == ["-m"] and is_the_program(sys.orig_argv))
+
+
+# neither in a process that works for another one, nor where Ctrl-C is ignored (nohup) or seen to
+if _named() and parent_process() is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _stop)

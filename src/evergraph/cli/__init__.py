@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evergraph import program
 from evergraph.cli.failures import drop_output, flush, one_line, prepare_streams
 from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.registry import add_plugin_files
@@ -36,6 +37,7 @@ def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
     warnings.showwarning = _note  # type: ignore[assignment]
     try:
+        program.ready()
         prepare_streams()
         words, plugins = _plugins(sys.argv[1:])
         add_plugin_files(plugins)

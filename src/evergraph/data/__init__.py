@@ -1,12 +1,13 @@
 """Graphs, streams of tasks, datasets, and the mini-batches cut from them."""
 
+from evergraph.data.arrays import ClassName
 from evergraph.data.attributes import Attribute
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
 from evergraph.data.examples import make_graphs, make_links, with_links
 from evergraph.data.files import as_graph
-from evergraph.data.graph import ClassName, Graph, from_pyg, make_graph
+from evergraph.data.graph import Graph, from_pyg, make_graph
 from evergraph.data.leak import leak_score, neighbourhood_means
 from evergraph.data.scenarios import SCENARIOS, Scenario
 from evergraph.data.streams import DEFAULT_STREAM, TaskStream, find_graph, stream

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergraph.errors import EvergraphError, first_line, shown
+from evergraph.data.arrays import as_array
+from evergraph.errors import EvergraphError
 
 
 @dataclass(eq=False)
@@ -24,21 +25,6 @@ class Attribute:
 
     values: Tensor
     names: list[str] | None = None
-
-
-def as_array(values: Any) -> np.ndarray:
-    """As a numpy array of this machine's types, from wherever it is."""
-    try:
-        return native(values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
-    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise EvergraphError(f"{shown(values)} is not an array ({first_line(error)})") from None
-
-
-def native(array: np.ndarray) -> np.ndarray:
-    """An array in this machine's byte order; long doubles, which torch does not know, as doubles."""
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        return array.astype(np.float64)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def read_attributes(given: Mapping[str, Any], count: int, name: str) -> dict[str, Attribute]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.data.arrays import as_array, read_edges
 from evergraph.data.examples import make_graphs, make_links
 from evergraph.data.graph import Graph, from_pyg
 from evergraph.errors import EvergraphError, tell
@@ -31,22 +32,31 @@ def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name:
     """Many PyG `Data` objects, each an example; a target of shape `(1, k)` is a row of labels or numbers."""
     if not objects:
         raise EvergraphError(f"{name}: the list of graphs is empty")
+    features, edges, start = [], [], 0
     for number, one in enumerate(objects):
         missing = [key for key in ("x", "edge_index") if getattr(one, key, None) is None]
         if missing:
-            raise EvergraphError(f"{name}: graph {number} has no {' and no '.join(missing)}; evergraph needs both")
-    sizes = torch.tensor([one.x.shape[0] for one in objects])
-    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)[:-1]])
-    edges = torch.cat([one.edge_index + start for one, start in zip(objects, starts)], dim=1)
+            raise EvergraphError(
+                f"{name}: graph {number} of the list is of type {type(one).__name__}; it has no "
+                f"{' and no '.join(missing)}, and evergraph needs both"
+            )
+        features.append(as_array(one.x))
+        if features[-1].ndim != 2 or features[-1].shape[1] != features[0].shape[1]:
+            raise EvergraphError(
+                f"{name}: the features of graph {number} have shape {features[-1].shape}; "
+                "give every graph (nodes, features), and all graphs the same features"
+            )
+        edges.append(read_edges(one.edge_index, len(features[-1]), f"{name}: graph {number}") + start)
+        start += len(features[-1])
     weights = [weight for one in objects if (weight := getattr(one, "edge_weight", None)) is not None]
     given = [getattr(one, "y", None) for one in objects]
     y = None if any(value is None for value in given) else _rows([torch.as_tensor(value) for value in given], name)
     return make_graphs(
-        torch.cat([one.x for one in objects]),
-        edges,
-        torch.repeat_interleave(torch.arange(len(objects)), sizes),
+        np.concatenate(features),
+        np.concatenate(edges, axis=1),
+        np.repeat(np.arange(len(objects)), [len(rows) for rows in features]),
         y,
-        edge_weight=torch.cat(weights) if len(weights) == len(objects) else None,
+        edge_weight=np.concatenate([as_array(weight) for weight in weights]) if len(weights) == len(objects) else None,
         class_names=getattr(objects[0], "class_names", None),
         undirected=undirected,
         name=name,
@@ -85,11 +95,10 @@ def from_links(data: Any, *, name: str = "links") -> Graph:
         raise EvergraphError(f"{name}: the PyG object has no x; evergraph needs features of the nodes")
     if getattr(data, "edge_weight", None) is not None:
         tell(f"{name}: edge_weight is not used where examples are links; every edge is read alike")
-    pairs = torch.as_tensor(data.edge_label_index)
     time = {"time": data.edge_time} if getattr(data, "edge_time", None) is not None else {}
     return make_links(
         data.x,
-        pairs,
+        data.edge_label_index,
         getattr(data, "edge_label", None),
         edge_index=getattr(data, "edge_index", None),
         class_names=getattr(data, "class_names", None),

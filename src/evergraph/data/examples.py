@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.attributes import Attribute, as_array, read_attributes, read_splits
-from evergraph.data.graph import ClassName, Graph, make_adjacency, make_graph, targets_and_names
+from evergraph.data.arrays import ClassName, as_array, make_adjacency, read_edges, targets_and_names
+from evergraph.data.attributes import Attribute, read_attributes, read_splits
+from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError
 
 NEGATIVES = {0: 1, 1: 5, 2: 5}
@@ -99,13 +100,9 @@ def make_links(
         class_names: as for `make_graph`; so are `name`, `attributes`, `splits` and `columns`.
         negatives: the links are those that exist; pairs without a link are drawn as examples of the other kind.
     """
-    pairs = as_array(links)
-    if pairs.ndim != 2 or pairs.shape[0] != 2:
-        raise EvergraphError(f"{name}: links have shape {tuple(pairs.shape)}; they must be (2, number of links)")
-    count = pairs.shape[1]
     nodes = make_graph(x, np.zeros((2, 0), np.int64) if edge_index is None else edge_index, undirected=True, name=name)
-    if pairs.size and (pairs.min() < 0 or pairs.max() >= nodes.num_nodes):
-        raise EvergraphError(f"{name}: a link names a node outside of 0 to {nodes.num_nodes - 1}")
+    pairs = read_edges(links, nodes.num_nodes, name, "links")
+    count = pairs.shape[1]
     if negatives:
         y, columns, class_names = np.ones((count, 1), np.float32), True, class_names or ["link"]
     targets, names = targets_and_names(y, count, class_names, name, columns)
@@ -126,10 +123,9 @@ def _pairs(links: Tensor, num_nodes: int) -> SparseMatrix:
     return SparseMatrix(torch.arange(count + 1) * 2, links.T.reshape(-1), torch.ones(2 * count), num_nodes)
 
 
-def with_links(graph: Graph, links: Tensor) -> Graph:
+def with_links(graph: Graph, links: Any) -> Graph:
     """The same nodes and edges with other links, without targets: what predictions are asked for."""
-    if links.size(0) != 2:
-        raise EvergraphError(f"links have shape {tuple(links.shape)}; they must be (2, number of links)")
+    links = torch.as_tensor(read_edges(links, graph.num_nodes, graph.name, "links"))
     y = graph.y.new_full((links.size(1), *graph.y.shape[1:]), -1 if graph.has_classes else torch.nan)
     members = _pairs(links.long(), graph.num_nodes)
     return graph.altered(y=y, members=members, level="link", attributes={}, splits=None)

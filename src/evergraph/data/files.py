@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import torch
 
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.attributes import native
+from evergraph.data.arrays import native
 from evergraph.data.conversion import from_objects
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, read_mapped
@@ -69,12 +69,12 @@ def read_npz(
         named_classes: take the classes' names from `class_names`, where the file has them.
         undirected: as in `make_graph`.
     """
-    path = Path(path)
+    path = regular_file(path)
     wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
         {"class_names"} if named_classes else set()
     )
     try:
-        with np.load(regular_file(path), allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             parts = {key: native(file[key]) for key in file.files if key in wanted}
     except DAMAGE as error:
         if "allow_pickle" in str(error):

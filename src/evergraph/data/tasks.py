@@ -14,9 +14,10 @@ from torch import Tensor
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks
+from evergraph.data.arrays import ClassName
 from evergraph.data.examples import with_negatives, with_training_edges
 from evergraph.data.files import as_graph
-from evergraph.data.graph import ClassName, Graph
+from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
 
 Part = Literal["train", "val", "test"]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evergraph.data.graph import ClassName, Graph
+from evergraph.data.arrays import ClassName
+from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.problems.base import PROBLEMS, Problem
 

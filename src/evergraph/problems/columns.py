@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evergraph.data.graph import ClassName, Graph
+from evergraph.data.arrays import ClassName
+from evergraph.data.graph import Graph
 from evergraph.problems.base import Problem
 
 

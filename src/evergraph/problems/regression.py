@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergraph.data.graph import ClassName, Graph
+from evergraph.data.arrays import ClassName
+from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.problems.base import PROBLEMS
 from evergraph.problems.columns import Columns

@@ -418,7 +418,7 @@ class Learner(metaclass=Checked):
                 f"{self.model.in_channels}; give it a graph with the features it was trained on"
             )
         if self.problem.level == "link" and is_pairs(nodes):
-            graph, nodes = with_links(graph, torch.as_tensor(nodes)), None
+            graph, nodes = with_links(graph, nodes), None
         if graph.level != self.problem.level:
             raise EvergraphError(
                 f"{graph.name} has {graph.level}s as examples, and the learner predicts {self.problem.level}s"

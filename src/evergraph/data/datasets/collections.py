@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from evergraph.data.attributes import native
+from evergraph.data.arrays import native
 from evergraph.data.datasets.official import read_csv_gz
 from evergraph.data.examples import make_graphs
 from evergraph.data.files import read_npz
@@ -20,9 +20,11 @@ from evergraph.persistence.reading import DAMAGE, MissingFileError, read_json, r
 def read_numbers(path: Path, kind: type = np.float64, delimiter: str = ",", skip: int = 0) -> np.ndarray:
     """A text file of numbers, one row per line; the first `skip` lines are left out."""
     try:
-        return np.loadtxt(regular_file(path), delimiter=delimiter, dtype=kind, skiprows=skip, ndmin=2)
+        regular_file(path)
     except MissingFileError:
         raise EvergraphError(f"{path} is missing; the folder must hold the collection's own files") from None
+    try:
+        return np.loadtxt(path, delimiter=delimiter, dtype=kind, skiprows=skip, ndmin=2)
     except (OSError, ValueError) as error:
         raise EvergraphError(f"{path}: damaged ({first_line(error)})") from None
 
@@ -89,13 +91,16 @@ def read_masked_npz(path: Path) -> Graph:
 
     A file in the GNN-benchmark layout is read too: copies of these graphs come in both.
     """
+    regular_file(path)
     try:
-        with np.load(regular_file(path), allow_pickle=False) as file:
-            if "node_features" not in file.files:
-                return read_npz(path, named_classes=False, undirected=True)
-            parts: dict[str, Any] = {key: native(file[key]) for key in file.files}
+        with np.load(path, allow_pickle=False) as file:
+            parts: dict[str, Any] = {}
+            if "node_features" in file.files:
+                parts = {key: native(file[key]) for key in file.files}
     except DAMAGE as error:
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
+    if not parts:
+        return read_npz(path, named_classes=False, undirected=True)
     splits = None
     if "train_masks" in parts:
         splits = np.full(parts["train_masks"].T.shape, -1)

@@ -1,0 +1,222 @@
+"""Arrays as people have them, checked and as the package works with them: features, targets, names, edges, weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.errors import EvergraphError, first_line, shown, tell
+
+ClassName = str | int
+MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
+
+
+def as_array(values: Any) -> np.ndarray:
+    """As a numpy array of this machine's types, from wherever it is."""
+    try:
+        return native(values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise EvergraphError(f"{shown(values)} is not an array ({first_line(error)})") from None
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """An array in this machine's byte order; long doubles, which torch does not know, as doubles."""
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def read_features(x: Any, name: str) -> Features:
+    """Finite numbers, one row per node; float64 stays, all else becomes float32; sparse stays sparse."""
+    if isinstance(x, Tensor) and x.dtype != torch.float64 and x.is_floating_point():
+        x = x.float()  # numpy does not know all of torch's short floats
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        coo = x.detach().cpu().to_sparse_coo().coalesce()
+        x = sp.coo_matrix((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
+    sparse = sp.issparse(x)
+    if not sparse:
+        x = as_array(x)
+    if x.ndim != 2 or 0 in x.shape:
+        raise EvergraphError(f"{name}: features have shape {tuple(x.shape)}; they must be (nodes, features), not empty")
+    if x.dtype.kind not in "fiub":
+        raise EvergraphError(f"{name}: features are of type {x.dtype}; they must be real numbers")
+    dtype = torch.float64 if x.dtype == np.float64 else torch.float32
+    features: Features = SparseMatrix.from_scipy(x, dtype) if sparse else torch.as_tensor(x).to(dtype)
+    values = features.values if isinstance(features, SparseMatrix) else features
+    if not bool(torch.isfinite(values).all()):
+        raise EvergraphError(f"{name}: features contain NaN or infinite values; clean or impute them first")
+    return features
+
+
+def targets_and_names(
+    y: Any,
+    count: int,
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None,
+    name: str,
+    columns: bool = False,
+) -> tuple[Tensor, list[ClassName]]:
+    """Targets of examples and the names of their classes or columns, checked."""
+    values = None if y is None else as_array(y)
+    if values is None or not (columns or _several(values)):
+        labels = _labels(values, count, name)
+        return labels, _class_names(class_names, labels, name)
+    values = values.reshape(-1, 1) if values.ndim == 1 else values
+    fits = values.ndim == 2 and values.shape[0] == count and values.dtype.kind in "fiub"
+    if not fits or np.isinf(values.astype(np.float32)).any():
+        raise EvergraphError(
+            f"{name}: targets of shape {values.shape} and type {values.dtype} for {count} examples; "
+            "give a row of finite numbers for each, NaN where one is not known"
+        )
+    labels = torch.as_tensor(values.astype(np.float32))
+    names: list[ClassName] = list(range(labels.size(1))) if class_names is None else _names(class_names, name)
+    if len(names) != labels.size(1):
+        raise EvergraphError(f"{name}: {labels.size(1)} columns of targets but {len(names)} names; give one for each")
+    return labels, names
+
+
+def _several(values: np.ndarray) -> bool:
+    """Whether targets have columns; one column of whole numbers holds classes."""
+    if values.ndim != 2 or values.shape[1] != 1:
+        return values.ndim == 2
+    return values.dtype.kind == "f" and bool((values[np.isfinite(values)] % 1).any())
+
+
+def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
+    """One integer per node, -1 or more."""
+    if y is None:
+        return torch.full((num_nodes,), -1)
+    values = as_array(y).reshape(-1)
+    if values.size != num_nodes:
+        raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
+    if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
+        raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
+    if values.dtype.kind in "fu" and values.size and values.max() >= 2**63:
+        raise EvergraphError(f"{name}: label {values.max():g} is out of range; labels are 0, 1, 2, … or -1 for none")
+    labels = torch.as_tensor(values.astype(np.int64))
+    if int(labels.min()) < -1:
+        raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
+    return labels
+
+
+def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
+    """Names by label, from {label: name} or {name: label}; a label without a name keeps its number."""
+    pairs = list(class_names.items())
+    for turn in (lambda pair: pair, lambda pair: pair[::-1]):
+        by_label = dict(map(turn, pairs)) if all(_whole(turn(pair)[0]) for pair in pairs) else None
+        if by_label is not None and len(by_label) == len(pairs) and pairs:
+            number = {int(label): entry for label, entry in by_label.items()}
+            if min(number) >= 0 and max(number) < MOST_CLASSES:
+                return [number.get(label, label) for label in range(max(number) + 1)]
+    raise EvergraphError(
+        f"{name}: class_names {str(class_names)[:60]} is not a list, {{label: name}} or {{name: label}}; "
+        "labels are 0, 1, 2, …"
+    )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _class_names(
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None, labels: Tensor, name: str
+) -> list[ClassName]:
+    """One name per class, no two alike; the labels' own numbers where no names are given."""
+    largest = int(labels.max())
+    if class_names is None:
+        if largest >= MOST_CLASSES:
+            raise EvergraphError(
+                f"{name}: label {largest} is out of range; number the classes 0, 1, 2, … without large gaps"
+            )
+        return list(range(largest + 1))
+    names = _names(class_names, name)
+    if largest >= len(names):
+        raise EvergraphError(
+            f"{name}: label {largest} is out of range: there are {len(names)} class names; "
+            f"labels must be 0 to {len(names) - 1}, or -1 for none"
+        )
+    return names
+
+
+def _names(class_names: Any, name: str) -> list[ClassName]:
+    """Names of classes or columns as a list, no two alike."""
+    if isinstance(class_names, Mapping):
+        class_names = _listed(class_names, name)
+    if isinstance(class_names, (str, bytes)) or not isinstance(class_names, Iterable):
+        raise EvergraphError(f"{name}: class_names={shown(class_names)} is not a list of names")
+    if isinstance(class_names, (np.ndarray, Tensor)):
+        class_names = as_array(class_names).reshape(-1).tolist()
+    names: list[ClassName] = [entry.item() if isinstance(entry, np.generic) else entry for entry in class_names]
+    if odd := [entry for entry in names if isinstance(entry, bool) or not isinstance(entry, (str, int))]:
+        raise EvergraphError(f"{name}: a class is called {shown(odd[0])}; names are text or whole numbers")
+    twice = [text for text, count in Counter(map(str, names)).items() if count > 1]
+    if twice:
+        raise EvergraphError(f"{name}: two classes are called {twice[0]!r}; give every class a name of its own")
+    return names
+
+
+def read_edges(edge_index: Any, num_nodes: int, name: str, argument: str = "edge_index") -> np.ndarray:
+    """Pairs of node numbers within range; `argument` is what people call them."""
+    edges = as_array(edge_index)
+    if edges.ndim != 2 or edges.shape[0] != 2:
+        raise EvergraphError(f"{name}: {argument} has shape {tuple(edges.shape)}; it must be (2, number of edges)")
+    if edges.size and edges.dtype.kind not in "iu":
+        raise EvergraphError(f"{name}: {argument} is of type {edges.dtype}; node numbers are integers")
+    if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
+        wrong = edges.max() if edges.max() >= num_nodes else edges.min()
+        one = "an edge" if argument == "edge_index" else f"one of {argument}"
+        raise EvergraphError(f"{name}: {one} names node {int(wrong)}, but nodes run from 0 to {num_nodes - 1}")
+    return edges
+
+
+def read_weights(edge_weight: Any, num_edges: int, name: str) -> np.ndarray | None:
+    """One finite number of at least 0 per edge; None where edges have none."""
+    if edge_weight is None:
+        return None
+    weights = as_array(edge_weight)
+    if weights.dtype.kind not in "fiub":
+        raise EvergraphError(f"{name}: edge_weight is of type {weights.dtype}; weights are numbers")
+    if weights.size != num_edges or weights.shape not in {(num_edges,), (num_edges, 1)}:
+        raise EvergraphError(
+            f"{name}: edge_weight has shape {tuple(weights.shape)} for {num_edges} edges; give one weight per edge"
+        )
+    weights = weights.reshape(-1).astype(np.float32)
+    if weights.size and not (np.isfinite(weights).all() and weights.min() >= 0):
+        wrong = weights[~(np.isfinite(weights) & (weights >= 0))][0]
+        raise EvergraphError(f"{name}: an edge has the weight {wrong:g}; weights are finite and at least 0")
+    return weights
+
+
+def make_adjacency(
+    edges: np.ndarray,
+    num_nodes: int,
+    undirected: bool | None,
+    *,
+    weights: np.ndarray | None = None,
+    name: str = "graph",
+) -> SparseMatrix:
+    """In-neighbour lists of a clean graph: each edge once, sorted, no self-loops."""
+    source, target = (np.asarray(side, dtype=np.int64) for side in edges)
+    keep = source != target
+    values = np.ones(int(keep.sum()), dtype=np.float32) if weights is None else weights[keep]
+    matrix = sp.csr_matrix((values, (target[keep], source[keep])), shape=(num_nodes, num_nodes))
+    matrix.sum_duplicates()
+    if weights is None:
+        matrix.data[:] = 1.0
+    matrix.eliminate_zeros()
+    if undirected is not False:
+        both = matrix.maximum(matrix.T.tocsr()).tocsr()
+        if undirected is None and both.nnz > matrix.nnz:
+            tell(
+                f"{name}: {both.nnz - matrix.nnz:,} of {both.nnz:,} edges were given in one direction and are read in "
+                "both; undirected=False (--directed) keeps the directions"
+            )
+        matrix = both
+    matrix.sort_indices()
+    return SparseMatrix.from_scipy(matrix)
