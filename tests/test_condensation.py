@@ -398,7 +398,10 @@ def test_alone_it_trains_like_the_label_scope_current() -> None:
         (lambda: eg.PUMA(confidence=2.0), "PUMA: confidence=2.0 must be a finite number of at least 0 and at most 1"),
         (lambda: eg.PUMA(pseudo_label_epochs=-1), "PUMA: pseudo_label_epochs=-1 must be a whole number of at least 0"),
         (lambda: eg.CaT(start="noise"), "CaT: start='noise' must be one of: propagated, features"),
-        (lambda: eg.LogitAdjustment(strength=-1.0), "LogitAdjustment: strength=-1.0 must be a finite number of at least 0"),
+        (
+            lambda: eg.LogitAdjustment(strength=-1.0),
+            "LogitAdjustment: strength=-1.0 must be a finite number of at least 0",
+        ),
     ],
 )
 def test_bad_settings_are_refused(make_it, message: str) -> None:

@@ -346,6 +346,13 @@ def test_a_method_may_minimize_something_else_but_only_one_may() -> None:
         eg.Learner(eg.GCN(hidden=4), eg.Compose(OwnLoss(), OwnLoss()), **SETTINGS).learn(STREAM[0])
 
 
+@pytest.mark.parametrize("name", ["tpp", "pi-gnn", "hpn", "fgn"])
+@pytest.mark.parametrize("problem", ["graph-classification", "link-prediction", "node-regression"])
+def test_they_work_on_nodes_with_classes(name: str, problem: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=f"{name} works on nodes with classes, and {problem} has "):
+        eg.Learner(method=name, problem=problem)
+
+
 @pytest.mark.parametrize(
     ("make_one", "message"),
     [
@@ -354,7 +361,10 @@ def test_a_method_may_minimize_something_else_but_only_one_may() -> None:
         (lambda: eg.TPP(temperature=0.0), "TPP: temperature=0.0 must be a finite number above 0"),
         (lambda: eg.PIGNN(expansion=0), "PIGNN: expansion=0 must be a whole number of at least 1"),
         (lambda: eg.HPN(threshold=0.0), "HPN: threshold=0.0 must be a finite number above 0 and below 2"),
-        (lambda: eg.HPN(embedding_share=1.0), "HPN: embedding_share=1.0 must be a finite number of at least 0 and below 1"),
+        (
+            lambda: eg.HPN(embedding_share=1.0),
+            "HPN: embedding_share=1.0 must be a finite number of at least 0 and below 1",
+        ),
         (lambda: eg.FGN(kept_nodes=0), "FGN: kept_nodes=0 must be a whole number of at least 1"),
         (lambda: eg.FGN(strength=-1.0), "FGN: strength=-1.0 must be a finite number of at least 0"),
         (lambda: eg.Compose(eg.EWC(), eg.TPP()), "tpp cannot be composed with ewc: "),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -76,6 +77,31 @@ def test_gpm_with_all_of_the_inputs_held_never_changes_an_old_output() -> None:
     learner.learn(STREAM[1])
     assert float(learner.method.basis_["weights.1"].size(1)) < 31  # there was room to learn in
     assert torch.allclose(learner.logits(STREAM[0].graph, nodes), before, atol=1e-9)
+
+
+def some_examples(level: str, seed: int) -> eg.Task:
+    """Twelve paths of three nodes, or twelve links in a random graph, of two classes."""
+    random, y = np.random.default_rng(seed), np.arange(12) % 2
+    if level == "graph":
+        paths = np.array([[3 * number, 3 * number + 1] for number in range(12)] * 2).T + np.repeat([0, 1], 12)
+        data = eg.make_graphs(random.random((36, 50)), paths, np.repeat(np.arange(12), 3), y, undirected=True)
+    else:
+        data = eg.make_links(
+            random.random((9, 50)), random.integers(0, 9, (2, 12)), y, edge_index=random.integers(0, 9, (2, 15))
+        )
+    return eg.Task.of(data, index=seed)
+
+
+@pytest.mark.parametrize("level", ["graph", "link"])
+def test_gpm_holds_the_outputs_of_graphs_and_links_as_it_does_those_of_nodes(level: str) -> None:
+    method = eg.GPM(threshold=1.0, samples=1000)
+    learner = eg.Learner(eg.GCN(hidden=60), method, problem=f"{level}-classification", **SETTINGS)
+    first = some_examples(level, 0)
+    learner.learn(first)
+    before, weights = learner.logits(first.graph)[first.train], eg.copy_params(learner.model)
+    learner.learn(some_examples(level, 1))
+    assert all(not torch.equal(value, weights[name]) for name, value in learner.model.named_parameters())
+    assert torch.allclose(learner.logits(first.graph)[first.train], before, atol=1e-9)
 
 
 def test_gpm_with_task_heads_keeps_the_old_units_and_frees_the_new() -> None:

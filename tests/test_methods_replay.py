@@ -281,6 +281,20 @@ def test_a_memory_of_all_neighbours_gives_the_outputs_of_the_whole_graph() -> No
     assert torch.equal(targets[examples], setting.graph.y[nodes])
 
 
+def test_a_subgraph_keeps_the_weights_of_its_edges() -> None:
+    """The whole neighbourhood again, of a graph with weights, after examples have left and after it was packed."""
+    plain = tiny_graph()
+    weights = torch.rand(plain.num_edges, generator=torch.Generator().manual_seed(0)) + 0.5
+    setting = make("gcn", graph=plain.altered(adjacency=plain.adjacency.with_values(weights)))
+    nodes = torch.tensor([5, 2, 9])
+    everyone = lambda node, neighbours, number: neighbours  # noqa: E731
+    piece = with_neighbours(setting.graph, nodes, setting.graph.y[nodes], (99, 99, 99), everyone, torch.float64)
+    graph, examples, _ = joined([Piece.unpack(piece.take(torch.tensor([0, 1])).pack())])
+    outputs = setting.model(setting.problem.batcher(setting.model, graph).batch(examples))
+    assert torch.allclose(outputs, setting.model(setting.batcher.batch(nodes[:2])))
+    assert not torch.allclose(outputs, setting.model(setting.problem.batcher(setting.model, plain).batch(nodes[:2])))
+
+
 @pytest.mark.parametrize("name", ["ssm", "sem"])
 def test_a_subgraph_has_so_many_neighbours_at_each_hop_and_all_edges_between_them(name: str) -> None:
     setting, method = (
@@ -405,6 +419,41 @@ def test_without_a_memory_there_is_nothing_to_stand_in() -> None:
     assert not [
         name for name in learner.method.state_dict() if "stand_ins_" in name and learner.method.state_dict()[name]
     ]
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("make_one", "message"),
+    [
+        (lambda: eg.Reservoir(per_class=0), "Reservoir: per_class=0 must be a whole number of at least 1"),
+        (lambda: eg.Reservoir(memory="much"), "reservoir: memory='much' is not an amount"),
+        (lambda: eg.GDumb(memory=3), "GDumb: memory=3 must be text"),
+        (lambda: eg.GEM(margin=-1), "GEM: margin=-1 must be a finite number of at least 0"),
+        (lambda: eg.AGEM(replay_size=-1), "AGEM: replay_size=-1 must be a whole number of at least 0"),
+        (lambda: eg.TEM(weighting="all"), "TEM: weighting='all' must be one of: classes, nodes, sets, examples"),
+        (lambda: eg.ERGNN(damping=0.0), "ERGNN: damping=0.0 must be a finite number above 0"),
+        (lambda: eg.ERGNN(radius=-1.0), "ERGNN: radius=-1.0 must be a finite number of at least 0"),
+        (lambda: eg.ERGNN(sampler="best"), "ERGNN: sampler='best' must be one of: mean-of-feature, coverage, "),
+        (
+            lambda: eg.SSM(neighbours=(3, -1)),
+            r"SSM: neighbours=\(3, -1\) must be a list with items each a whole number",
+        ),
+        (lambda: eg.SEM(curvature="none"), "SEM: curvature='none' must be one of: bound, ollivier"),
+        (lambda: eg.make_method("ssm", {"neighbours": "3,x"}), "ssm: neighbours='3,x' must be a list"),
+    ],
+)
+def test_bad_settings_are_refused(make_one: object, message: str) -> None:
+    with pytest.raises(EvergraphError, match=message):
+        make_one()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["reservoir", "gdumb", "gem", "cat", "puma", "delome"])
+@pytest.mark.parametrize("problem", ["graph-classification", "link-prediction", "node-regression"])
+def test_a_memory_is_of_nodes_with_classes(name: str, problem: str) -> None:
+    with pytest.raises(EvergraphError, match=f"{name} works on nodes with classes, and {problem} has "):
+        eg.Learner(method=name, problem=problem)
 
 
 # from the command line

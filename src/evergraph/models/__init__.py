@@ -14,12 +14,12 @@ from evergraph.models.module import ModuleModel, as_model, level_of
 from evergraph.models.random_features import RandomFeatures
 from evergraph.models.readout import Paired, Pooled, Readout
 
-READOUTS: dict[str, type[Readout]] = {"pooling": Pooled, "width": Paired}
-"""Settings that ask for a read-out of a graph's or a link's nodes."""
-
 from evergraph.models.feature_graph import FeatureGraphNetwork  # isort: skip
 from evergraph.models.prompted import PromptedGCN  # isort: skip
 from evergraph.models.prototype_network import PrototypeNetwork  # isort: skip
+
+READOUTS: dict[str, type[Readout]] = {"pooling": Pooled, "width": Paired}
+"""Settings that ask for a read-out of a graph's or a link's nodes."""
 
 
 @checked

@@ -89,9 +89,7 @@ class OnlineCurvature(Compose):
         if self.nodes != "batch":
             number = self.prototypes if self.nodes == "prototypes" else 0
             from_memory = self.nodes == "memory"
-            return StandInCurvature(
-                **shared, estimator=self.estimator, prototypes=number, from_memory=from_memory
-            )
+            return StandInCurvature(**shared, estimator=self.estimator, prototypes=number, from_memory=from_memory)
         if self.point != 1:
             return InterpolatedCurvature(**shared, estimator=self.estimator, point=self.point)
         return BatchCurvature(**shared, estimator=self.estimator)
