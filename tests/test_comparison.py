@@ -13,7 +13,8 @@ import torch
 import evergraph as eg
 from evergraph.cli import compare, run
 from evergraph.experiments import report, told
-from evergraph.experiments.comparison import markdown, table_rows, training_groups, variations
+from evergraph.experiments.comparison import markdown, settings_apart, table_rows, training_groups, variations
+from evergraph.experiments.method_table import method_table
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.methods import METHODS
 
@@ -134,6 +135,24 @@ def test_a_setting_at_several_values_is_several_rows_of_the_methods_that_have_it
 def test_variations_are_all_ways_to_choose() -> None:
     assert variations({}) == [{}]
     assert variations({"a": ["1", "2"], "b": ["3"]}) == [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]
+
+
+def test_what_is_varied_sets_rows_apart_and_what_was_tuned_does_not() -> None:
+    def one(method: str, strength: float, lr: float, stream: str = "a") -> dict[str, Any]:
+        also = {"node": {"matrices": [[[50.0]]]}}
+        protocol = {"test_graph": "task", "order": "labelled", "lr": lr}
+        return {"stream": stream, "method": method, "hyperparameters": {"strength": strength}, "model": {"hidden": 4},
+                "protocol": protocol, "seeds": [0], "matrices": [[[60.0]]], "also_tested": also}  # fmt: skip
+
+    results = [one("ewc", 1, 0.1), one("ewc", 5, 0.2), one("mas", 3, 0.3), one("mas", 7, 0.1, stream="b")]
+    assert settings_apart(results) == [{"strength": 1, "lr": 0.1}, {"strength": 5, "lr": 0.2}, {}, {}]
+    tuned = {"ewc": {"lr"}, "mas": {"strength", "lr"}}
+    assert settings_apart(results, tuned) == [{"strength": 1}, {"strength": 5}, {}, {}]
+    table = method_table(results, tuned=tuned)
+    assert table.columns == ["a, task", "a, node", "b, task", "b, node"]
+    assert list(table.rows) == ["ewc (strength=1)", "ewc (strength=5)", "mas"]
+    assert [entry and entry.values for entry in table.rows["mas"]] == [[60.0], [50.0], [60.0], [50.0]]
+    assert table.rows["ewc (strength=1)"][2] is None
 
 
 def test_a_model_that_grows_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import copy
 import csv
 import dataclasses
 import io
-import json
 import os
 import shlex
 import shutil
@@ -31,6 +30,7 @@ from evergraph.experiments.paper.tables import markdown_with_differences, with_d
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.run import RunSpec, run, run_seed
 from evergraph.methods import make_method
+from evergraph.persistence.reading import read_record
 from evergraph.training import Training
 from graph_files import change_official, npz_bytes, ogb_bytes, skewed_graph
 
@@ -123,7 +123,7 @@ def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
         assert sorted(measured) == sorted(f"paper/{dataset}/{row}" for row in rows if dataset != "coauthor-cs")
         if dataset != "coauthor-cs":
             assert {path.name for path in folder.glob("*.png")} == {"heatmaps.png", "final-row.png"}
-            result = json.loads((tmp_path / "out/cells/paper" / dataset / "ours/result.json").read_text())
+            result = read_record(tmp_path / "out/cells/paper" / dataset / "ours/result.json")
             tasks = 2
             assert len(result["matrices"][0]) == len(result["also_tested"]["seen"]["matrices"][0]) == tasks
             assert {**entries[f"paper/{dataset}/ours"]["result"], "run_dir": result["run_dir"]} == result

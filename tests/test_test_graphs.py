@@ -36,7 +36,9 @@ def one_node_graph(stream: eg.TaskStream, node: int, after: int) -> eg.Graph:
     nodes = [*members, node]
     edges = [(i, j) for j, v in enumerate(nodes) for i, u in enumerate(members) if joined[v, u]]
     x = as_dense(whole.x)[nodes]
-    graph = eg.make_graph(x, np.array(edges).T.reshape(2, -1), whole.y[nodes], class_names=whole.class_names)
+    graph = eg.make_graph(
+        x, np.array(edges).T.reshape(2, -1), whole.y[nodes], class_names=whole.class_names, undirected=False
+    )
     graph.joining = torch.arange(len(nodes)) == len(members)
     return graph
 
@@ -44,7 +46,7 @@ def one_node_graph(stream: eg.TaskStream, node: int, after: int) -> eg.Graph:
 def node_outputs(learner: eg.Learner, stream: eg.TaskStream, after: int) -> tuple[Tensor, Tensor]:
     """Outputs at all test nodes on the test graph `node`, and one node at a time."""
     task = stream.seen(after, alone=True)
-    number = torch.nonzero((stream._task_of_node >= 0) & (stream._task_of_node <= after)).reshape(-1)
+    number = torch.nonzero((stream._task_of >= 0) & (stream._task_of <= after)).reshape(-1)
     together = learner.logits(task.graph, task.test)
     alone = []
     for node in number[task.test].tolist():
@@ -119,7 +121,7 @@ def test_evaluation_on_it_is_the_share_of_nodes_right_one_by_one() -> None:
     assert values == learner.evaluate(stream, test_graph="node").accuracies
     assert learner.evaluate(stream).af is None  # measured right after learning on another graph
     for index in range(3):
-        nodes = torch.nonzero((stream._task_of_node == index) & (stream._part == 2)).reshape(-1).tolist()
+        nodes = torch.nonzero((stream._task_of == index) & (stream._part == 2)).reshape(-1).tolist()
         right = 0
         for node in nodes:
             graph = one_node_graph(stream, node, LAST)
@@ -201,7 +203,7 @@ def test_a_task_graph_gives_the_task_away_where_single_nodes_do_not() -> None:
 
 
 def test_neighbourhood_means_read_what_the_graph_lets_them_read() -> None:
-    graph = eg.make_graph(np.eye(3), np.array([[0, 1], [2, 2]]), [0, 0, 0])  # 2 reads 0 and 1
+    graph = eg.make_graph(np.eye(3), np.array([[0, 1], [2, 2]]), [0, 0, 0], undirected=False)  # 2 reads 0 and 1
     means = neighbourhood_means(graph, torch.tensor([2, 0]), torch.tensor([[3.0], [6.0], [0.0]]))
     assert means.tolist() == [[3.0], [3.0]]
 
