@@ -66,7 +66,7 @@ def _fill_queue(steps: Steps) -> None:
     assert isinstance(queue, QueueCurvature)
     for gradients in queue.queue_.values():
         gradients.copy_(gradients[:1].clone().expand_as(gradients))
-        queue.pushed_ = max(queue.pushed_, gradients.size(0))
+    queue.pushed_["count"].fill_(queue.capacity)
 
 
 def _ewc_steps(task: Task) -> Steps:

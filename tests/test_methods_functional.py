@@ -81,7 +81,7 @@ def test_lwf_distils_each_old_task_on_request(case: str, reduction: str) -> None
     method.seen_ = [1]  # as if the first task had brought one class
     setting.load(setting.direction(1))
     context.task.class_positions = [1, 2]
-    context.old = torch.tensor([0])
+    context.old, context.num_seen = torch.tensor([0]), 3
     method.end_task(context)
     assert method.seen_ == [1, 3]
     context.task.class_positions, context.old = [3], torch.tensor([0, 1, 2])
@@ -108,7 +108,7 @@ def test_lwf_remembers_how_many_classes_were_seen(small_stream: eg.TaskStream) -
 
 
 def test_lwf_lists_its_distillations() -> None:
-    with pytest.raises(eg.EvergraphError, match="choose one of: seen, per-task"):
+    with pytest.raises(eg.EvergraphError, match="must be one of: seen, per-task"):
         LwF(distillation="all")
 
 
@@ -276,5 +276,5 @@ def test_cglbs_full_batch_twp_adds_gradients_before_it_squares(
 
 
 def test_twp_lists_its_readings() -> None:
-    with pytest.raises(eg.EvergraphError, match="choose one of: liu, cglb, cglb-full-batch"):
+    with pytest.raises(eg.EvergraphError, match="must be one of: liu, cglb, cglb-full-batch"):
         TWP(reading="paper")

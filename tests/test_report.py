@@ -486,6 +486,11 @@ def column(browser, number):
     )
 
 
+def click(browser, element):
+    """A click where the element is, whatever has been scrolled over it."""
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].click()", element)
+
+
 def test_sorting(opened):
     from selenium.webdriver import Keys
 
@@ -493,13 +498,13 @@ def test_sorting(opened):
     heads = browser.find_elements("css selector", "#table thead th")
     assert heads[1].get_attribute("aria-sort") == "descending"  # highest AP first
     assert column(browser, 0) == ["joint", "curvature", "finetune"]
-    heads[1].find_element("tag name", "button").click()
+    click(browser, heads[1].find_element("tag name", "button"))
     assert column(browser, 0) == ["finetune", "curvature", "joint"]
     assert heads[1].get_attribute("aria-sort") == "ascending"
     heads[0].find_element("tag name", "button").send_keys(Keys.ENTER)
     assert column(browser, 0) == ["curvature", "finetune", "joint"]
     assert heads[1].get_attribute("aria-sort") is None
-    heads[2].find_element("tag name", "button").click()
+    click(browser, heads[2].find_element("tag name", "button"))
     assert [text.split(" ")[0] for text in column(browser, 2)] == ["−1.0", "−15.0", "−62.5"]
     shared = browser.find_element("id", "shared").text
     assert "label scope current" in shared

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import evergraph as eg
 
-FAST = {"epochs": 3, "lr": 0.01, "device": "cpu", "label_scope": "seen"}
+FAST = {"epochs": 3, "lr": 0.01, "device": "cpu", "label_scope": "seen", "reduction": "sum", "weight_decay": 5e-4}
 
 
 class Sharpened(eg.GCN):

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 class EvergraphError(ValueError):
     """Bad input. The message is one line; the command line prints it and exits with status 2."""
 
+    def __init__(self, message: object = "") -> None:
+        super().__init__("\\n".join(str(message).splitlines()))  # a name may hold line breaks
+
 
 class DivergedError(EvergraphError):
     """A model whose loss or parameters are no longer finite numbers."""

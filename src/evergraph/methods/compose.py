@@ -28,6 +28,9 @@ class Compose(Method):
     def __init__(self, *methods: Method) -> None:
         if not methods:
             raise EvergraphError("Compose needs at least one method")
+        for part in methods:
+            if not isinstance(part, Method):
+                raise EvergraphError(f"Compose takes methods, e.g. eg.Compose(eg.EMA(), eg.EWC()), not {part!r:.80}")
         self.methods = list(methods)
         for part in methods:
             others = [other for other in methods if other is not part and other.access.keeps]
