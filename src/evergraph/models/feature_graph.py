@@ -13,7 +13,8 @@ from evergraph.core.sparse import Features, SparseMatrix, with_ones, with_self_l
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.weights import draw, grown_with_bias
 
 OUTPUTS = ("forward", "logits")
 
@@ -68,14 +69,11 @@ class FeatureGraphNetwork(GraphModel):
             nn.init.normal_(self.stem, std=self.stem.size(1) ** -0.5)
         nn.init.xavier_uniform_(self.first)
         nn.init.xavier_uniform_(self.second)
-        nn.init.xavier_uniform_(self.head[:-1])
-        nn.init.zeros_(self.head[-1])
+        draw(self.head)
 
     def grow(self, out_channels: int) -> None:
         """More output units; a new unit's bias starts at zero."""
-        self.head = grown(self.head, out_channels)
-        with torch.no_grad():
-            self.head[-1, self.out_channels :] = 0
+        self.head = grown_with_bias(self.head, out_channels)
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:

@@ -17,6 +17,7 @@ from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel, grown
 from evergraph.models.gcn import OUTPUTS, gcn_operator
+from evergraph.models.weights import draw, grown_with_bias
 
 
 @MODELS.register(name="gat")
@@ -55,18 +56,16 @@ class GAT(GraphModel):
     def reset_parameters(self) -> None:
         """Glorot-uniform weights, zero biases."""
         for weight, source, target in zip(self.weights, self.sources, self.targets):
-            nn.init.xavier_uniform_(weight[:-1])
-            nn.init.zeros_(weight[-1])
+            draw(weight)
             nn.init.xavier_uniform_(source)
             nn.init.xavier_uniform_(target)
 
     def grow(self, out_channels: int) -> None:
         """More output units in the last layer; attention does not look at them yet, so the old ones stay."""
-        for group in (self.weights, self.sources, self.targets):
+        self.weights[-1] = grown_with_bias(self.weights[-1], out_channels)
+        for group in (self.sources, self.targets):
             group[-1] = grown(group[-1], out_channels)
-        with torch.no_grad():
-            self.weights[-1][-1, self.out_channels :] = 0
-            for group in (self.sources, self.targets):
+            with torch.no_grad():
                 group[-1][:, self.out_channels :] = 0
         self.out_channels = out_channels
 

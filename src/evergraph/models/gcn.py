@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params
-from evergraph.core.recording import linear, recorded_products, recording
+from evergraph.core.recording import linear, recording
 from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
@@ -26,9 +25,10 @@ from evergraph.core.sparse import (
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.base import MODELS
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn_powers import two_layer_powers
+from evergraph.models.weights import StackedWeights
 
 
 def gcn_operator(graph: Graph) -> SparseMatrix:
@@ -42,7 +42,7 @@ OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the
 
 
 @MODELS.register(name="gcn")
-class GCN(GraphModel):
+class GCN(StackedWeights):
     """H^{l+1} = Ã X^l W̃^l, X^l = [σ(H^l) 1], X^0 = [X 1]: the bias is the last row of each weight matrix.
 
     Args:
@@ -70,25 +70,7 @@ class GCN(GraphModel):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Glorot-uniform weights, zero biases."""
-        self.in_channels, self.out_channels = in_channels, out_channels
-        widths = [in_channels, *[self.hidden] * (self.num_layers - 1), out_channels]
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(before + 1, after)) for before, after in itertools.pairwise(widths)
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Glorot-uniform weights, zero biases."""
-        for weight in self.weights:
-            nn.init.xavier_uniform_(weight[:-1])
-            nn.init.zeros_(weight[-1])
-
-    def grow(self, out_channels: int) -> None:
-        """More output units; a new unit's bias starts at zero."""
-        self.weights[-1] = grown(self.weights[-1], out_channels)
-        with torch.no_grad():
-            self.weights[-1][-1, self.out_channels :] = 0
-        self.out_channels = out_channels
+        self.stack([in_channels, *[self.hidden] * (self.num_layers - 1), out_channels])
 
     @capability(rests_on=(*OUTPUTS, "setup", "grow"))
     def widen(self, units: int) -> int:
@@ -149,11 +131,7 @@ class GCN(GraphModel):
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
         """Ã[σ(H) 1] at the seeds: what the last weight matrix multiplies."""
-        with recorded_products() as products:
-            self.logits(batch)
-        rows = products[-1].rows
-        assert isinstance(rows, Tensor)
-        return rows
+        return self.rows_of_the_last_product(batch)
 
     @capability(rests_on=OUTPUTS)
     def output_weight(self) -> Tensor:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,12 +11,13 @@ from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones, with_self_loops
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.base import MODELS
 from evergraph.models.gcn import OUTPUTS
+from evergraph.models.weights import StackedWeights
 
 
 @MODELS.register(name="gin")
-class GIN(GraphModel):
+class GIN(StackedWeights):
     """X^{l+1} = σ(σ(Σ_{u ∈ N(v) ∪ v} X^l_u W₁) W₂), and outputs [X^L 1] W: GIN-0, which sums over neighbours.
 
     Biases are the last rows of the weight matrices. Deviations from its paper: no batch normalization (its outputs
@@ -41,25 +39,7 @@ class GIN(GraphModel):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Glorot-uniform weights, zero biases."""
-        self.in_channels, self.out_channels = in_channels, out_channels
-        widths = [in_channels, *[self.hidden] * (2 * self.num_layers), out_channels]
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(before + 1, after)) for before, after in itertools.pairwise(widths)
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Glorot-uniform weights, zero biases."""
-        for weight in self.weights:
-            nn.init.xavier_uniform_(weight[:-1])
-            nn.init.zeros_(weight[-1])
-
-    def grow(self, out_channels: int) -> None:
-        """More output units; a new unit's bias starts at zero."""
-        self.weights[-1] = grown(self.weights[-1], out_channels)
-        with torch.no_grad():
-            self.weights[-1][-1, self.out_channels :] = 0
-        self.out_channels = out_channels
+        self.stack([in_channels, *[self.hidden] * (2 * self.num_layers), out_channels])
 
     def operator(self, graph: Graph) -> SparseMatrix:
         """A + I: the sum over a node and its neighbours."""

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import capability
-from evergraph.core.recording import linear, recorded_products
+from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.base import MODELS
 from evergraph.models.gcn import OUTPUTS, gcn_operator
+from evergraph.models.weights import StackedWeights
 
 DENSE_FROM = 0.25  # share of non-zero entries from which propagated features are held as a dense matrix
 
 
 @MODELS.register(name="pdgnn")
-class PDGNN(GraphModel):
+class PDGNN(StackedWeights):
     """Logits = MLP(Ã^K X), Ã = D^(-1/2) (A + I) D^(-1/2): a parameter-decoupled graph network.
 
     Ã^K X is computed once per graph. A node without neighbours is its own vector, so one that is kept with Ã^K X for
@@ -47,25 +45,7 @@ class PDGNN(GraphModel):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Glorot-uniform weights, zero biases."""
-        self.in_channels, self.out_channels = in_channels, out_channels
-        widths = [in_channels, *[self.hidden] * (self.mlp_layers - 1), out_channels]
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(before + 1, after)) for before, after in itertools.pairwise(widths)
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Glorot-uniform weights, zero biases."""
-        for weight in self.weights:
-            nn.init.xavier_uniform_(weight[:-1])
-            nn.init.zeros_(weight[-1])
-
-    def grow(self, out_channels: int) -> None:
-        """More output units; a new unit's bias starts at zero."""
-        self.weights[-1] = grown(self.weights[-1], out_channels)
-        with torch.no_grad():
-            self.weights[-1][-1, self.out_channels :] = 0
-        self.out_channels = out_channels
+        self.stack([in_channels, *[self.hidden] * (self.mlp_layers - 1), out_channels])
 
     def operator(self, graph: Graph) -> SparseMatrix:
         """Ã."""
@@ -100,11 +80,7 @@ class PDGNN(GraphModel):
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
         """What the last weight matrix multiplies."""
-        with recorded_products() as products:
-            self.logits(batch)
-        rows = products[-1].rows
-        assert isinstance(rows, Tensor)
-        return rows
+        return self.rows_of_the_last_product(batch)
 
     @capability(rests_on=OUTPUTS)
     def output_weight(self) -> Tensor:

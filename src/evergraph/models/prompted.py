@@ -12,8 +12,9 @@ from evergraph.core.settings import NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.gcn import convolve, gcn_operator
+from evergraph.models.weights import draw, grown_with_bias
 
 
 @MODELS.register(name="prompted-gcn")
@@ -79,9 +80,7 @@ class PromptedGCN(GraphModel):
     def grow(self, out_channels: int) -> None:
         """More output units in every head; a new unit's bias starts at zero."""
         for number, head in enumerate(self.heads):
-            self.heads[number] = grown(head, out_channels)
-            with torch.no_grad():
-                self.heads[number][-1, self.out_channels :] = 0
+            self.heads[number] = grown_with_bias(head, out_channels)
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:
@@ -125,6 +124,6 @@ class PromptedGCN(GraphModel):
 
 def _weight(before: int, after: int) -> nn.Parameter:
     """A weight matrix whose last row is the bias."""
-    weight = torch.zeros(before + 1, after)
-    nn.init.xavier_uniform_(weight[:-1])
+    weight = torch.empty(before + 1, after)
+    draw(weight)
     return nn.Parameter(weight)

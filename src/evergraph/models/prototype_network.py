@@ -12,8 +12,9 @@ from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.sage import mean_operator
+from evergraph.models.weights import draw, grown_with_bias
 
 LEVELS = ("atom", "node", "class")
 HOPS = 2
@@ -71,8 +72,7 @@ class PrototypeNetwork(GraphModel):
         for weight in (self.own, self.around):
             nn.init.xavier_uniform_(weight)
         for weight in (self.to_node, self.to_class, self.embedding_head, self.head):
-            nn.init.xavier_uniform_(weight[:-1])
-            nn.init.zeros_(weight[-1])
+            draw(weight)
         for rows in self.prototypes:
             nn.init.zeros_(rows)
         self.established.zero_()
@@ -80,10 +80,7 @@ class PrototypeNetwork(GraphModel):
     def grow(self, out_channels: int) -> None:
         """More output units; a new unit's bias starts at zero."""
         for name in ("embedding_head", "head"):
-            wide = grown(getattr(self, name), out_channels)
-            with torch.no_grad():
-                wide[-1, self.out_channels :] = 0
-            setattr(self, name, wide)
+            setattr(self, name, grown_with_bias(getattr(self, name), out_channels))
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:

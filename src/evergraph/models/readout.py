@@ -14,8 +14,9 @@ from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import GraphModel, grown
+from evergraph.models.base import GraphModel
 from evergraph.models.receptive_field import measure_width
+from evergraph.models.weights import draw, grown_with_bias
 
 
 class Readout(GraphModel):
@@ -148,23 +149,16 @@ class Paired(Readout):
         self.width = measure_width(module, in_channels) if self.width is None else self.width
         self.node_model.setup(in_channels, self.width)
         self.head = nn.Parameter(torch.empty(3 * self.width + 1, out_channels))
-        self._reset_head()
-
-    def _reset_head(self) -> None:
-        nn.init.xavier_uniform_(self.head[:-1])
-        nn.init.zeros_(self.head[-1])
+        draw(self.head)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
         self.node_model.reset_parameters()
-        self._reset_head()
+        draw(self.head)
 
     def grow(self, out_channels: int) -> None:
         """More output units; a new unit's bias starts at zero."""
-        before = self.head.size(1)
-        self.head = grown(self.head, out_channels)
-        with torch.no_grad():
-            self.head[-1, before:] = 0
+        self.head = grown_with_bias(self.head, out_channels)
         self.out_channels = out_channels
 
     def logits(self, batch: Batch) -> Tensor:

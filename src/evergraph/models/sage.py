@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from scipy import sparse as sp
-from torch import Tensor, nn
+from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
@@ -20,11 +18,8 @@ from evergraph.models.gcn import GCN, OUTPUTS
 
 def mean_operator(graph: Graph) -> SparseMatrix:
     """D⁻¹A: the mean over in-neighbours; zero for a node without any."""
-    adjacency = graph.adjacency
-    total = torch.zeros(graph.num_nodes, dtype=torch.float64, device=adjacency.device)
-    row = adjacency.row_of_entry()
-    total.index_add_(0, row, adjacency.values.double())
-    return adjacency.with_values(adjacency.values.double() / total[row])
+    adjacency = graph.adjacency.to(torch.float64)
+    return adjacency.with_values(adjacency.values / adjacency.row_sums()[adjacency.row_of_entry()])
 
 
 @MODELS.register(name="sage")
@@ -44,12 +39,7 @@ class GraphSAGE(GCN):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Glorot-uniform weights, zero biases."""
-        self.in_channels, self.out_channels = in_channels, out_channels
-        widths = [in_channels, *[self.hidden] * (self.num_layers - 1), out_channels]
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.empty(2 * before + 1, after)) for before, after in itertools.pairwise(widths)
-        )
-        self.reset_parameters()
+        self.stack([in_channels, *[self.hidden] * (self.num_layers - 1), out_channels], inputs_per_unit=2)
 
     def operator(self, graph: Graph) -> SparseMatrix:
         """D⁻¹A: the mean over in-neighbours."""
