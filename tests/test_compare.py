@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 import evergraph as eg
+from evergraph.evaluation.significance import paired_p, within_noise
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table
 from evergraph.experiments.report.collect import find_runs, read_runs
-from evergraph.experiments.significance import paired_p, within_noise
 
 STREAMS = ["sbm:nodes=60,classes=4,degree=4,features=8,signal=3", "sbm:nodes=72,classes=6,degree=4,features=8,signal=3"]
 QUICK = ["--epochs", "2", "--hidden", "4", "--device", "cpu"]
@@ -78,6 +78,20 @@ def test_methods_and_streams_are_one_table() -> None:
     assert escape("a_b & 5%") == r"a\_b \& 5\%"
 
 
+def test_of_errors_the_smallest_is_best() -> None:
+    """Mean absolute errors; AF is a gain of either kind of metric, and its largest is best."""
+    errors = [result("good", "a", [0.1, 0.2, 0.1]), result("bad", "a", [0.7, 0.9, 0.8])]
+    for one in errors:
+        one["protocol"]["metric"] = "mae"
+    errors[0]["matrices"] = [[[0.1, None], [0.2, 0.2]]] * 3  # the error of the first task has grown: forgetting
+    errors[1]["matrices"] = [[[0.8, None], [0.8, 0.8]]] * 3
+    by_error, by_gain = method_table(errors), method_table(errors, "af")
+    assert [by_error.rows[name][0].best for name in ("good", "bad")] == [True, False]
+    assert by_error.rows["good"][0].values == pytest.approx([0.2] * 3)
+    assert by_gain.rows["good"][0].values == pytest.approx([-0.1] * 3)
+    assert [by_gain.rows[name][0].best for name in ("good", "bad")] == [False, True]
+
+
 def test_significance_is_paired_and_corrected() -> None:
     random = np.random.default_rng(0)
     base = random.normal(size=8)
@@ -96,7 +110,7 @@ def test_significance_is_paired_and_corrected() -> None:
 
 
 def test_holm_counts_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergraph.experiments import significance
+    from evergraph.evaluation import significance
 
     p = {"x": 0.01, "y": 0.03, "z": 0.04}
     monkeypatch.setattr(significance, "paired_p", lambda first, second: p[second])

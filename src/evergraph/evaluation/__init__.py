@@ -29,7 +29,7 @@ from evergraph.evaluation.metrics import (
     roc_auc,
     root_mean_squared_error,
 )
-from evergraph.evaluation.significance import Difference, paired_difference
+from evergraph.evaluation.significance import Difference, paired_difference, within_noise
 
 __all__ = [
     "METRICS",
@@ -60,4 +60,5 @@ __all__ = [
     "root_mean_squared_error",
     "share_named",
     "summarize",
+    "within_noise",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ class Difference:
 
     Args:
         mean: of the differences.
-        p_value: of a paired t-test that the mean is zero; 1 where there are fewer than two pairs.
+        p_value: two-sided, of a paired t-test that the mean is zero; 1 where there are fewer than two pairs.
         pairs: their number.
     """
 
@@ -33,9 +33,34 @@ class Difference:
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Compare two methods run by run: entry i of both has the same seed, split and order of classes."""
-    gaps = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
+    gaps = np.subtract(first, second, dtype=float).round(9)  # equal but for rounding is equal
     if len(gaps) < 2:
         return Difference(float(gaps.mean()), 1.0, len(gaps))
     if np.ptp(gaps) == 0:  # no spread at all: the t-test would divide by zero
         return Difference(float(gaps[0]), 1.0 if gaps[0] == 0 else 0.0, len(gaps))
-    return Difference(float(gaps.mean()), float(stats.ttest_rel(first, second).pvalue), len(gaps))
+    return Difference(float(gaps.mean()), float(stats.ttest_1samp(gaps, 0).pvalue), len(gaps))
+
+
+def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The p-value of a paired difference; None with fewer than two pairs, which say nothing about chance."""
+    gap = paired_difference(first, second)
+    return gap.p_value if gap.pairs > 1 else None
+
+
+def within_noise(values: Mapping[str, Sequence[float]], best: str) -> dict[str, bool | None]:
+    """For each method whether chance may explain its distance from the best one, at the level 0.05.
+
+    p-values are corrected for the number of methods (Holm, 1979). None where there are too few runs to tell.
+
+    Args:
+        values: one number per run for each method, runs in one order.
+        best: the method that the others are compared with.
+    """
+    p = {name: paired_p(values[best], own) for name, own in values.items() if name != best}
+    told: dict[str, bool | None] = {best: True, **{name: None for name, value in p.items() if value is None}}
+    still = True
+    known = sorted((value, name) for name, value in p.items() if value is not None)
+    for rank, (value, name) in enumerate(known):
+        still = still and value * (len(known) - rank) < LEVEL  # once one is not significant, none after it is
+        told[name] = not still
+    return {name: told[name] for name in values}

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evergraph.evaluation import SUMMARIES, mean_std
+from evergraph.evaluation import METRICS, SUMMARIES, mean_std, within_noise
 from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
 from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.result_file import each_test_graph
-from evergraph.experiments.significance import within_noise
 from evergraph.persistence.files import write_atomically
 
 ABOUT = (
@@ -71,6 +70,7 @@ def method_table(
     Settings that were `tuned` (by method) do not set a method's rows apart.
     """
     found: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
+    summary, signs = SUMMARIES[measure], dict[str, int]()  # −1 for a column of errors, of which the smallest is best
     results = [one for measured in results for one in each_test_graph(measured)]
     labels = [
         row_label({"method": result["method"], "settings": settings})
@@ -83,15 +83,19 @@ def method_table(
         protocol = result["protocol"]
         title = titles[str(result["stream"])] + (f", {protocol['test_graph']}" if len(graphs) > 1 else "")
         own = found.setdefault(title, {}).setdefault(label, {})
+        metric = protocol.get("metric")
+        better = metric not in METRICS or METRICS[metric].higher_is_better
+        signs[title] = 1 if better or summary.is_gain else -1
         for seed, matrix in zip(result["seeds"], result["matrices"]):
-            own[str(protocol.get("order")), seed] = SUMMARIES[measure].function(matrix)
+            own[str(protocol.get("order")), seed] = summary.of(matrix, higher_is_better=better)
     methods = list(dict.fromkeys(labels))
     rows: dict[str, list[Entry | None]] = {method: [] for method in methods}
-    for column in found.values():
+    for title, column in found.items():
         shared = set.intersection(*(set(runs) for runs in column.values()))
         paired = {method: [runs[key] for key in sorted(shared)] for method, runs in column.items()}
         rivals = {method: values for method, values in paired.items() if method not in apart and values}
-        best = max(rivals, key=lambda method: sum(rivals[method]), default=None)
+        total = {method: signs[title] * sum(values) for method, values in rivals.items()}
+        best = max(total, key=total.__getitem__, default=None)
         tied = within_noise(rivals, best) if best is not None else {}
         for method in methods:
             runs = column.get(method)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evergraph.evaluation import mean_std, paired_difference
+from evergraph.evaluation import mean_std, paired_difference, within_noise
 from evergraph.experiments.latex import escape, tabular
+from evergraph.experiments.method_table import keeps_old_data
 from evergraph.experiments.paper.protocol import Protocol, read
 from evergraph.persistence.files import write_atomically
 
@@ -50,27 +51,34 @@ def with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     for row in rows:
         row["all_orders"] = {graph: _values(row, graph) for graph in _graphs(rows)} if all(row["orders"]) else {}
-    contenders = [row for row in rows if row["all_orders"] and "graphs" not in row["result"]["access"]["keeps"]]
+    contenders = [row for row in rows if row["all_orders"] and not keeps_old_data(row["result"])]
     for graph in _graphs(rows) if contenders else ():
         leader = max(contenders, key=lambda row: mean_std(row["all_orders"][graph])["mean"])
         for row in rows:
             if row["all_orders"]:
                 gap = paired_difference(row["all_orders"][graph], leader["all_orders"][graph])
                 row.setdefault("behind", {})[graph] = gap
-        others = [row["behind"][graph] for row in contenders if row is not leader]
-        leader.setdefault("best", {})[graph] = bool(others) and all(gap.is_significant for gap in others)
+        tied = within_noise({row["title"]: row["all_orders"][graph] for row in contenders}, leader["title"])
+        others = [tied[row["title"]] for row in contenders if row is not leader]
+        leader.setdefault("best", {})[graph] = bool(others) and all(told is False for told in others)
     return rows
 
 
 def _values(row: dict[str, Any], graph: str) -> list[float]:
     """AP of every order and seed on a test graph."""
-    summaries = [_on(result, graph) for result in row["orders"]]
-    return [value for summary in summaries for value in summary["metrics"]["ap"]["values"]]
+    values: list[float] = []
+    for result in row["orders"]:
+        summary = _on(result, graph)
+        assert summary is not None  # every run of a protocol is measured on both
+        values += summary["metrics"]["ap"]["values"]
+    return values
 
 
-def _on(result: dict[str, Any], graph: str) -> dict[str, Any]:
-    """A result's measures on a test graph."""
-    measures: dict[str, Any] = result if result["protocol"]["test_graph"] == graph else result["also_tested"][graph]
+def _on(result: dict[str, Any] | None, graph: str) -> dict[str, Any] | None:
+    """A result's measures on a test graph; None where there are none."""
+    if result is None or result["protocol"]["test_graph"] == graph:
+        return result
+    measures: dict[str, Any] | None = result["also_tested"].get(graph)
     return measures
 
 
@@ -103,14 +111,6 @@ def _graphs(rows: list[dict[str, Any]]) -> tuple[str, str]:
     return "task", "seen"
 
 
-def _other(row: dict[str, Any], graph: str) -> dict[str, Any] | None:
-    result: dict[str, Any] | None = row["result"]
-    if result is None:
-        return None
-    summary: dict[str, Any] | None = result["also_tested"].get(graph)
-    return summary
-
-
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A Markdown table."""
     test_graph, other_graph = _graphs(rows)
@@ -119,7 +119,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     head = ["method", "paper AP", "paper AF", *measured, *distances]
     lines = [" | ".join(head), " | ".join(["---"] + ["--:"] * (len(head) - 1))]
     for row in rows:
-        elsewhere = _other(row, other_graph)
+        elsewhere = _on(row["result"], other_graph)
         cells = [row["title"], _printed(row["paper_ap"]), _printed(row["paper_af"])]
         cells += [_cell(row["result"], "ap"), _cell(row["result"], "af")]
         cells += [_cell(elsewhere, "ap"), _cell(elsewhere, "af"), *(_printed(distance(row)) for _ in distances)]
@@ -136,7 +136,7 @@ def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells = [row["title"]]
         for graph in graphs:
-            summary = _on(row["result"], graph) if row["result"] else None
+            summary = _on(row["result"], graph)
             cells += [_cell(summary, "ap"), _cell(summary, "af"), *_against(row, graph)]
         result = row["result"]
         kept = max(bytes_[-1] for bytes_ in result["kept_bytes"]) if result else None
@@ -183,7 +183,7 @@ def latex(rows: list[dict[str, Any]]) -> str:
     ]
     lines = []
     for row in rows:
-        elsewhere = _other(row, other_graph)
+        elsewhere = _on(row["result"], other_graph)
         cells = [_cell(summary, key, r"\pm") for summary in (row["result"], elsewhere) for key in ("ap", "af")]
         cells = [cell if cell == NOT_MEASURED else f"${cell}$" for cell in cells]
         lines.append([escape(row["title"]), _printed(row["paper_ap"]), _printed(row["paper_af"]), *cells])
@@ -206,7 +206,7 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
         result = row["result"]
         values: list[Any] = [None] * (len(measures) + 2)
         if result:
-            summaries = (result, _other(row, other_graph))
+            summaries = (result, _on(row["result"], other_graph))
             values = [
                 s[key][part] if s else None for s in summaries for key in ("ap", "af") for part in ("mean", "std")
             ]

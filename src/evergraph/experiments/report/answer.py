@@ -6,8 +6,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evergraph.evaluation import within_noise
 from evergraph.experiments.method_table import keeps_old_data
-from evergraph.experiments.significance import within_noise
 
 STYLES = {
     "auto": 0,
