@@ -1,7 +1,7 @@
 """What the tests share: one thread per process, small graphs, the folder of real graphs."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 import evergraph as eg
 from evergraph import cli
 from evergraph.data.datasets.sbm import sbm
+from evergraph.registry import Registry
 
 torch.set_num_threads(1)  # the suite runs one process a core
 
@@ -50,3 +51,14 @@ def small_graph() -> eg.Graph:
 def small_stream(small_graph: eg.Graph) -> eg.TaskStream:
     """Three tasks of two classes."""
     return eg.TaskStream(small_graph, 2)
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a page registers is taken off the lists again."""
+    lists = [value for value in vars(eg.registry).values() if isinstance(value, Registry)]
+    before = [set(entries) for entries in lists]
+    yield
+    for entries, known in zip(lists, before):
+        for name in set(entries) - known:
+            entries.remove(name)

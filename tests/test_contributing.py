@@ -1,13 +1,11 @@
 """CONTRIBUTING.md: its code runs, its paths exist, its commands are there, and it covers every kind of extension."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import evergraph as eg
-from evergraph.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -20,17 +18,6 @@ ADDED = {
     "metrics": "top-2",
     "loggers": "printer",
 }
-
-
-@pytest.fixture
-def registries() -> Iterator[None]:
-    """What the page registers is taken off the lists again."""
-    lists = [value for value in vars(eg.registry).values() if isinstance(value, Registry)]
-    before = [set(entries) for entries in lists]
-    yield
-    for entries, known in zip(lists, before):
-        for name in set(entries) - known:
-            entries.remove(name)
 
 
 def test_the_code_runs(registries: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

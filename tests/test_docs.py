@@ -10,7 +10,6 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +21,6 @@ import evergraph as eg
 from evergraph import cli
 from evergraph.experiments import report
 from evergraph.models import RandomFeatures
-from evergraph.registry import Registry
 from evergraph.training import Training
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,17 +70,6 @@ def commands_of(block: Block) -> list[list[str]]:
 
 def names(paths):
     return [str(path.relative_to(ROOT)) for path in paths]
-
-
-@pytest.fixture
-def registries() -> Iterator[None]:
-    """What a page registers is taken off the lists again."""
-    lists = [value for value in vars(eg.registry).values() if isinstance(value, Registry)]
-    before = [set(entries) for entries in lists]
-    yield
-    for entries, known in zip(lists, before):
-        for name in set(entries) - known:
-            entries.remove(name)
 
 
 @pytest.fixture

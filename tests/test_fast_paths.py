@@ -222,6 +222,16 @@ def test_rounding_up_is_never_short_and_never_half_as_much_again() -> None:
     assert sorted(sizes) == [64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
 
 
+def trained(stream: TaskStream, name: str, batch_size: int) -> tuple[dict[str, Tensor], list[float]]:
+    """Parameters and losses of a method in float64, from the same start."""
+    learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=3, batch_size=batch_size, device="cpu")
+    torch.manual_seed(0)
+    learner.model.setup(stream.num_features, 4)
+    learner.model.double()
+    losses = [row["loss"] for task in stream for row in learner.learn(task)]
+    return copy_params(learner.model), losses
+
+
 @pytest.mark.parametrize("name", ["finetune", "curvature", "online-ewc", "ewc+ema"])
 @pytest.mark.parametrize("largest", [2**24, 0])
 def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,18 +239,9 @@ def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypa
     monkeypatch.setattr("evergraph.training.executors.captured.LARGEST_OPERATOR", largest)
     stream = TaskStream(dense_graph(), 2)
 
-    def trained(padded: bool) -> tuple[dict[str, Tensor], list[float]]:
-        with monkeypatch.context() as patch:
-            if padded:
-                patch.setattr(CapturedExecutor, "suits", classmethod(lambda kind, context, method: True))
-            learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=3, batch_size=16, device="cpu")
-            torch.manual_seed(0)
-            learner.model.setup(6, 4)
-            learner.model.double()
-            losses = [row["loss"] for task in stream for row in learner.learn(task)]
-        return copy_params(learner.model), losses
-
-    (found, found_losses), (plain, plain_losses) = trained(True), trained(False)
+    plain, plain_losses = trained(stream, name, 16)
+    monkeypatch.setattr(CapturedExecutor, "suits", classmethod(lambda kind, context, method: True))
+    found, found_losses = trained(stream, name, 16)
     assert found_losses == pytest.approx(plain_losses, rel=1e-9)
     assert all(relative(found[key], plain[key]) < 1e-8 for key in plain)
 
@@ -307,18 +308,9 @@ def test_training_on_one_batch_that_is_cut_once_is_the_plain_training(
     """Two tasks, full batch, uncaptured: only the order of the examples differs."""
     stream = TaskStream(GRAPHS[kind](), 2)
 
-    def trained(whole: bool) -> tuple[dict[str, Tensor], list[float]]:
-        with monkeypatch.context() as patch:
-            if whole:
-                patch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
-            learner = eg.Learner(GCN(hidden=7), make_method(name), epochs=3, batch_size=0, device="cpu")
-            torch.manual_seed(0)
-            learner.model.setup(stream.num_features, 4)
-            learner.model.double()
-            losses = [row["loss"] for task in stream for row in learner.learn(task)]
-        return copy_params(learner.model), losses
-
-    (found, found_losses), (plain, plain_losses) = trained(True), trained(False)
+    plain, plain_losses = trained(stream, name, 0)
+    monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
+    found, found_losses = trained(stream, name, 0)
     assert found_losses == pytest.approx(plain_losses, rel=1e-9)
     assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
 

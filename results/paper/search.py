@@ -85,7 +85,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.table:
         wanted = cells(given.device)
-        with taken_folder(Path(given.out)):
+        with taken_folder(Path(given.out), lambda: None):
             done = [Cell(name, spec) for name, (_, _, spec) in wanted.items()]
             results = run_cells(done, given.out, data_root=given.data_root, jobs=given.jobs)
         lines = []
@@ -97,6 +97,8 @@ def main() -> None:
                 line[graph] = {key: round(found[key]["mean"], 2) for key in ("ap", "af")}
             lines.append(json.dumps(line))
         FILE.write_text("\n".join(lines) + "\n")
+    if not FILE.exists():
+        parser.error(f"{FILE.name} is not there yet; leave --table out to make it")
     entries = ranked([json.loads(line) for line in FILE.read_text().splitlines()])
     print("| distance | test graph | " + " | ".join(BASE) + " |")
     print("|--:|---|" + "---|" * len(BASE))

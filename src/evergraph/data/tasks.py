@@ -152,7 +152,7 @@ class Task:
         read = [] if self.graph.on_disk else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
         members = [] if self.graph.members is None else [self.graph.members.indices]
         for part in (self.train, self.val, self.test, self.graph.y, *read, *members):
-            digest.update(part.cpu().contiguous().numpy().tobytes())
+            digest.update(part.cpu().contiguous().numpy().data)
         self._mark = digest.hexdigest()
         return self._mark
 
