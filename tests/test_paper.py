@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,7 +16,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -23,7 +23,9 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph.experiments.cells import Cell, Choice, _check, run_cells
+from evergraph.experiments.cells import Cell, CellsFailedError, Choice, run_cells
+from evergraph.experiments.engines import Work
+from evergraph.experiments.engines.processes import in_words
 from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
 from evergraph.experiments.paper.tables import markdown_with_differences, with_differences
@@ -308,6 +310,55 @@ def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
     assert len(apart["c"]["matrices"]) == 2
 
 
+def break_some(spec: RunSpec, out: Path, seed: int, **_: object) -> None:
+    """Stands for `run_seed`: fails as the cell's folder is called."""
+    if Path(out).name.endswith("bug"):
+        raise KeyError("a mistake")
+    if Path(out).name.endswith("killed"):
+        Path(f"{out}.tried").open("a").write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if Path(out).name.endswith("once") and not Path(f"{out}.tried").exists():
+        Path(f"{out}.tried").touch()
+        os._exit(1)
+    run_seed(spec, out, seed)
+
+
+class Breaking(Work):
+    def do(self) -> None:
+        break_some(self.spec, Path(self.folder), self.seed)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_failed_cell_keeps_no_other_from_being_run(
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistakes, killed processes and bad input alike; what a second try mends is mended."""
+    spec = RunSpec("sbm:nodes=60,classes=4", method="finetune", training=Training(epochs=1), device="cpu")
+    bad = dataclasses.replace(spec, source="sbm:nodes=60,classes=1")
+    names = ["a-bug", "b-bad", "c"] + (["d-killed", "e-once"] if jobs > 1 else [])
+    cells = [Cell(name, bad if name == "b-bad" else spec) for name in names]
+    monkeypatch.setattr("evergraph.experiments.cells.Work", Breaking)
+    if jobs == 1:
+        whole = Cell.finish
+        monkeypatch.setattr(
+            Cell, "finish", lambda cell, *rest: {}["a mistake"] if cell.key == "a-bug" else whole(cell, *rest)
+        )
+    with pytest.raises(
+        CellsFailedError, match=r"of . runs failed, --resume tries them again; .*a-bug: KeyError"
+    ) as found:
+        run_cells(cells, tmp_path, jobs=jobs)
+    assert {*found.value.errors} == {"a-bug", "b-bad", "d-killed"} & {*names}
+    assert {*found.value.results} == {"c", "e-once"} & {*names}
+    assert str(found.value).count("\n") == 0
+    assert "KeyError" in (tmp_path / "failures.txt").read_text()
+    if jobs > 1:
+        assert "d-killed: its process died" in str(found.value)
+        assert (tmp_path / "d-killed.tried").read_text() == "xx"
+    monkeypatch.undo()
+    assert {*run_cells([cell for cell in cells if cell.key != "b-bad"], tmp_path, jobs=1)} == {*names} - {"b-bad"}
+    assert not (tmp_path / "failures.txt").exists()
+
+
 def test_seeds_that_begin_one_run_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process writes run.json between two looks of this one."""
     spec = RunSpec(
@@ -329,10 +380,8 @@ def test_seeds_that_begin_one_run_at_the_same_time(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("error", [BrokenProcessPool("a process in the pool died"), torch.OutOfMemoryError("no room")])
 def test_a_process_that_died_is_one_line(error: Exception) -> None:
-    future: Future[None] = Future()
-    future.set_exception(error)
-    with pytest.raises(eg.EvergraphError, match=r"a/b: its process died \(.*fewer --jobs"):
-        _check(future, Cell("a/b", RunSpec("digits")))
+    said = in_words(error, Work("a/b", RunSpec("digits"), "folder", 0))
+    assert re.match(r"a/b: its process died \(.*fewer --jobs", str(said))
 
 
 def test_a_folder_with_something_in_it_is_left_alone(

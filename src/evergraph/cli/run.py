@@ -17,7 +17,7 @@ from evergraph.core.settings import settings_of
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
-from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.cells import Cell, all_or_error, run_cells
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.run import check_folder, default_folder
@@ -80,6 +80,19 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
             on_progress=update,
             loggers=loggers,
         )
+
+
+def run_all(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Cells one after the other with progress bars and loggers, or side by side; those that fail are named at the end."""
+    if (options["jobs"] or 1) > 1:
+        return side_by_side(specs, folder, options)
+    results, errors = dict[str, dict[str, Any]](), dict[str, Exception]()
+    for key, spec in specs.items():
+        try:
+            results[key] = run_one(spec, folder / key, options)
+        except Exception as error:
+            errors[key] = error
+    return all_or_error(results, errors, folder)
 
 
 def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.errors import DivergedError, EvergraphError, unknown
-from evergraph.experiments.cells import Cell, default_jobs, run_cells
+from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
+from evergraph.experiments.engines import default_jobs
 from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
@@ -94,11 +95,17 @@ def run_paper(
 
     holding = taken_folder(out, look, advice="name another with --out")
     with holding as entries, _logged(out, device, settings["jobs"]) as cells_run:
-        results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=_failed_trial, **settings)
+        failure: CellsFailedError | None = None
+        try:
+            results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=_failed_trial, **settings)
+        except CellsFailedError as error:
+            failure, results = error, error.results
         for plan in available:
             specs = {key: spec for key, spec in chosen.items() if key.startswith(plan.key(""))}
             make_folder(plan.folder(out))
             write_results(plan.folder(out), specs, results)
+        if failure is not None:
+            raise failure
         tables = [] if alone else [_write(plan, results, out, wanted(plan), missing) for plan in plans]
         figures = _draw_studies({plan: studied(plan) for plan in available}, results, out)
     return {"tables": tables, "studies": figures, "seconds": time.perf_counter() - begun, "out": str(out)}
