@@ -15,6 +15,7 @@ from evergraph import registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params, named_params
 from evergraph.core.settings import Checked
+from evergraph.core.workers import workers
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task
@@ -86,6 +87,22 @@ class Context:
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The training examples in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
         return self.batcher.exact().batches(self.train, batch_size or self.batch_size)
+
+    def divided_sum(self, measure: Callable[[Callable[[int], Iterator[Batch]]], Params]) -> Params:
+        """A sum over the training examples that several processes share: each measures its own, all have the total.
+
+        Args:
+            measure: from a function like `batches`, over a share of the examples, to the share's sum by parameter. It
+                draws no random numbers.
+        """
+        group = workers()
+        own = self.train[group.share(self.num_train)]
+
+        def batches(batch_size: int | None = None) -> Iterator[Batch]:
+            return self.batcher.exact().batches(own, batch_size or self.batch_size) if own.numel() else iter(())
+
+        part = measure(batches)
+        return dict(zip(part, group.sum(list(part.values()))))
 
     def capability_of_a_part(self, name: str) -> Callable[..., Any] | None:
         """A capability of the method that is being trained with, or of the first of its parts that has it."""
@@ -172,9 +189,12 @@ class View:
     def outputs(self) -> Tensor:
         """The model's outputs at the examples, on the CPU, with exact neighbourhoods."""
         batcher = self.problem.batcher(self.model, self.graph, device=self.device)
-        batches = batcher.batches(self.nodes.to(self.device), NODES_AT_ONCE)
-        rows = [self.model(batch).cpu() for batch in batches]
-        return torch.cat(rows) if rows else torch.empty(0, self.model.out_channels or 0)
+        group = workers()
+        own = self.nodes[group.share(self.nodes.numel())].to(self.device)
+        rows = [self.model(batch).cpu() for batch in batcher.batches(own, NODES_AT_ONCE)] if own.numel() else []
+        dtype = next((value.dtype for value in self.model.parameters()), torch.float32)
+        part = torch.cat(rows) if rows else torch.empty(0, self.model.out_channels or 0, dtype=dtype)
+        return group.stack(part, self.nodes.numel())
 
 
 STEP_HOOKS = (
