@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common
+from evergraph.cli import common, together
+from evergraph.core.workers import launched
 from evergraph.data import ClassName, Graph, Task, find_graph
 from evergraph.errors import EvergraphError, first_line
 from evergraph.evaluation import METRICS
@@ -54,6 +55,7 @@ def learn_command(
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Hold no nodes out for validation and test.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Drop a task that was left in the middle.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    processes: together.Processes = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a graph's classes. The first call makes the learner, every further one teaches it more.
@@ -61,6 +63,8 @@ def learn_command(
     Method, model and seed are chosen at the first call. Training settings may change from call to call;
     those not given stay as they were. Killed or stopped, the same command goes on where it was.
     """
+    if processes > 1 and launched() == 1:
+        raise typer.Exit(together.launch(processes))
     given = common.training_options(options)
     named = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
     if all_nodes and options["patience"]:
@@ -95,10 +99,11 @@ def learn_command(
         return learner, task
 
     hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
-    with common.on_interrupt(lambda: hint), common.progress_bar(f"{graph} {chosen}", 1) as update:
+    bar = common.progress_bar(f"{graph} {chosen}", 1)
+    with common.on_interrupt(lambda: hint), together.shared_folder(checkpoint) as folder, bar as update:
         try:
             learner = learn_in_folder(
-                checkpoint,
+                folder,
                 prepare,
                 device=options["device"],
                 restart=restart,

@@ -11,9 +11,10 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common
+from evergraph.cli import common, together
 from evergraph.cli.tables import result_table
 from evergraph.core.settings import settings_of
+from evergraph.core.workers import launched, workers
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
@@ -40,9 +41,12 @@ def run_command(
     stream: common.Stream = DEFAULT_STREAM,
     method: common.ChosenMethod = None,
     seeds: common.Seeds = 1,
+    processes: together.Processes = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
+    if processes > 1 and launched() == 1:
+        raise typer.Exit(together.launch(processes))
     method = common.named_method(method, stream, options)
     settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
@@ -53,9 +57,11 @@ def run_command(
             f"{' and '.join(group[0] for group in groups)}; run them one by one, or use `evergraph compare`"
         )
     folder = options["out"] or default_folder(stream, method)
-    with common.on_interrupt(lambda: common.how_to_resume(folder)):
-        result = run_one(spec, folder, options)
-        heatmaps([result], folder / "heatmap.png")
+    holding = together.shared_folder(folder)
+    with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as place:
+        download_once(spec, options["data_root"])
+        result = run_one(spec, place, options)
+        heatmaps([result], place / "heatmap.png")
     if json:
         common.print_json(result)
         return
@@ -64,13 +70,24 @@ def run_command(
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
 
+def download_once(spec: RunSpec, data_root: Path | None) -> None:
+    """Let the first of several processes download a dataset that is not at hand, while the others wait."""
+    group, dataset = workers(), DATASETS.get(spec.source.partition(":")[0])
+    if group.rank == 0 and group.size > 1 and dataset is not None and not dataset.at_hand(data_root):
+        spec.make_stream(spec.seeds[0], data_root)
+    group.barrier()
+
+
 def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """One run: in this process with a progress bar and loggers, or its seeds side by side."""
     if (options["jobs"] or 1) > 1:
+        if launched() > 1:
+            raise EvergraphError("--jobs runs seeds side by side, torchrun and --processes share one run; choose one")
         look = partial(check_folder, folder, spec, options["resume"])
         with taken_folder(folder, look, advice="name another with --out"):
             return side_by_side({"": spec}, folder, options)[""]
-    loggers = make_loggers([name for name in (options["log"] or "").split(",") if name])
+    names = [name for name in (options["log"] or "").split(",") if name]
+    loggers = make_loggers(names) if workers().rank == 0 else []
     with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
         return run(
             spec,
