@@ -108,7 +108,9 @@ def test_a_killed_process_is_one_line_and_the_run_resumes_to_the_same_bits(tmp_p
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     words = ["run", "sbm:nodes=60,classes=6", "--method", "curvature", "--epochs", "2", "--device", "cpu"]
-    command = f"ulimit -f 8; exec {sys.executable} -m evergraph {' '.join(words)} --processes 2 --out {tmp_path / 'out'}"
+    command = (
+        f"ulimit -f 8; exec {sys.executable} -m evergraph {' '.join(words)} --processes 2 --out {tmp_path / 'out'}"
+    )
     done = subprocess.run(["bash", "-c", command], text=True, capture_output=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
@@ -126,7 +128,7 @@ def test_what_torchrun_is_not_for_is_one_line(tmp_path: Path) -> None:
 def test_shares_are_consecutive_and_even(number: int, size: int) -> None:
     items = list(range(number))
     shares = [items[share_of(number, rank, size)] for rank in range(size)]
-    assert sum(shares, []) == items
+    assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 

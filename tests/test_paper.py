@@ -30,7 +30,8 @@ from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
 from evergraph.experiments.paper.tables import markdown_with_differences, with_differences
 from evergraph.experiments.result_file import read_results
-from evergraph.experiments.run import RunSpec, run, run_seed
+from evergraph.experiments.run import run, run_seed
+from evergraph.experiments.specification import RunSpec
 from evergraph.methods import make_method
 from evergraph.persistence.reading import read_record
 from evergraph.training import Training
@@ -315,7 +316,8 @@ def break_some(spec: RunSpec, out: Path, seed: int, **_: object) -> None:
     if Path(out).name.endswith("bug"):
         raise KeyError("a mistake")
     if Path(out).name.endswith("killed"):
-        Path(f"{out}.tried").open("a").write("x")
+        tried = Path(f"{out}.tried")
+        tried.write_text((tried.read_text() if tried.exists() else "") + "x")
         os.kill(os.getpid(), signal.SIGKILL)
     if Path(out).name.endswith("once") and not Path(f"{out}.tried").exists():
         Path(f"{out}.tried").touch()

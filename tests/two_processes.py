@@ -5,6 +5,7 @@ Prints one JSON object: for each name the largest difference, relative to 1 + |v
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -46,6 +47,13 @@ def plain(method: str = "curvature", model: eg.GraphModel | nn.Module | None = N
     return eg.Learner(model or eg.GCN(hidden=5), method, dtype=torch.float64, **settings)
 
 
+def foreign(make: Callable[[], nn.Module]) -> eg.ModuleModel:
+    """A module that was made outside, with the same parameters every time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return eg.ModuleModel(make())
+
+
 def on_stream(make: Callable[[], eg.Learner]) -> Callable[[], eg.Learner]:
     return lambda: conformance.learned(make(), 3)
 
@@ -60,10 +68,8 @@ def resumed() -> eg.Learner:
     def stop(progress: Progress, epochs: int) -> None:
         raise StoppedError
 
-    try:
+    with contextlib.suppress(StoppedError):
         learner.learn(conformance.tasks(learner)[1], stop)
-    except StoppedError:
-        pass
     with tempfile.TemporaryDirectory() as folder:
         learner.save(folder)
         again = eg.Learner.load(folder, device="cpu")
@@ -86,11 +92,12 @@ CASES: dict[str, Callable[[], eg.Learner]] = {
         )
         for name, make in conformance.SUITE.items()
     },
-    "model gat": on_stream(lambda: plain(model=eg.GAT(hidden=4, heads=2))),
+    # where a gradient is zero but for rounding, Adam divides it by its own size; SGD does not
+    "model gat": on_stream(lambda: plain(model=eg.GAT(hidden=4, heads=2), optimizer="sgd", reduction="mean")),
     "model sage": on_stream(lambda: plain(model=eg.GraphSAGE(hidden=4))),
     "model gin": on_stream(lambda: plain("ewc", eg.GIN(hidden=4))),
-    "model foreign": on_stream(lambda: plain("mas", eg.ModuleModel(pyg.GCN(5, 4, 2, 6)))),
-    "model normalized by batch": on_stream(lambda: plain("finetune", eg.ModuleModel(Normalized()))),
+    "model foreign": on_stream(lambda: plain("mas", foreign(lambda: pyg.GCN(5, 4, 2, 6)))),
+    "model normalized by batch": on_stream(lambda: plain("finetune", foreign(Normalized))),
     "last batch of one": on_stream(lambda: plain(batch_size=3)),
     "batches of one": on_stream(lambda: plain("ewc", batch_size=1, epochs=1)),
     "full batch, mean, early stopping": on_stream(lambda: plain("lwf", batch_size=0, reduction="mean", patience=1)),

@@ -21,7 +21,7 @@ from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, all_or_error, run_cells
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.plots import heatmaps
-from evergraph.experiments.run import check_folder, default_folder
+from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
 from evergraph.persistence.files import taken_folder
@@ -100,7 +100,7 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
 
 
 def run_all(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Cells one after the other with progress bars and loggers, or side by side; those that fail are named at the end."""
+    """Cells one after the other with progress bars and loggers, or side by side; failed ones are named at the end."""
     if (options["jobs"] or 1) > 1:
         return side_by_side(specs, folder, options)
     results, errors = dict[str, dict[str, Any]](), dict[str, Exception]()

@@ -140,7 +140,7 @@ def _reason(error: RuntimeError) -> str:
 
 
 # all_gather_into_tensor is called all_gather_single since torch 2.12
-_all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 ALONE = Workers()
 _current: Workers = ALONE

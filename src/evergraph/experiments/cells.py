@@ -16,7 +16,8 @@ from typing import Any
 
 from evergraph.errors import EvergraphError, first_line
 from evergraph.experiments.engines import Engine, ProcessDiedError, ProcessEngine, Work
-from evergraph.experiments.run import check_folder, finish_run, finished_result
+from evergraph.experiments.run import finish_run
+from evergraph.experiments.run_folder import check_folder, finished_result
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import remove_file, taken_folder, write_atomically
 
@@ -206,8 +207,8 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
             folder = Path(out) / cell.key
             try:
                 seeds = [] if finished_result(folder, cell.spec) is not None else cell.spec.seeds
-            except EvergraphError as error:
-                yield cell, error
+            except EvergraphError as unreadable:
+                yield cell, unreadable
                 continue
             under_way[cell.key] = _Open(cell, len(seeds))
             for seed in seeds:

@@ -8,4 +8,12 @@ from evergraph.training.executors.whole import WholeBatchExecutor
 
 EXECUTORS: tuple[type[Executor], ...] = (DividedExecutor, CapturedExecutor, WholeBatchExecutor, PlainExecutor)
 
-__all__ = ["EXECUTORS", "CapturedExecutor", "DividedExecutor", "Executor", "PlainExecutor", "TrainStep", "WholeBatchExecutor"]
+__all__ = [
+    "EXECUTORS",
+    "CapturedExecutor",
+    "DividedExecutor",
+    "Executor",
+    "PlainExecutor",
+    "TrainStep",
+    "WholeBatchExecutor",
+]

@@ -103,9 +103,7 @@ class DividedExecutor(Executor):
         self._steps += 1
         return self.train_step(batch, forward=self.forward if self._divides else forward)  # type: ignore[call-arg]
 
-    def forward(
-        self, model: nn.Module, batch: Any, directions: Sequence[Direction]
-    ) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
         """Outputs and tangents of the whole batch, of which this process computes its share."""
         if not (isinstance(batch, DividedBatch) and batch.is_divided):  # replayed examples
             return forward(model, batch, directions)
@@ -204,7 +202,7 @@ def rows_are_independent(context: Context) -> bool:
     Batch normalization reads the whole batch. A pass with dropout says nothing in training mode, unless it moves a
     buffer; then evaluation mode has to say it.
     """
-    model, some = context.model, context.train[: 2]
+    model, some = context.model, context.train[:2]
     if some.numel() < 2:
         return True
     batcher = context.batcher.exact()
