@@ -44,6 +44,10 @@ class Workers:
         """The rows of all processes below one another, where each has its share of `total` rows."""
         return rows
 
+    def swap(self, rows: Tensor, to: int, back: int) -> Tensor:
+        """Send rows to one process while another one sends some here; returns those, whatever their number."""
+        return rows
+
     def everywhere(self, value: Any) -> Any:
         """The first process's value; the others' are not looked at."""
         return value
@@ -93,6 +97,21 @@ class ProcessGroup(Workers):
         padded[: rows.size(0)] = rows
         gathered = self._gather(padded.reshape(-1)).view(self.size, most, *rows.shape[1:])
         return torch.cat([part[:count] for part, count in zip(gathered, counts)])
+
+    def swap(self, rows: Tensor, to: int, back: int) -> Tensor:
+        """The number of rows goes first."""
+        if to == self.rank:
+            return rows
+        count = torch.tensor([rows.size(0)])
+        received = self._swap(count, torch.empty_like(count), to, back)
+        return self._swap(rows.contiguous(), rows.new_empty(int(received), *rows.shape[1:]), to, back)
+
+    def _swap(self, sent: Tensor, received: Tensor, to: int, back: int) -> Tensor:
+        with _told():
+            exchanges = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, back)]
+            for exchange in dist.batch_isend_irecv([one for one in exchanges if one.tensor.numel()]):
+                exchange.wait()
+        return received
 
     def everywhere(self, value: Any) -> Any:
         """Sent as Python objects; the processes are of one program and trust one another."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,6 +28,9 @@ from evergraph.data.attributes import (
     read_splits,
 )
 from evergraph.errors import EvergraphError, tell
+
+if TYPE_CHECKING:
+    from evergraph.data.parts import Rows
 
 
 @dataclass(eq=False)
@@ -56,6 +59,8 @@ class Graph:
         positives_only: the links are those that exist; examples of links that do not are drawn when tasks are made.
         joining: nodes that join the others one by one, as a mask; None where there are none. No edge leaves them, and
             what is predicted at one of them may not depend on another.
+        rows: of a graph in parts (`evergraph.data.parts`): which nodes are this process's. The graph then holds these
+            alone, and the columns of its adjacency are the nodes of all processes.
     """
 
     x: Features
@@ -74,6 +79,7 @@ class Graph:
     splits: Tensor | None = field(default=None, repr=False)
     positives_only: bool = False
     joining: Tensor | None = field(default=None, repr=False)
+    rows: Rows | None = field(default=None, repr=False)
 
     @property
     def num_nodes(self) -> int:

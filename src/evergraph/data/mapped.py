@@ -58,7 +58,7 @@ def write_mapped(graph: Graph, folder: str | Path) -> Path:
     """Write a graph that is in memory to a folder of mapped arrays; its examples are nodes with classes."""
     if graph.level != "node" or not graph.has_classes:
         raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be mapped")
-    with _new_folder(folder) as path:
+    with new_folder(folder) as path:
         arrays: dict[str, Tensor] = {"indptr": graph.adjacency.indptr, "indices": graph.adjacency.indices}
         if bool((graph.adjacency.values != 1).any()):
             arrays["weights"] = graph.adjacency.values
@@ -94,7 +94,7 @@ def write_mapped_blocks(
         class_names: the names of the classes.
         name: what to call the graph.
     """
-    with _new_folder(folder) as path:
+    with new_folder(folder) as path:
         np.save(path / "y.npy", y.astype(np.int64))
         x = np.lib.format.open_memmap(path / "x.npy", "w+", np.float32, (y.size, num_features))
         start = 0
@@ -219,7 +219,7 @@ def _write_header(path: Path, name: str, class_names: list[ClassName], num_featu
 
 
 @contextmanager
-def _new_folder(folder: str | Path) -> Iterator[Path]:
+def new_folder(folder: str | Path) -> Iterator[Path]:
     """A folder under another name beside the one wanted; it gets its own name when it is whole."""
     folder = Path(folder)
     if os.path.lexists(folder):

@@ -15,7 +15,7 @@ from evergraph import registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params, named_params
 from evergraph.core.settings import Checked
-from evergraph.core.workers import workers
+from evergraph.core.workers import ALONE, workers
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task
@@ -87,6 +87,14 @@ class Context:
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The training examples in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
         return self.batcher.exact().batches(self.train, batch_size or self.batch_size)
+
+    def own(self, examples: Tensor) -> Tensor:
+        """Those of some examples that this process counts: its share, or all where the graph in parts has its own."""
+        return examples if self.task.graph.rows is not None else examples[workers().share(examples.numel())]
+
+    def total(self, counts: Tensor) -> Tensor:
+        """The sum over all processes of what each has counted over its own examples."""
+        return workers().sum([counts])[0]
 
     def divided_sum(self, measure: Callable[[Callable[[int], Iterator[Batch]]], Params]) -> Params:
         """A sum over the training examples that several processes share: each measures its own, all have the total.
@@ -189,7 +197,7 @@ class View:
     def outputs(self) -> Tensor:
         """The model's outputs at the examples, on the CPU, with exact neighbourhoods."""
         batcher = self.problem.batcher(self.model, self.graph, device=self.device)
-        group = workers()
+        group = workers() if self.graph.rows is None else ALONE  # of a graph in parts each process has its own nodes
         own = self.nodes[group.share(self.nodes.numel())].to(self.device)
         rows = [self.model(batch).cpu() for batch in batcher.batches(own, NODES_AT_ONCE)] if own.numel() else []
         dtype = next((value.dtype for value in self.model.parameters()), torch.float32)

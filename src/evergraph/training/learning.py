@@ -58,7 +58,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
 
 def check_fit(learner: Learner, task: Task) -> None:
     """Raise the error for a task that the learner cannot learn as the next one."""
-    if task.train.numel() == 0:
+    if task.train.numel() == 0 and task.graph.rows is None:
         raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
     if task.graph.level != learner.problem.level:
         raise EvergraphError(

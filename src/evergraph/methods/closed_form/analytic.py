@@ -123,9 +123,10 @@ class Analytic(Method):
         learned = BOTH if self.learn_validation else BOTH[:1]
         final = self.solve([ridges[chosen]], learned, rows)[0]
         if capable(model, "feature_blocks"):
-            if context.task.val.numel():
+            validated = int(context.total(torch.tensor([context.own(context.task.val).numel()])))
+            if validated:
                 self._choose_smoothing(context, heads[chosen])
-                self._choose_voting(context, heads[chosen], ridges[chosen])
+                self._choose_voting(context, heads[chosen], ridges[chosen], validated)
             name = next(name for name, value in model.named_parameters() if value is head)
             self.vote_ = {name: (final + self._shallow(model, ridges[chosen], learned)).to(head.dtype)}
             self._learn_doubt(context)
@@ -137,7 +138,8 @@ class Analytic(Method):
         """Add the task's nodes to the sums, weighed by the size that their class has reached."""
         features, head = linear_head(context.model)
         y, units = context.batcher.y, head.size(1)
-        sizes = torch.bincount(y[context.train], minlength=units)
+        arrived = context.total(torch.bincount(y[context.own(context.train)], minlength=units))
+        sizes = arrived.clone()
         sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
         weights = sizes.double().clamp(min=1) ** -self.balance
         gram, cross = dict(self.gram_), dict(self.cross_)
@@ -149,7 +151,7 @@ class Analytic(Method):
             )
         self.gram_, self.cross_, self.class_sizes_ = gram, cross, sizes.tolist()
         tasks = [*self.task_of_unit_, *[-1] * (units - len(self.task_of_unit_))]
-        for unit in torch.unique(y[context.train]).tolist():
+        for unit in torch.nonzero(arrived).reshape(-1).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
         self.task_of_unit_ = tasks
 
@@ -168,7 +170,7 @@ class Analytic(Method):
 
     def _choose_ridge(self, context: Context, heads: list[Tensor]) -> int:
         """The ridge with most hits on validation nodes so far; the largest of equals."""
-        hits = validation_hits(context, heads).sum(1).tolist()
+        hits = context.total(validation_hits(context, heads).sum(1)).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
         return max(range(len(heads)), key=lambda i: (self.hits_[i], i))
 
@@ -185,11 +187,13 @@ class Analytic(Method):
         count_changes(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
         self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
 
-    def _choose_voting(self, context: Context, head: Tensor, ridge: float) -> None:
+    def _choose_voting(self, context: Context, head: Tensor, ridge: float, validated: int) -> None:
         """Vote where it costs no more than the premium."""
-        vote = head + self._shallow(context.model, ridge, ("train",))
-        count_changes(self.voting_, *validation_hits(context, [head, vote]))
-        self.validated_ += context.task.val.numel()
+        vote, changes = head + self._shallow(context.model, ridge, ("train",)), [0, 0]
+        count_changes(changes, *validation_hits(context, [head, vote]))
+        new = context.total(torch.tensor(changes)).tolist()
+        self.voting_ = [before + added for before, added in zip(self.voting_, new)]
+        self.validated_ += validated
         self.votes_ = self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     # blocks of features
@@ -301,10 +305,10 @@ def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:
 
 
 def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
-    """Row i: which of the task's validation nodes head i puts right."""
+    """Row i: which of the task's validation nodes, this process's own, head i puts right."""
     features, _ = linear_head(context.model)
     hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
-    nodes = context.task.val.to(context.device)
+    nodes = context.own(context.task.val).to(context.device)
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         rows = features(batch).double()
         hits.append(torch.stack([(rows @ head).argmax(1) == batch.y for head in heads]).cpu())

@@ -47,7 +47,7 @@ def accumulate(
     """
     width, units = head.shape
     group = workers()
-    nodes = nodes[group.share(nodes.numel())]
+    nodes = context.own(nodes)
     if before is None or group.size > 1:
         gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
