@@ -8,9 +8,12 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import evergraph as eg
 from evergraph.core.workers import share_of
@@ -65,6 +68,35 @@ def test_two_processes_end_where_one_ends(tmp_path: Path) -> None:
         assert shares["batches of one"] == 1 - rank
 
 
+def test_a_graph_in_parts_on_the_command_line(tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]) -> None:
+    """Converted, learned in two calls, predicted into Parquet files; refused where it has no place."""
+    parts, learner = tmp_path / "parts", tmp_path / "learner"
+    status, said, _ = evergraph("convert", "sbm:nodes=150,classes=4", parts, "--parts", 3)
+    assert (status, "in 3 parts" in said) == (0, True)
+    for classes in ("0,1", "2,3"):
+        status, said, _ = evergraph(
+            "learn", parts, "--checkpoint", learner, "--classes", classes, "--model-set", "hidden=40", "--device", "cpu"
+        )
+        assert status == 0
+        assert "accuracy on held-out nodes" in said
+    assert evergraph("predict", parts, "--checkpoint", learner, "--out", tmp_path / "shards", "--device", "cpu")[0] == 0
+    tables = [parquet.read_table(file) for file in sorted((tmp_path / "shards").glob("*.parquet"))]
+    assert [len(table) for table in tables] == [50, 50, 50]
+    columns = pyarrow.concat_tables(tables)
+    assert columns["node"].to_pylist() == list(range(150))
+    graph = eg.stream("sbm:nodes=150,classes=4").graph
+    known = eg.Learner.load(learner, device="cpu").predict(graph)
+    alike = [a == b for a, b in zip(columns["class"].to_pylist(), known.labels)]
+    assert sum(alike) > 140  # in one process the edges of a graph that fits into memory are judged too
+    for words in (["run", parts], ["learn", parts, "--checkpoint", tmp_path / "other", "--method", "ewc"]):
+        status, _, said = evergraph(*words)
+        assert status == 2
+        assert "in parts" in said
+    (parts / "part-00001/y.npy").write_bytes((parts / "part-00000/y.npy").read_bytes()[:-8] + bytes(8))
+    status, _, said = evergraph("predict", parts, "--checkpoint", learner, "--out", tmp_path / "more")
+    assert (status, "damaged" in said) == (2, True)
+
+
 def test_a_process_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     first, second = started([SCRIPT, "lose", tmp_path], tmp_path)
     said = first.communicate(timeout=120)[0]
@@ -93,7 +125,9 @@ def test_a_killed_process_is_one_line_and_the_run_resumes_to_the_same_bits(tmp_p
     for rank, more in (("1", []), ("0", ["--resume"])):
         status, said = call(*words, "--out", tmp_path / "killed", *more, DOOMED=rank)
         assert status == 2
-        assert re.fullmatch(r"error: (another process .* is gone|process \d was killed by signal 9).*--resume.*\n", said)
+        assert re.fullmatch(
+            r"error: (another process .* is gone|process \d was killed by signal 9).*--resume.*\n", said
+        )
         assert json.loads((tmp_path / "killed/seed-0/matrix.json").read_text())["matrix"][0][0] is not None
         assert not (tmp_path / "killed/result.json").exists()
     assert call(*words, "--out", tmp_path / "killed", "--resume") == (0, "")
@@ -119,7 +153,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
 def test_what_torchrun_is_not_for_is_one_line(tmp_path: Path) -> None:
     torchrun = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "0"}
     status, said = call("compare", "digits", **torchrun)
-    assert (status, said) == (2, "error: compare is not for torchrun; run, learn, closed-form are\n")
+    assert (status, said) == (2, "error: compare is not for torchrun; run, learn, predict are\n")
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 7, 12])

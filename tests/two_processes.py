@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,9 @@ from torch_geometric import nn as pyg
 import evergraph as eg
 import test_conformance as conformance
 from evergraph.core.workers import ConnectionLostError, join_workers, workers
+from evergraph.data.datasets.sbm import sbm
+from evergraph.data.parts import read_parts, task_of_parts, write_parts
+from evergraph.models import random_features
 from evergraph.training.executors import divided
 from evergraph.training.loop import Progress
 from test_problems_end_to_end import SMALL, STREAMS
@@ -124,9 +127,49 @@ def difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return float(torch.stack(gaps).max())
 
 
+LARGE = sbm(nodes=203, classes=6, degree=4, features=7, signal=3.0, seed=1)
+
+
+def closed_form(tasks: Iterable[eg.Task]) -> eg.Learner:
+    learner = eg.Learner(eg.RandomFeatures(hidden=20), eg.Analytic(), dtype=torch.float64, device="cpu")
+    for task in tasks:
+        learner.learn(task)
+    return learner
+
+
+def names_of_tasks() -> list[list[eg.data.ClassName]]:
+    return [LARGE.class_names[:2], LARGE.class_names[2:]]
+
+
+def one_process(folder: Path) -> list[torch.Tensor]:
+    """The graph as a whole, too large for its features to be kept: its head and its outputs."""
+    write_parts(LARGE, folder, 5)
+    whole = LARGE.altered(splits=read_parts(folder)[0].splits)
+    at_hand, random_features.AT_HAND = random_features.AT_HAND, 0
+    learner = closed_form(eg.Task.of(whole, names) for names in names_of_tasks())
+    head, outputs = learner.model.head.detach(), learner.logits(LARGE)
+    random_features.AT_HAND = at_hand
+    return [head, outputs]
+
+
+def in_parts(folder: Path) -> list[torch.Tensor]:
+    """The same graph in five parts, two and three of them in a process."""
+    graph, own = read_parts(folder)
+    assert len(own) < 5
+    learner = closed_form(task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks()))
+    outputs = learner.outputs(graph, torch.arange(graph.num_nodes))
+    assert graph.rows is not None
+    whole = torch.zeros(LARGE.num_nodes, outputs.size(1), dtype=outputs.dtype)
+    whole[graph.rows.start : graph.rows.start + graph.num_nodes] = outputs
+    return [learner.model.head.detach(), *workers().sum([whole])]
+
+
 def compare() -> dict[str, float | str]:
     """Every case alone, in the first process, then together in both."""
     alone = {name: values(make()) for name, make in CASES.items()} if os.environ["RANK"] == "0" else {}
+    folder = Path(sys.argv[2]) / "parts"
+    if os.environ["RANK"] == "0":
+        alone["parts"] = one_process(folder)
     group, seen = join_workers(), []
     alone = group.everywhere(alone)
     own = divided.DividedBatch.own
@@ -139,6 +182,7 @@ def compare() -> dict[str, float | str]:
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
         found[f"{name}: share"] = sum(mine for mine, _ in seen) / max(sum(all_ for _, all_ in seen), 1)
+    found["parts"] = difference(alone["parts"], in_parts(folder))
     for name, make in DRAWS.items():
         mine = values(make())
         first = group.everywhere([tensor.clone() for tensor in mine])

@@ -10,22 +10,28 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import torch
 import typer
 from rich.table import Table
+from torch import Tensor
 
 from evergraph.cli import common, together
-from evergraph.core.workers import launched
+from evergraph.core.workers import join_workers, launched, workers
 from evergraph.data import ClassName, Graph, Task, find_graph
+from evergraph.data.mapped import is_parts
+from evergraph.data.parts import part_sizes, read_parts, task_of_parts
 from evergraph.errors import EvergraphError, first_line
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import make_model
-from evergraph.persistence.files import write_atomically
+from evergraph.persistence.files import make_folder, write_atomically
 from evergraph.persistence.reading import as_csv
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Prediction, Training
 from evergraph.training.description import describe
 from evergraph.training.driver import learn_in_folder
+from evergraph.training.parts import accuracy_on_parts, outputs_in_pieces
 from evergraph.training.snapshot import model_name
 
 GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
@@ -70,10 +76,17 @@ def learn_command(
     named = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
     if all_nodes and options["patience"]:
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
-    data = find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
+    join_workers()
+    in_parts = is_parts(graph)
+    data = (
+        read_parts(graph)[0]
+        if in_parts
+        else find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
+    )
     options["problem"] = options["problem"] or problem_of(data)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
-    chosen = common.named_method(method, graph, options)
+    chosen = common.named_method(method or ("analytic" if in_parts else None), graph, options)
+    tests = dict[str, Tensor]()
 
     def fits(begun: Learner) -> None:
         """A task that was left in the middle goes on as it was begun."""
@@ -93,7 +106,10 @@ def learn_command(
             _check_same(learner, checkpoint, named, wanted)
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
-        task = Task.of(data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks)
+        if in_parts:
+            task, tests["nodes"] = task_of_parts(data, _names(classes), learner.num_tasks)
+        else:
+            task = Task.of(data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks)
         before = None if again else learner.learned_as(task)
         if before is not None:
             raise _LearnedAlready(f"{graph} was learned already, as task {before + 1}; --again learns it once more")
@@ -114,6 +130,10 @@ def learn_command(
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
             return
+        if in_parts:
+            learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
+            if workers().rank == 0:
+                learner.save(folder)
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
         last["epochs"]
@@ -158,7 +178,11 @@ def _make_learner(method: str, num_classes: int | None, seed: int, options: dict
 def predict_command(
     graph: GraphSource,
     checkpoint: Checkpoint,
-    out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file; CSV on stdout by default.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A .csv or .parquet file; CSV on stdout by default. Of a graph in parts, a folder."),
+    ] = None,
+    processes: together.Processes = 1,
     classes: Annotated[str | None, typer.Option(help="Choose among these classes alone (names, commas).")] = None,
     ignore_labels: Annotated[
         bool, typer.Option("--ignore-labels", help="Predict even where the graph's labels name classes never learned.")
@@ -171,6 +195,13 @@ def predict_command(
 
     Where examples have several labels or numbers, there is a column for each instead.
     """
+    if processes > 1 and launched() == 1:
+        raise typer.Exit(together.launch(processes))
+    if is_parts(graph):
+        predict_parts(graph, checkpoint, out, device)
+        return
+    if launched() > 1:
+        raise EvergraphError(f"{graph} is not a graph in parts; predict it in one process, or convert it with --parts")
     if out is not None and out.suffix not in {".csv", ".parquet"}:
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
@@ -185,6 +216,30 @@ def predict_command(
         sys.stdout.write(_as_csv(prediction))
         return
     write_atomically(out, _as_csv(prediction) if parquet is None else _as_parquet(prediction, parquet))
+
+
+def predict_parts(graph: str, checkpoint: Path, out: Path | None, device: str) -> None:
+    """A Parquet file for each part of a graph, written by the process that holds it."""
+    if out is None or out.suffix:
+        raise EvergraphError(f"{graph} is in parts; name a folder for their predictions with --out")
+    parquet, group = _parquet(), join_workers()
+    learner = Learner.load(checkpoint, device=device)
+    data, own = read_parts(graph)
+    assert data.rows is not None
+    make_folder(out, "name another with --out")
+    sizes = part_sizes(graph)
+    first = 0
+    for number in own:
+        nodes = torch.arange(first, first + sizes[number])
+        tables = []
+        for piece, outputs in outputs_in_pieces(learner, data, nodes):
+            labels, probabilities = learner.problem.read(outputs, range(len(learner.classes_)), learner.classes_)
+            tables.append(_columns(Prediction(piece + data.rows.start, labels, probabilities)))
+        columns = {name: np.concatenate([np.asarray(table[name]) for table in tables]) for name in tables[0]}
+        write_atomically(out / f"part-{number:05d}.parquet", _parquet_bytes(columns, parquet))
+        first += sizes[number]
+    group.barrier()
+    sys.stdout.write(f"{out}: {len(sizes)} files, {sum(sizes)} nodes\n")
 
 
 def info_command(
@@ -302,10 +357,13 @@ def _as_parquet(prediction: Prediction, pyarrow: Any) -> bytes:
             str(n): values[:, i] for i, n in enumerate(prediction.columns)
         }
         return _parquet_bytes(columns, pyarrow)
+    return _parquet_bytes(_columns(prediction), pyarrow)
+
+
+def _columns(prediction: Prediction) -> dict[str, Any]:
     mixed = len({type(name) for name in prediction.labels}) > 1
     names = [str(name) for name in prediction.labels] if mixed else prediction.labels
-    columns = {"node": prediction.nodes.numpy(), "class": names, "probability": prediction.probabilities.numpy()}
-    return _parquet_bytes(columns, pyarrow)
+    return {"node": prediction.nodes.numpy(), "class": names, "probability": prediction.probabilities.numpy()}
 
 
 def _parquet_bytes(columns: dict[str, Any], pyarrow: Any) -> bytes:

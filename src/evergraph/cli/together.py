@@ -23,7 +23,7 @@ from evergraph.errors import EvergraphError
 Processes = Annotated[
     int, typer.Option(help="Processes of this machine that share every step; for several machines see torchrun.", min=1)
 ]
-TOGETHER = ("run", "learn", "closed-form")  # the commands that processes carry out together
+TOGETHER = ("run", "learn", "predict")  # the commands that processes carry out together
 PARENT = "EVERGRAPH_PARENT"  # the process that started this one
 GRACE = 10.0  # seconds that processes have to end by themselves when one of them has failed
 

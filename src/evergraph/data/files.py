@@ -43,6 +43,10 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Grap
     converted with.
     """
     path = Path(path)
+    if is_parts(path):
+        raise EvergraphError(
+            f"{path} is a graph in parts, for `evergraph learn` and `predict`; convert without --parts"
+        )
     if is_mapped(path):
         return read_mapped(path)
     if path.suffix not in GRAPH_FILES:

@@ -6,8 +6,8 @@ arrays: the features, labels, in-neighbours and the split of its nodes. Nothing 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -21,13 +21,13 @@ from evergraph.core.workers import Workers, share_of, workers
 from evergraph.data.arrangement import given_split, split_what_can_be
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
-from evergraph.data.mapped import Described, _map, new_folder
+from evergraph.data.mapped import PARTS_HEADER as HEADER
+from evergraph.data.mapped import Described, map_array, new_folder
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError, first_line, unknown
 from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, write_record
 
-HEADER = "parts.json"
 PART = "part.json"
 
 
@@ -116,11 +116,6 @@ def write_parts_header(
     write_record(folder / HEADER, {**header, "parts": [content_hash(part) for part in headers]})
 
 
-def is_parts(folder: str | Path) -> bool:
-    """Whether a folder is one of these."""
-    return os.path.isfile(Path(folder) / HEADER)
-
-
 def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
     """This process's share of a graph in parts, and the numbers of its parts.
 
@@ -147,7 +142,13 @@ def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
     return graph.altered(splits=joined["split"].long().unsqueeze(1), rows=rows), list(own)
 
 
-def task_of_parts(graph: Graph, classes: list[ClassName] | None = None, index: int = 0) -> tuple[Task, Tensor]:
+def part_sizes(folder: str | Path) -> list[int]:
+    """The number of nodes in each part."""
+    starts = read_record(Path(folder) / HEADER, PartsHeader, "convert again")["starts"]
+    return [last - first for first, last in pairwise(starts)]
+
+
+def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, index: int = 0) -> tuple[Task, Tensor]:
     """The task of a graph in parts, with this process's training and validation nodes; and its test nodes.
 
     Args:
@@ -200,7 +201,7 @@ def _read_part(place: Path, known: str) -> dict[str, Tensor]:
     header = read_record(place / PART, PartHeader, "convert again")
     if content_hash(header) != known:
         raise ValueError(f"{place.name} is another graph's")
-    return {name: _map(place, name, described) for name, described in header["arrays"].items()}
+    return {name: map_array(place, name, described) for name, described in header["arrays"].items()}
 
 
 def _joined(name: str, arrays: list[Tensor]) -> Tensor:

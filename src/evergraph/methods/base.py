@@ -21,6 +21,7 @@ from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
+from evergraph.methods.shared import Shared
 from evergraph.methods.state import copied, count_bytes, grown
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 from evergraph.problems.base import Problem
@@ -29,8 +30,8 @@ METHODS: registry.Registry[type[Method]] = registry.methods
 
 
 @dataclass(eq=False)
-class Context:
-    """What a method may look at during one task.
+class Context(Shared):
+    """What a method may look at during one task; with several processes, what of it is this one's (`Shared`).
 
     Args:
         model: the model being trained.
@@ -87,30 +88,6 @@ class Context:
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """The training examples in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
         return self.batcher.exact().batches(self.train, batch_size or self.batch_size)
-
-    def own(self, examples: Tensor) -> Tensor:
-        """Those of some examples that this process counts: its share, or all where the graph in parts has its own."""
-        return examples if self.task.graph.rows is not None else examples[workers().share(examples.numel())]
-
-    def total(self, counts: Tensor) -> Tensor:
-        """The sum over all processes of what each has counted over its own examples."""
-        return workers().sum([counts])[0]
-
-    def divided_sum(self, measure: Callable[[Callable[[int], Iterator[Batch]]], Params]) -> Params:
-        """A sum over the training examples that several processes share: each measures its own, all have the total.
-
-        Args:
-            measure: from a function like `batches`, over a share of the examples, to the share's sum by parameter. It
-                draws no random numbers.
-        """
-        group = workers()
-        own = self.train[group.share(self.num_train)]
-
-        def batches(batch_size: int | None = None) -> Iterator[Batch]:
-            return self.batcher.exact().batches(own, batch_size or self.batch_size) if own.numel() else iter(())
-
-        part = measure(batches)
-        return dict(zip(part, group.sum(list(part.values()))))
 
     def capability_of_a_part(self, name: str) -> Callable[..., Any] | None:
         """A capability of the method that is being trained with, or of the first of its parts that has it."""

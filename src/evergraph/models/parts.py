@@ -137,8 +137,8 @@ def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype
     from evergraph.models.random_features import unit_rows
 
     assert graph.rows is not None
-    key = ("propagated", str(dtype), tuple(inputs))
-    if key not in graph.cache:  # type: ignore[comparison-overlap]
+    key = f"propagated {dtype} {inputs}"
+    if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))
         exchange = Exchange(graph.adjacency, graph.rows, dtype)
         found: dict[tuple[int, float], Features] = {}
@@ -150,6 +150,7 @@ def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype
                     h = exchange.step(as_dense(h), balance)
                 if depth in depths:
                     found[depth, balance] = h
-        graph.cache[key] = [found[pair] for pair in inputs]  # type: ignore[index]
+        graph.cache[key] = [found[pair] for pair in inputs]
         graph.cache["bytes_sent"] = exchange.bytes_sent
-    return graph.cache[key]  # type: ignore[index,no-any-return]
+    kept: list[Features] = graph.cache[key]
+    return kept

@@ -51,7 +51,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1
-    trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
+    trained = {"classes": list(task.class_names), "nodes": context.count(task.train), "epochs": progress.epoch}
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
 

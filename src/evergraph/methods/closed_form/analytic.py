@@ -123,7 +123,7 @@ class Analytic(Method):
         learned = BOTH if self.learn_validation else BOTH[:1]
         final = self.solve([ridges[chosen]], learned, rows)[0]
         if capable(model, "feature_blocks"):
-            validated = int(context.total(torch.tensor([context.own(context.task.val).numel()])))
+            validated = context.count(context.task.val)
             if validated:
                 self._choose_smoothing(context, heads[chosen])
                 self._choose_voting(context, heads[chosen], ridges[chosen], validated)
