@@ -17,7 +17,7 @@ from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import native
 from evergraph.data.conversion import from_objects
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.mapped import is_mapped, read_mapped
+from evergraph.data.mapped import is_mapped, is_parts, read_mapped
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.reading import DAMAGE, MissingFileError, regular_file
 
