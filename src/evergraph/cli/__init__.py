@@ -14,6 +14,7 @@ from evergraph.cli.failures import drop_output, flush, one_line, prepare_streams
 from evergraph.cli.together import quiet_unless_first
 from evergraph.core.workers import launched, leave_workers, speaks_first
 from evergraph.errors import EvergraphError, EvergraphWarning
+from evergraph.experiments.engines import ArrayWrittenError
 from evergraph.registry import add_plugin_files
 from evergraph.version import __version__
 
@@ -54,6 +55,9 @@ def main() -> None:
             command = error.ctx.command_path if error.ctx else "evergraph"
             _complain(f"{message.rstrip('.')}{_value_given(error)}; see {command} --help")
         sys.exit(2)
+    except ArrayWrittenError as written:  # nothing failed, and there is nothing more to do for now
+        print(written)
+        sys.exit(0)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)

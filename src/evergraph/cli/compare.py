@@ -28,6 +28,7 @@ from evergraph.experiments.comparison import (
     variations,
     write_tables,
 )
+from evergraph.experiments.engines import engine_for
 from evergraph.experiments.method_table import latex as as_latex
 from evergraph.experiments.method_table import write_method_table
 from evergraph.experiments.plots import heatmaps
@@ -81,6 +82,7 @@ def compare_command(
         "order": check_names("order", order or ["labelled"]),
         "method": check_names("method", methods.split(",")),
     }
+    engine_for(options["on"], options["jobs"])
     rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read
     test_graphs = common.names_of("test graph", test_graph or ["task"])
     for name in test_graphs:
@@ -192,6 +194,7 @@ def _tuned(
                 space=Space.of(first, {}, fixed[key]),
                 trials=trials,
                 jobs=options["jobs"] or 1,
+                engine=engine_for(options["on"], options["jobs"]),
                 data_root=options["data_root"],
                 resume=(place / "tune.json").exists(),
             )

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from evergraph.cli import common
 from evergraph.errors import EvergraphError, unknown
+from evergraph.experiments.engines import engine_for
 from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import DATASETS, PAPER_DATASETS, PROTOCOLS
 from evergraph.experiments.paper.statistics import markdown
@@ -37,6 +38,7 @@ def paper_command(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol, to try things.", min=1)] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.", min=1)] = None,
+    on: common.On = "local",
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
     out: common.Out = None,
@@ -60,6 +62,7 @@ def paper_command(
     rows = [name for name in methods.split(",") if name] if methods is not None else None
     if rows == []:
         raise EvergraphError("--methods names no row; leave it out for all of them")
+    engine = engine_for(on, jobs) if on != "local" else None  # which knows how many processes by default
     folder = out or Path("runs") / "paper"
     common.look_for_results(folder, "an experiment")
     if folder.exists() and any(folder.iterdir()) and not resume:
@@ -94,6 +97,7 @@ def paper_command(
                 epochs=epochs,
                 device=device,
                 jobs=jobs,
+                engine=engine,
                 data_root=data_root,
                 out=folder,
                 on_done=on_done,

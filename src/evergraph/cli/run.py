@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -20,6 +20,7 @@ from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, all_or_error, run_cells
 from evergraph.experiments.comparison import training_groups
+from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.methods import METHODS
@@ -30,12 +31,13 @@ from evergraph.persistence.files import taken_folder
 def add_commands(app: typer.Typer) -> None:
     """Put these commands on the command line."""
     app.command("run")(run_command)
+    app.command("work", hidden=True)(work_command)
     app.command("methods")(methods_command)
     app.command("models")(models_command)
     app.command("streams")(streams_command)
 
 
-@common.takes_options(*common.RUN_OPTIONS)
+@common.takes_options(*(name for name in common.RUN_OPTIONS if name != "on"))
 def run_command(
     options: dict[str, Any],
     stream: common.Stream = DEFAULT_STREAM,
@@ -70,6 +72,14 @@ def run_command(
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
 
+def work_command(
+    tasks: Annotated[Path, typer.Argument(help="The tasks of an array job.")],
+    number: Annotated[int, typer.Argument(help="Which of them.")],
+) -> None:
+    """Do one task of an array job that --on slurm has written."""
+    work_on(tasks, number)
+
+
 def download_once(spec: RunSpec, data_root: Path | None) -> None:
     """Let the first of several processes download a dataset that is not at hand, while the others wait."""
     group, dataset = workers(), DATASETS.get(spec.source.partition(":")[0])
@@ -101,7 +111,7 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
 
 def run_all(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Cells one after the other with progress bars and loggers, or side by side; failed ones are named at the end."""
-    if (options["jobs"] or 1) > 1:
+    if (options["jobs"] or 1) > 1 or options["on"] != "local":
         return side_by_side(specs, folder, options)
     results, errors = dict[str, dict[str, Any]](), dict[str, Exception]()
     for key, spec in specs.items():
@@ -115,7 +125,7 @@ def run_all(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) ->
 def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Cells in several processes."""
     if options["log"]:
-        raise EvergraphError("--log follows one process; leave --jobs out, or log without it")
+        raise EvergraphError("--log follows one process; leave --jobs and --on out, or log without them")
     for spec in specs.values():
         spec.check()
         spec.make_stream(0, options["data_root"])
@@ -123,7 +133,8 @@ def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
         f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True
     )
-    return run_cells(cells, folder, data_root=options["data_root"], jobs=options["jobs"], on_done=on_done)
+    engine = engine_for(options.get("on", "local"), options["jobs"])
+    return run_cells(cells, folder, data_root=options["data_root"], engine=engine, on_done=on_done)
 
 
 def methods_command(json: common.Json = False) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.errors import EvergraphError, first_line
-from evergraph.experiments.engines import Engine, ProcessDiedError, ProcessEngine, Work
+from evergraph.experiments.engines import Engine, MakeEngine, ProcessDiedError, Work, engine_for
 from evergraph.experiments.run import finish_run
 from evergraph.experiments.run_folder import check_folder, finished_result
 from evergraph.experiments.specification import RunSpec
@@ -81,7 +81,7 @@ def run_cells(
     failed: Failed = lambda cell, error: None,
     data_root: str | Path | None = None,
     jobs: int = 1,
-    engine: Callable[[], Engine] | None = None,
+    engine: MakeEngine | None = None,
     on_done: Callable[[str, int, int], None] | None = None,
 ) -> Results:
     """Run all cells, `jobs` processes side by side or wherever `engine` runs them; returns the results by key.
@@ -107,8 +107,8 @@ def run_cells(
     if on_done is not None:
         on_done("starting", 0, total)
     remove_file(Path(out) / FAILURES)
-    making = engine or (partial(ProcessEngine, jobs) if jobs > 1 else None)
-    with making() if making is not None else nullcontext() as carried_out_by:
+    making = engine or engine_for("local", jobs)
+    with making(Path(out)) if making is not None else nullcontext() as carried_out_by:
         finish = _in_turn if carried_out_by is None else partial(_by_engine, carried_out_by)
         for cell, ended in _known_first(finish, known, waiting, str(out), data_root):
             result = ended if isinstance(ended, dict) else _instead(failed, cell, ended)

@@ -84,10 +84,15 @@ def _one_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin_worker)
 
 
-def _begin_worker() -> None:
-    """One thread, since processes share the cores; no life beyond the parent's, whose Ctrl-C it is."""
+def begin_process() -> None:
+    """One thread, since processes share the cores; what the parent has said is not said again."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", EvergraphWarning)  # the parent has said it
+    warnings.simplefilter("ignore", EvergraphWarning)
+
+
+def _begin_worker() -> None:
+    """No life beyond the parent's, whose Ctrl-C it is."""
+    begin_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

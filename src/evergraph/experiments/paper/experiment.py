@@ -14,7 +14,7 @@ from typing import Any
 
 from evergraph.errors import DivergedError, EvergraphError, unknown
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
-from evergraph.experiments.engines import default_jobs
+from evergraph.experiments.engines import MakeEngine, default_jobs
 from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
@@ -39,6 +39,7 @@ def run_paper(
     epochs: int | None = None,
     device: str = "auto",
     jobs: int | None = None,
+    engine: MakeEngine | None = None,
     data_root: str | Path | None = None,
     on_done: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def run_paper(
     missing = _missing(plans, data_root, required=len(datasets) == 1)
     available = [plan for plan in plans if plan.dataset not in missing]
     settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
+    settings["engine"] = engine
 
     alone = not isinstance(studies, bool)
 
