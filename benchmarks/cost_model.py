@@ -1,0 +1,124 @@
+"""What the closed form over a graph in parts costs: bytes, traffic and seconds for each process, from few constants.
+
+For n nodes with d neighbours each, F features, D random features, k propagation steps and P processes:
+
+    rows        n/P                                     a process's own
+    propagate   k · (n/P) · d · F · c_edge + T/b         c_edge: seconds per neighbour and feature; b: bytes a second
+    traffic     T = k · 4F · (n/P) · Σ over the others   rows of it that they need: each needs a row with
+                (P − 1)(1 − e^(−d/P))                    probability 1 − e^(−d/P), where neighbours are anywhere
+    sums        (n/P) · D · (D + F) · c_sums             Gram matrix over training and validation nodes, features
+    test        (n/P) · D · (F + C) · c_test
+    read        (n/P) · (4F + 4d) · c_read
+    bytes       (n/P) · (4F · copies + 8d + 4d/P)        propagated inputs, what is being added up, edges in 32 bits
+
+The constants are taken from one small run; the model then says the others, and how far it is off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+STEPS = 4  # of propagation: two balances, two steps each
+COPIES = 9  # of the features: as read, of length one, four propagated, three at work in a step
+CLASSES = 16
+PHASES = ("read", "propagate", "sums", "test")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A graph and the features that are made of it."""
+
+    nodes: int
+    neighbours: float
+    features: int
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured run: `strong` or `weak` scaling, processes, what was run, what was found."""
+
+    kind: str
+    processes: int
+    workload: Workload
+    found: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"scaling": self.kind, "processes": self.processes, "nodes": self.workload.nodes, **self.found}
+
+
+def units(work: Workload, processes: int) -> dict[str, float]:
+    """How much of each phase a process has to do, in units whose cost is a constant."""
+    rows = work.nodes / processes
+    return {
+        "read": rows * 4 * (work.features + work.neighbours),
+        "propagate": STEPS * rows * work.neighbours * work.features,
+        "sums": rows * work.hidden * (work.hidden + work.features),
+        "test": rows * work.hidden * (work.features + CLASSES),
+    }
+
+
+def traffic(work: Workload, processes: int) -> float:
+    """Bytes that a process sends for one step of propagation, where neighbours are anywhere."""
+    needed = 1 - math.exp(-work.neighbours / processes)
+    return work.nodes / processes * (processes - 1) * needed * 4 * work.features
+
+
+def worker_bytes(work: Workload, processes: int) -> float:
+    """Bytes that a process holds of the graph."""
+    rows = work.nodes / processes
+    return rows * (4 * work.features * COPIES + 8 * work.neighbours + 4 * work.neighbours)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Seconds per unit of each phase, and bytes a second between processes."""
+
+    seconds: dict[str, float]
+    bandwidth: float
+
+    def predict(self, work: Workload, processes: int) -> dict[str, float]:
+        """Seconds of each phase."""
+        found = {name: self.seconds[name] * amount for name, amount in units(work, processes).items()}
+        found["propagate"] += STEPS * traffic(work, processes) / self.bandwidth if processes > 1 else 0.0
+        return found
+
+
+def fitted(runs: Sequence[Run]) -> tuple[Constants, list[Run]]:
+    """The constants by the smallest run, and the bandwidth by the smallest run of several processes."""
+    ordered = sorted(runs, key=lambda run: (run.workload.nodes / run.processes, run.workload.nodes))
+    alone = min((run for run in runs if run.processes == 1), key=lambda run: run.workload.nodes)
+    amounts = units(alone.workload, 1)
+    seconds = {name: alone.found[f"{name}_seconds"] / amounts[name] for name in PHASES}
+    several = [run for run in ordered if run.processes > 1]
+    used = [alone]
+    bandwidth = math.inf
+    if several:
+        pair = min(several, key=lambda run: (run.processes, run.workload.nodes))
+        own = seconds["propagate"] * units(pair.workload, pair.processes)["propagate"]
+        extra = max(pair.found["propagate_seconds"] - own, 1e-3)
+        bandwidth = STEPS * traffic(pair.workload, pair.processes) / extra
+        used.append(pair)
+    return Constants(seconds, bandwidth), used
+
+
+def compare_with_model(runs: Sequence[Run]) -> dict[str, Any]:
+    """The constants, and for every other run what the model says, what was measured, and the relative error."""
+    if not any(run.processes == 1 for run in runs):
+        return {}
+    constants, used = fitted(runs)
+    rows, met = [], {(run.processes, run.workload) for run in used}
+    for run in runs:
+        if (run.processes, run.workload) in met:
+            continue
+        met.add((run.processes, run.workload))
+        said = sum(constants.predict(run.workload, run.processes).values())
+        row = {"processes": run.processes, "nodes": run.workload.nodes, "said": said, "took": run.found["seconds"]}
+        bytes_said = worker_bytes(run.workload, run.processes) / 2**20
+        row |= {"error": said / run.found["seconds"] - 1, "mb_said": bytes_said, "mb_took": run.found["own_mb"]}
+        rows.append({**row, "mb_error": bytes_said / run.found["own_mb"] - 1})
+    return {"seconds_per_unit": constants.seconds, "bytes_per_second": constants.bandwidth, "runs": rows}
