@@ -16,9 +16,12 @@ The constants are taken from one small run; the model then says the others, and 
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 STEPS = 4  # of propagation: two balances, two steps each
@@ -122,3 +125,36 @@ def compare_with_model(runs: Sequence[Run]) -> dict[str, Any]:
         row |= {"error": said / run.found["seconds"] - 1, "mb_said": bytes_said, "mb_took": run.found["own_mb"]}
         rows.append({**row, "mb_error": bytes_said / run.found["own_mb"] - 1})
     return {"seconds_per_unit": constants.seconds, "bytes_per_second": constants.bandwidth, "runs": rows}
+
+
+PLANS = {
+    "ogbn-papers100M": Workload(111_059_956, 2 * 1_615_685_872 / 111_059_956, 128, 1280),
+    "10 G edges": Workload(500_000_000, 40.0, 128, 1280),
+}
+"""Graphs past our machines: each edge is read in both directions."""
+
+
+def plan(constants: Constants, counts: Sequence[int] = (8, 32, 128)) -> str:
+    """What the model says of the graphs past our machines, as a Markdown table."""
+    lines = [
+        "| graph | processes | GB a process | GB sent a step, each | propagate | sums | whole |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, work in PLANS.items():
+        for count in counts:
+            said = constants.predict(work, count)
+            memory, sent = (value / 2**30 for value in (worker_bytes(work, count), traffic(work, count)))
+            minutes = [said["propagate"] / 60, said["sums"] / 60, sum(said.values()) / 60]
+            shown = " | ".join(f"{value:.1f} min" for value in minutes)
+            lines.append(f"| {name} | {count} | {memory:.1f} | {sent:.1f} | {shown} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the plan by the constants in a file that `evergraph bench --distributed --json` has written."""
+    model = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["model"]
+    print(plan(Constants(model["seconds_per_unit"], model["bytes_per_second"])))
+
+
+if __name__ == "__main__":
+    main()

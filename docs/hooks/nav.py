@@ -6,7 +6,7 @@ from typing import Any
 SECTIONS: list[tuple[str, list[str]]] = [
     ("Start", ["index.md", "quickstart.md", "which-method.md", "concepts.md", "problems.md"]),
     ("Bring your own", ["own-graph.md", "own-model.md", "own-method.md"]),
-    ("Live with it", ["learner.md", "runs.md", "selection.md", "report.md", "loggers.md", "cli.md"]),
+    ("Live with it", ["learner.md", "runs.md", "clusters.md", "selection.md", "report.md", "loggers.md", "cli.md"]),
     ("The mathematics", ["curvature.md", "analytic.md", "costs.md"]),
     ("Methods", ["methods/*.md"]),
     ("Results", ["results.md", "results*.md", "paper*.md", "performance.md"]),

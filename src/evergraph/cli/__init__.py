@@ -66,6 +66,7 @@ def main() -> None:
         sys.exit(0)
     except Exception as error:
         if (message := one_line(error)) is None:
+            sys.stderr = sys.__stderr__ if launched() > 1 else sys.stderr
             raise  # a mistake of ours: the traceback helps to mend it
         _complain(message)
         if launched() > 1:
