@@ -35,11 +35,9 @@ class Damped(eg.Method):
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVERGRAPH_PLUGINS", "")
-    monkeypatch.setattr("evergraph.experiments.report.FIGURES", {})  # pictures have tests of their own
-    monkeypatch.setattr("evergraph.cli.compare.heatmaps", lambda results, path: path)
 
 
 def result(method: str, stream: str, values: list[float], keeps: tuple[str, ...] = ()) -> dict:

@@ -49,7 +49,7 @@ def start(*words, **options):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, without_pictures):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
