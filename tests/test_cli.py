@@ -218,7 +218,7 @@ def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_methods_and_streams(call: Call) -> None:
+def test_methods_models_and_streams(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = json.loads(call("methods", "--json")[1])
     assert {row["name"] for row in methods} == set(METHODS)
     assert all(row.keys() >= {"name", "family", "reference", "hyperparameters"} for row in methods)
@@ -228,10 +228,12 @@ def test_methods_and_streams(call: Call) -> None:
     }  # fmt: skip
     assert streams["corafull"]["classes_per_task"] == 9
     assert all(row["about"] for row in streams.values())
-    for command in ("methods", "streams"):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, names in (("methods", METHODS), ("models", eg.MODELS), ("streams", streams)):
         status, out, _ = call(command)
         assert status == 0
-        assert "finetune" in out or "digits" in out
+        assert "…" not in out  # nothing is cut off, on a narrow terminal either
+        assert set(names) <= set(out.split())
 
 
 def test_a_path_of_your_own(call: Call, small_graph: eg.Graph, tmp_path: Path) -> None:
