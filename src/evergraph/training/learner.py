@@ -310,7 +310,7 @@ class Learner(metaclass=Checked):
             reduction=self.training.reduction,
             arrived=arrived,
             method=self.method,
-            num_seen=len(self.classes_),
+            class_names=list(self.classes_),
         )
 
     def _between_epochs(self, on_epoch: OnEpoch | None) -> OnEpoch:
