@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from evergraph.core.capabilities import capability
 from evergraph.core.settings import NonNegativeInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over

@@ -14,7 +14,7 @@ from evergraph.methods.memory import Piece, ReplayMethod, Weighting
 @METHODS.register
 @dataclass(repr=False)
 class Reservoir(ReplayMethod):
-    """A uniform random sample of all training examples met so far, trained on again; of nodes features and labels alone.
+    """A uniform random sample of all training examples met, trained on again; of nodes features and labels alone.
 
     Each example draws a random number when it is met, and those with the smallest numbers stay: for a memory of fixed
     size that is a reservoir (Vitter, 1985; Li, 1994), in which every example met is equally likely to be.
