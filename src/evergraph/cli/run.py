@@ -145,6 +145,7 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
             "problem": dataset.problem,
             "scenario": dataset.scenario,
             "at_hand": dataset.at_hand(data_root),
+            "checked_by": dataset.checked_by,
             "about": dataset.about,
         }
         for name, dataset in DATASETS.items()
@@ -156,6 +157,6 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
     for row in rows:
         by_class = row["scenario"] in ("class", "task")
         counts = [str(row["classes_per_task"]) if by_class else "all", str(row["min_class_size"] or "any")]
-        at_hand = "yes" if row["at_hand"] else "download"
+        at_hand = "yes" if row["at_hand"] else f"download, checked by {row['checked_by']}"
         table.add_row(str(row["name"]), str(row["problem"]), str(row["scenario"]), *counts, at_hand, str(row["about"]))
     common.console().print(table)
