@@ -157,7 +157,7 @@ def content_mark(graph: Graph) -> str:
 
 
 def fingerprint(graph: Graph) -> str:
-    """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels, ends of links."""
+    """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels, links' ends."""
     digest = hashlib.sha256()
     links = [graph.members.indices] if graph.level == "link" and graph.members is not None else []
     features = [graph.x.indptr, graph.x.indices] if isinstance(graph.x, SparseMatrix) else []

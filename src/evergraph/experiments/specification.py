@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from evergraph.core.settings import Checked, NotEmpty, Seed
+from evergraph.core.settings import Checked, NonNegativeInt, NotEmpty, Seed
 from evergraph.data import TEST_GRAPHS, TaskStream, stream
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -36,6 +36,8 @@ class RunSpec(metaclass=Checked):
         validate: measure the accuracy matrix on validation nodes too, to choose settings by.
         problem: what is to be learned; the stream's own problem where it is empty.
         metric: what is measured; the problem's own metric where it is empty.
+        pieces: training examples that arrive at once, where tasks have no boundaries (`Task.pieces`): each piece is
+            learned as it comes. 0 for whole tasks.
     """
 
     source: str
@@ -51,6 +53,7 @@ class RunSpec(metaclass=Checked):
     validate: bool = False
     problem: str = ""
     metric: str = ""
+    pieces: NonNegativeInt = 0
 
     def learner(self, seed: int, problem: str = "") -> Learner:
         """A learner that has learned nothing yet, for a stream with the given problem."""

@@ -149,8 +149,9 @@ class Paired(Readout):
         """A Glorot-uniform head with zero biases, on top of the model of nodes."""
         self.in_channels, self.out_channels = in_channels, out_channels
         if (of_width := capable(self.node_model, "of_width")) is not None:
-            self.node_model = of_width(self.width or min(int(self.node_model.hidden), FIXED_WIDTH))
-            self.width = self.node_model.hidden
+            given = int(self.node_model.hyperparameters()["hidden"])
+            self.node_model = of_width(self.width or min(given, FIXED_WIDTH))
+            self.width = int(self.node_model.hyperparameters()["hidden"])
         module = getattr(self.node_model, "module", None)
         if self.width is None:
             self.width = int(getattr(self.node_model, "hidden", 64)) if module is None else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,8 +42,8 @@ class MemoryMethod(Method):
     access = Access(keeps=("real nodes",), old_labels=True)
     training = MappingProxyType({"label_scope": "seen", "batch_size": 0, "epochs": 50, "lr": 1e-3, "weight_decay": 0.0})
     search_space = search_over()
-    levels = ("node",)
-    kinds = ("classes",)
+    levels: ClassVar[tuple[str, ...]] = ("node",)
+    kinds: ClassVar[tuple[str, ...]] = ("classes",)
 
     memory: str = ""
     per_class: PositiveInt = 20
