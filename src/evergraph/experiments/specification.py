@@ -92,8 +92,9 @@ class RunSpec(metaclass=Checked):
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
         if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
             earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
-        return [name for name in wanted if earlier.get(name) != wanted[name] and name != "device"]
+        return [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name) and name != "device"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "training": self.training.protocol()}
+        """Plain values, for JSON; `pieces` where there are any."""
+        plain = {**asdict(self), "training": self.training.protocol()}
+        return {key: value for key, value in plain.items() if key != "pieces" or value}
