@@ -118,11 +118,36 @@ def test_names_make_domains() -> None:
                                 attributes={"day": np.arange(300)}), by="day")  # fmt: skip
 
 
-def test_several_labels_need_an_attribute() -> None:
-    with pytest.raises(eg.EvergraphError, match="have several labels or numbers, not one class each"):
-        eg.stream(make_data("graph-labelling"))
-    stream = eg.stream(make_data("graph-labelling"), by="domain")
-    assert len(stream) == 2
+@pytest.mark.parametrize("level", ["node", "graph", "link"])
+@pytest.mark.parametrize("kind", ["labelling", "regression"])
+def test_columns_arrive_in_turn(level: str, kind: str) -> None:
+    """Every example comes in every task, in the same part, with other labels or numbers of it."""
+    data = make_data(f"{level}-{kind}", 40)
+    stream = eg.stream(data, classes_per_task=2, order=["2", "0", "1"])
+    assert stream.task_names == ["2, 0", "1"]
+    first, second = stream
+    assert (~first.graph.y.isnan()).any(0).tolist() == [True, True, False]
+    assert (~second.graph.y.isnan()).any(0).tolist() == [False, False, True]
+    assert second.graph.y[:, 2].tolist() == data.y[:, 1].tolist()
+    assert first.graph.num_examples == second.graph.num_examples == 40
+    assert first.test.tolist() == second.test.tolist()
+    assert first.train.tolist() == second.train.tolist()
+    together = stream.so_far(1)
+    assert together.train.numel() == 2 * first.train.numel()
+    one = eg.Learner(eg.GCN(hidden=4), "lwf", label_scope="seen", **SMALL).fit(stream)
+    assert one.classes_ == [2, 0, 1]
+    alone, joined = (stream.tests(1, 0, graph) for graph in ("task", "seen"))
+    assert torch.allclose(one.logits(*alone), one.logits(*joined), atol=1e-5)
+    with pytest.raises(eg.EvergraphError, match="classes do not arrive in turn, so it cannot be cut"):
+        eg.stream(data, pseudo_stream=True)
+
+
+def test_a_single_label_needs_an_attribute() -> None:
+    data = make_data("graph-labelling")
+    single = data.altered(y=data.y[:, 1:2], class_names=[1])
+    with pytest.raises(eg.EvergraphError, match="have one label or number each, and no class"):
+        eg.stream(single)
+    assert len(eg.stream(single, by="domain")) == 2
 
 
 # classes that come again, boundaries that are not sharp

@@ -159,7 +159,7 @@ class Piece:
         return Graph(self.x, adjacency, y, [0], "memory", level=self.level, members=self.members())
 
     def pack(self) -> dict[str, Any]:
-        """As a method's state keeps it: tensors by name, whole numbers in short form."""
+        """As a method's state keeps it: tensors by name, whole numbers in short form, unknown targets as infinity."""
         kept: dict[str, Any] = {"units": self.units.to(SHORT)}
         if isinstance(self.x, SparseMatrix):
             kept["x_indptr"], kept["x_indices"] = self.x.indptr.to(SHORT), self.x.indices.to(SHORT)
@@ -171,6 +171,8 @@ class Piece:
             if value is not None:
                 kept[name] = value.to(SHORT)
         rest = {name: getattr(self, name) for name in OTHERS}
+        if self.rows is not None:  # a NaN in a method's state would mean that it diverged
+            rest["rows"] = self.rows.masked_fill(self.rows.isnan(), torch.inf)
         return {**kept, **{name: value for name, value in rest.items() if value is not None}}
 
     @classmethod
@@ -186,6 +188,8 @@ class Piece:
             indptr, indices = kept["x_indptr"].long(), kept["x_indices"].long()
             x = SparseMatrix(indptr, indices, kept["x_values"], kept["num_features"])
         rest = {name: kept.get(name) for name in (*WHOLE_NUMBERS, *OTHERS)}
+        if "rows" in kept:
+            rest["rows"] = kept["rows"].masked_fill(kept["rows"].isinf(), torch.nan)
         return cls(x, kept["units"].long(), **rest)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.sparse import block_diagonal
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import ClassName, Graph
-from evergraph.data.tasks import Task, block_diagonal, stack_features
+from evergraph.data.tasks import Task, stack_features
 from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece
 from evergraph.problems.base import Problem
