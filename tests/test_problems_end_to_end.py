@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import problems
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
@@ -289,7 +290,7 @@ def test_runs_and_reports(evergraph, tmp_path: Path, name: str, metric: str) -> 
 def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> None:
     name = "growing-ratings:nodes=60,groups=3,links=150"
     words = ["--checkpoint", tmp_path / "learner", "--device", "cpu"]
-    status, out, err = evergraph("learn", name, *words, "--epochs", 1, "--hidden", 4)
+    status, out, err = evergraph("learn", name, *words, "--method", "lwf", "--epochs", 1, "--hidden", 4)
     assert status == 0, err
     assert "links in 1 epochs; accuracy on held-out links" in out
     status, out, err = evergraph("predict", name, *words)
@@ -316,7 +317,8 @@ def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:
     assert torch.allclose(heads[0], heads[1], rtol=1e-8, atol=1e-10)
     assert eg.Learner(problem="graph-classification").method.name == "analytic"
     assert eg.Learner(eg.GIN(), problem="graph-classification").method.name == "curvature"
-    assert eg.Learner(problem="link-prediction").method.name == "curvature"
+    assert eg.Learner(problem="link-prediction").method.name == "analytic"
+    assert eg.Learner(problem="link-labelling").method.name == "curvature"
     assert eg.Learner().method.name == "auto"
 
 
@@ -333,3 +335,14 @@ def test_fine_tuning_forgets_and_joint_training_does_not(name: str) -> None:
         forgotten[method] = one.evaluate(stream).af
     assert forgotten["finetune"] < 0
     assert abs(forgotten["joint"]) < 0.4 * abs(forgotten["finetune"])
+
+
+def test_the_tables_of_the_page_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).resolve().parents[1]
+    monkeypatch.chdir(root)
+    page = (root / "docs" / "problems.md").read_text(encoding="utf-8")
+    assert problems.page_with_tables(page) == page
+    commands = page.replace("\\\n", " ").split()
+    for name in problems.TABLES:
+        words = problems.words(name)
+        assert any(commands[start : start + len(words)] == words for start in range(len(commands))), name

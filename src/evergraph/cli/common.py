@@ -46,7 +46,7 @@ ChosenMethod = Annotated[
     str | None,
     typer.Option(
         help="A method's name; by default auto for nodes, with --model the paper's at stand-ins, analytic for "
-        "graphs with classes, curvature elsewhere."
+        "graphs and links with classes and links to predict, curvature elsewhere."
     ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
