@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import problems
@@ -322,16 +323,40 @@ def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:
     assert eg.Learner().method.name == "auto"
 
 
+def shops(domains: int = 3, nodes: int = 40, links: int = 300) -> eg.Graph:
+    """Links between people of one shop; what a link's number is made of differs from shop to shop."""
+    random = np.random.default_rng(0)
+    shop = np.repeat(np.arange(domains), nodes)
+    x = np.concatenate([random.standard_normal((domains * nodes, 8)), 3 * np.eye(domains)[shop]], axis=1)
+    weights = random.standard_normal((domains, 8))
+    ends = np.concatenate([random.integers(0, nodes, (2, links)) + nodes * number for number in range(domains)], axis=1)
+    owner = np.repeat(np.arange(domains), links)
+    y = ((x[ends[0], :8] + x[ends[1], :8]) * weights[owner]).sum(1, keepdims=True) / 4
+    return eg.make_links(x, ends, y, columns=True, attributes={"domain": owner})
+
+
+FORGETTING = {
+    "node-classification": lambda: eg.stream("drift"),
+    "node-labelling": lambda: eg.stream("drift-labels"),
+    "node-regression": lambda: eg.stream("drift-numbers"),
+    "graph-classification": lambda: eg.stream("digit-graphs"),
+    "graph-labelling": lambda: eg.stream("digit-graphs", problem="graph-labelling"),
+    "graph-regression": lambda: eg.stream("digit-slants"),
+    "link-classification": lambda: eg.stream("growing-ratings"),
+    "link-labelling": lambda: eg.stream("growing-ratings", problem="link-labelling"),
+    "link-regression": lambda: eg.stream(shops(), by="domain"),
+    "link-prediction": lambda: eg.stream("growing-links"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["drift", "drift-labels", "drift-numbers", "digit-graphs", "digit-slants", "growing-links", "growing-ratings"],
-)
-def test_fine_tuning_forgets_and_joint_training_does_not(name: str) -> None:
-    stream = eg.stream(name)
+@each_problem
+def test_fine_tuning_forgets_and_joint_training_does_not(problem: str) -> None:
+    stream = FORGETTING[problem]()
     forgotten = {}
     for method in ("finetune", "joint"):
         one = eg.Learner(eg.GCN(hidden=32), method, epochs=10, lr=0.01, label_scope="seen", device="cpu").fit(stream)
+        assert one.problem.name == problem
         forgotten[method] = one.evaluate(stream).af
     assert forgotten["finetune"] < 0
     assert abs(forgotten["joint"]) < 0.4 * abs(forgotten["finetune"])

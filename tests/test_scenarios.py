@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -98,6 +100,45 @@ def test_parts_of_tasks_are_disjoint_and_stable() -> None:
     graph, examples = stream.tests(4, 1)
     assert graph.num_nodes == 200
     assert (graph.y[examples] == stream[1].graph.y[stream[1].test]).all()
+
+
+def test_attributes_and_masks_of_links_and_graphs() -> None:
+    data = Data(x=torch.randn(6, 3), edge_index=torch.zeros(2, 0, dtype=torch.long))
+    data.edge_label_index, data.edge_label = torch.randint(6, (2, 40)), torch.arange(40) % 2
+    data.edge_year, data.shop = 2000 + torch.arange(40) // 10, torch.arange(40) % 2
+    assert eg.stream(data, by="year").task_names == ["2000", "2001", "2002", "2003"]
+    assert len(eg.stream(data, by="shop")) == 2
+    data.train_mask = torch.arange(40) < 30
+    data.test_mask = ~data.train_mask
+    assert eg.stream(data)[0].train.tolist() == list(range(30))
+    graphs = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=torch.tensor(n % 2)) for n in range(20)]
+    for number, graph in enumerate(graphs):
+        graph.year = 2000 + number // 10
+    assert eg.stream(graphs, by="year").task_names == ["2000", "2001"]
+
+
+def test_a_stream_by_year_on_the_command_line(evergraph, tmp_path) -> None:
+    torch.save(papers(160), tmp_path / "papers.pt")
+    words = [
+        "run",
+        tmp_path / "papers.pt",
+        "--by",
+        "year",
+        "--bins",
+        8,
+        "--method",
+        "ewc",
+        "--epochs",
+        1,
+        "--hidden",
+        4,
+    ]
+    status, out, err = evergraph(*words, "--out", tmp_path / "run", "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert len(result["matrices"][0]) == 8
+    assert result["task_classes"][0] == ["2000–2001"]
+    assert (result["protocol"]["by"], result["protocol"]["scenario"]) == ("year", "domain-incremental")
 
 
 def test_names_make_domains() -> None:
