@@ -174,10 +174,11 @@ def _mark_as_of(path: Path, undirected: bool | None, state: tuple[tuple[int, ...
 
 
 def fingerprint(graph: Graph) -> str:
-    """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels."""
+    """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels, links' ends."""
     digest = hashlib.sha256()
+    links = [graph.members.indices] if graph.level == "link" and graph.members is not None else []
     features = [graph.x.indptr, graph.x.indices] if isinstance(graph.x, SparseMatrix) else []
     targets = graph.y if graph.has_classes else graph.y.contiguous().view(torch.int32)  # the bits of a float
-    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, targets):
+    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, targets, *links):
         digest.update(part.to(torch.int64).contiguous().numpy().tobytes())
     return digest.hexdigest()
