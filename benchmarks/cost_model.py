@@ -9,7 +9,7 @@ For n nodes with d neighbours each, F features, D random features, k propagation
     sums        (n/P) · D · (D + F) · c_sums             Gram matrix over training and validation nodes, features
     test        (n/P) · D · (F + C) · c_test
     read        (n/P) · (4F + 4d) · c_read
-    bytes       (n/P) · (4F · copies + 8d + 4d/P)        propagated inputs, what is being added up, edges in 32 bits
+    bytes       (n/P) · (4F · copies + 12d)              propagated inputs, what is being added up, edges in 32 bits
 
 The constants are taken from one small run; the model then says the others, and how far it is off.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 4  # of propagation: two balances, two steps each
-COPIES = 9  # of the features: as read, of length one, four propagated, three at work in a step
+COPIES = 8  # of the features: as read, of length one, four propagated, two at work in a step
 CLASSES = 16
 PHASES = ("read", "propagate", "sums", "test")
 
@@ -91,38 +91,42 @@ class Constants:
         return found
 
 
-def fitted(runs: Sequence[Run]) -> tuple[Constants, list[Run]]:
-    """The constants by the smallest run, and the bandwidth by the smallest run of several processes."""
+def fitted(runs: Sequence[Run], clock: str = "") -> tuple[Constants, list[Run]]:
+    """The constants by the smallest run, and the bandwidth by the smallest run of several processes.
+
+    With the clock `own_` they are the processor time of the busiest process: the exchange then costs what copying does.
+    """
     ordered = sorted(runs, key=lambda run: (run.workload.nodes / run.processes, run.workload.nodes))
     alone = min((run for run in runs if run.processes == 1), key=lambda run: run.workload.nodes)
     amounts = units(alone.workload, 1)
-    seconds = {name: alone.found[f"{name}_seconds"] / amounts[name] for name in PHASES}
+    seconds = {name: alone.found[f"{clock}{name}_seconds"] / amounts[name] for name in PHASES}
     several = [run for run in ordered if run.processes > 1]
     used = [alone]
     bandwidth = math.inf
     if several:
         pair = min(several, key=lambda run: (run.processes, run.workload.nodes))
         own = seconds["propagate"] * units(pair.workload, pair.processes)["propagate"]
-        extra = max(pair.found["propagate_seconds"] - own, 1e-3)
+        extra = max(pair.found[f"{clock}propagate_seconds"] - own, 1e-3)
         bandwidth = STEPS * traffic(pair.workload, pair.processes) / extra
         used.append(pair)
     return Constants(seconds, bandwidth), used
 
 
-def compare_with_model(runs: Sequence[Run]) -> dict[str, Any]:
+def compare_with_model(runs: Sequence[Run], clock: str = "") -> dict[str, Any]:
     """The constants, and for every other run what the model says, what was measured, and the relative error."""
     if not any(run.processes == 1 for run in runs):
         return {}
-    constants, used = fitted(runs)
+    constants, used = fitted(runs, clock)
     rows, met = [], {(run.processes, run.workload) for run in used}
     for run in runs:
         if (run.processes, run.workload) in met:
             continue
         met.add((run.processes, run.workload))
         said = sum(constants.predict(run.workload, run.processes).values())
-        row = {"processes": run.processes, "nodes": run.workload.nodes, "said": said, "took": run.found["seconds"]}
+        took = run.found[f"{clock}seconds"]
+        row = {"processes": run.processes, "nodes": run.workload.nodes, "said": said, "took": took}
         bytes_said = worker_bytes(run.workload, run.processes) / 2**20
-        row |= {"error": said / run.found["seconds"] - 1, "mb_said": bytes_said, "mb_took": run.found["own_mb"]}
+        row |= {"error": said / took - 1, "mb_said": bytes_said, "mb_took": run.found["own_mb"]}
         rows.append({**row, "mb_error": bytes_said / run.found["own_mb"] - 1})
     return {"seconds_per_unit": constants.seconds, "bytes_per_second": constants.bandwidth, "runs": rows}
 
@@ -135,7 +139,7 @@ PLANS = {
 
 
 def plan(constants: Constants, counts: Sequence[int] = (8, 32, 128)) -> str:
-    """What the model says of the graphs past our machines, as a Markdown table."""
+    """What the model says of the graphs past our machines, as a Markdown table; a process has one core."""
     lines = [
         "| graph | processes | GB a process | GB sent a step, each | propagate | sums | whole |",
         "|---|--:|--:|--:|--:|--:|--:|",
@@ -151,9 +155,15 @@ def plan(constants: Constants, counts: Sequence[int] = (8, 32, 128)) -> str:
 
 
 def main() -> None:
-    """Print the plan by the constants in a file that `evergraph bench --distributed --json` has written."""
-    model = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["model"]
-    print(plan(Constants(model["seconds_per_unit"], model["bytes_per_second"])))
+    """Print the plan by the constants in a file that `evergraph bench --distributed --json` has written.
+
+    With a second argument: processor time, and a network of so many bytes a second for each process.
+    """
+    figures = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    if len(sys.argv) > 2:
+        print(plan(Constants(figures["model_own"]["seconds_per_unit"], float(sys.argv[2]))))
+    else:
+        print(plan(Constants(figures["model"]["seconds_per_unit"], figures["model"]["bytes_per_second"])))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from evergraph.errors import EvergraphError
 if TYPE_CHECKING:
     from evergraph.models.base import GraphModel
 
-COLUMNS_AT_ONCE = 16  # of the rows that are exchanged, so that they take little memory: a cache line of float32
+COLUMNS_AT_ONCE = 8  # of the rows that are exchanged, so that they take little memory
 
 
 @dataclass(eq=False)
@@ -92,13 +92,15 @@ class Exchange:
             for some, sums in zip(values.split(COLUMNS_AT_ONCE, 1), total.split(COLUMNS_AT_ONCE, 1)):
                 sent = some[piece.wanted]
                 self.bytes_sent += sent.numel() * sent.element_size()
-                sums += piece.matrix.multiply(self.group.swap(sent, to=to, back=piece.owner))
+                received = self.group.swap(sent, to=to, back=piece.owner)
+                del sent
+                sums += piece.matrix.multiply(received)
         return total
 
     def step(self, values: Tensor, balance: float) -> Tensor:
         """P_b H = D^(b−1) (A + I) D^(−b) H."""
         scaled = values * self.degree**-balance
-        return self.degree ** (balance - 1) * (self._sums(scaled) + scaled)
+        return self._sums(scaled).add_(scaled).mul_(self.degree ** (balance - 1))
 
 
 def _distinct(numbers: Tensor, below: int) -> tuple[Tensor, Tensor]:
