@@ -88,9 +88,10 @@ def _distributed(nodes: int, processes: str, training: bool, json: bool) -> None
     for name, value in figures.items():
         if isinstance(value, float):
             console.print(f"{name}: {value:.3g}", soft_wrap=True)
-    for clock, row in ((name, row) for name in ("model", "model_own") for row in figures[name].get("runs", ())):
+    clocks = {"model": "wall", "model_own": "processor time"}
+    for clock, row in ((clocks[model], row) for model in clocks for row in figures[model].get("runs", ())):
         console.print(
-            f"cost {clock.replace('_', ', ')}, {row['processes']} processes, {row['nodes']:,} nodes: {row['said']:.1f} s said, "
+            f"cost model, {clock}, {row['processes']} processes, {row['nodes']:,} nodes: {row['said']:.1f} s said, "
             f"{row['took']:.1f} s measured ({row['error']:+.0%}); {row['mb_said']:,.0f} MB said, "
             f"{row['mb_took']:,.0f} MB measured ({row['mb_error']:+.0%})",
             soft_wrap=True,

@@ -102,10 +102,10 @@ def compare_command(
             specs, tuned = _tuned(specs, fixed, rule, trials, folder, options)
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
         results, failure = _finish_cells(specs, folder, entries, options)
-        write_results(folder, specs, results)
         listed = list(results.values())
         if failure is not None and not listed:
             raise failure
+        write_results(folder, specs, results)
         rows = table_rows(listed, tuned)
         write_tables(rows, folder)
         table = write_method_table(listed, folder, note, tuned)

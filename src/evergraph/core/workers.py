@@ -44,8 +44,8 @@ class Workers:
         """The rows of all processes below one another, where each has its share of `total` rows."""
         return rows
 
-    def swap(self, rows: Tensor, to: int, back: int) -> Tensor:
-        """Send rows to one process while another one sends some here; returns those, whatever their number."""
+    def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
+        """Send rows to one process while another one sends some here; returns those: `number` of them, where known."""
         return rows
 
     def everywhere(self, value: Any) -> Any:
@@ -98,13 +98,14 @@ class ProcessGroup(Workers):
         gathered = self._gather(padded.reshape(-1)).view(self.size, most, *rows.shape[1:])
         return torch.cat([part[:count] for part, count in zip(gathered, counts)])
 
-    def swap(self, rows: Tensor, to: int, back: int) -> Tensor:
-        """The number of rows goes first."""
+    def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
+        """A number of rows that is not known goes first."""
         if to == self.rank:
             return rows
-        count = torch.tensor([rows.size(0)])
-        received = self._swap(count, torch.empty_like(count), to, back)
-        return self._swap(rows.contiguous(), rows.new_empty(int(received), *rows.shape[1:]), to, back)
+        if number is None:
+            count = torch.tensor([rows.size(0)])
+            number = int(self._swap(count, torch.empty_like(count), to, back))
+        return self._swap(rows.contiguous(), rows.new_empty(number, *rows.shape[1:]), to, back)
 
     def _swap(self, sent: Tensor, received: Tensor, to: int, back: int) -> Tensor:
         with _told():

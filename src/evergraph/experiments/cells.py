@@ -65,7 +65,10 @@ class CellsFailedError(EvergraphError):
 
     def __init__(self, errors: Mapping[str, Exception], results: Results, folder: str | Path) -> None:
         self.errors, self.results = dict(errors), results
-        named = "; ".join(f"{key}: {_in_a_line(error).removeprefix(f'{key}: ')}" for key, error in errors.items())
+        alike: dict[str, list[str]] = {}  # cells by what is said of them
+        for key, error in errors.items():
+            alike.setdefault(_in_a_line(error).removeprefix(f"{key}: "), []).append(key)
+        named = "; ".join(f"{', '.join(keys)}: {said}" for said, keys in alike.items())
         mistakes = any(not isinstance(error, EvergraphError) for error in errors.values())
         where = f" (tracebacks in {Path(folder) / FAILURES})" if mistakes else ""
         total = len(errors) + len(results)

@@ -102,6 +102,8 @@ def run_paper(
             results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=_failed_trial, **settings)
         except CellsFailedError as error:
             failure, results = error, error.results
+            if not results:
+                raise
         for plan in available:
             specs = {key: spec for key, spec in chosen.items() if key.startswith(plan.key(""))}
             make_folder(plan.folder(out))
