@@ -108,7 +108,7 @@ def test_a_mask_of_a_pyg_object_reaches_the_learner(tmp_path: Path) -> None:
 STREAMS = ("coauthor-cs", "amazon-computers")
 NOISE = 1.0  # points of AP between two runs that differ by chance
 AT_DEFAULTS = ROOT / "results/at-defaults"
-COMMAND = "evergraph compare coauthor-cs amazon-computers --methods NAMES --seeds 1 --out results/at-defaults --resume"
+COMMAND = "evergraph compare coauthor-cs amazon-computers --methods all --seeds 1 --out results/at-defaults --resume"
 
 
 def worse_than_fine_tuning(found: dict[str, float]) -> dict[str, float]:
