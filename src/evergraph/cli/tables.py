@@ -16,6 +16,14 @@ from evergraph.experiments.plots import describe_metric
 from evergraph.experiments.result_file import each_test_graph
 
 
+def listing(*columns: str) -> Table:
+    """A list of names and what they stand for: on narrow terminals lines are folded, and nothing is cut off."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0, overflow="fold")
+    return table
+
+
 def spread(value: dict[str, float]) -> str:
     """mean ± std."""
     return f"{value['mean']:.2f} ± {value['std']:.2f}"

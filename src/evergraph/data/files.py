@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -154,6 +155,22 @@ def content_mark(graph: Graph) -> str:
         for part in (values, graph.adjacency.values, *members, *known, *splits):
             digest.update(np.ascontiguousarray(part.numpy()).data)
     return digest.hexdigest()
+
+
+def file_mark(path: str | Path, *, undirected: bool | None = None) -> str:
+    """`content_mark` of the graph in a file or a converted graph's folder; read once while it stays as it is."""
+    path = Path(path)
+    try:
+        found = [part.stat() for part in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    except OSError:
+        return content_mark(read_graph_file(path, undirected=undirected))  # which says what is wrong
+    return _mark_as_of(path, undirected, tuple((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found))
+
+
+@functools.lru_cache(maxsize=256)
+def _mark_as_of(path: Path, undirected: bool | None, state: tuple[tuple[int, ...], ...]) -> str:
+    """The mark of a graph whose files are in a certain state."""
+    return content_mark(read_graph_file(path, undirected=undirected))
 
 
 def fingerprint(graph: Graph) -> str:
