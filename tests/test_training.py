@@ -17,6 +17,7 @@ from evergraph.core.params import copy_params
 from evergraph.data import union
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods.base import STEP_HOOKS, Context, Step
+from evergraph.training.learning import make_context
 
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
 
@@ -704,7 +705,7 @@ def test_joint_training_can_have_the_validation_labels_too(small_stream: eg.Task
     tasks = list(small_stream)
     assert plain.history[-1]["nodes"] == tasks[-1].train.numel()
     assert not all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), more.model.parameters()))
-    context_task = more.method.training_data(more._context(tasks[-1], tasks[-1]))
+    context_task = more.method.training_data(make_context(more, tasks[-1], tasks[-1]))
     everything = tasks[-1].so_far()
     assert context_task.train.tolist() == [*everything.train.tolist(), *everything.val.tolist()]
     assert not context_task.val.numel()

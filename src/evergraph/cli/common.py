@@ -24,7 +24,7 @@ from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
 from evergraph.experiments.comparison import check_names
 from evergraph.experiments.result_file import RESULTS, read_results
-from evergraph.experiments.run import OnProgress
+from evergraph.experiments.seed_run import OnProgress
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
