@@ -20,6 +20,7 @@ from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem, problem_of
 from evergraph.training.defaults import default_method, pick_device
 from evergraph.training.evaluating import evaluate
+from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks, chosen_units
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
@@ -125,6 +126,34 @@ class Learner(metaclass=Checked):
     def in_mid_task(self) -> bool:
         """Whether a task was begun and not finished: `learn` with the same task goes on with it."""
         return self.progress is not None
+
+    def forget(
+        self,
+        nodes: Any = None,
+        data: Tasks | Graph | Any = None,
+        *,
+        classes: Sequence[ClassName] | ClassName | None = None,
+        keep_in_graph: bool = False,
+    ) -> int:
+        """Be as if some examples, or whole classes, had never been learned; returns how many examples were forgotten.
+
+        The closed form (`auto`, `analytic`) takes them back exactly; other methods raise an error that says what is
+        possible. Given the data of the task and of all tasks learned after it, everything that is kept equals what it
+        would be: sums, class sizes, counts of validation examples, calibration. Given the data of the task alone, the
+        sums and with them the heads do, at the choices (the ridge, which blocks are read, …) that later tasks'
+        validation examples have made; those are not made anew.
+
+        Args:
+            nodes: the examples, as numbers, ids or a mask in `data` (the first of a list); the name of a class.
+            data: what they were learned from, as it was learned: a task, a graph, a path; or a list, with later tasks
+                behind; or the stream.
+            classes: forget all examples of these classes, in all tasks.
+            keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others; else they and their edges
+                are gone from it too, and what their neighbours were learned with is as if they had never been there.
+        """
+        if isinstance(nodes, str) and nodes in map(str, self.classes_) and classes is None:
+            nodes, classes = None, [nodes]
+        return forget(self, nodes, data, classes, keep_in_graph)
 
     def fit(self, stream: Tasks) -> Learner:
         """Learn all tasks of a stream or of a list, and return the learner."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from evergraph.core.capabilities import capable
 from evergraph.core.finite import has_nan, is_finite, is_overflow
 from evergraph.data import Task
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.problems import problem_of
+from evergraph.training.card import task_card
+from evergraph.training.evidence import after_learning, before_learning
 from evergraph.training.inputs import new_names
 from evergraph.training.loop import OnEpoch, diverged, train
 from evergraph.training.predicting import tested
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[str, float]]:
     """See `Learner.learn`; the task has been checked."""
+    kept = small_state(learner)
+    evidence = {} if learner.in_mid_task else before_learning(learner, task)
     with own_random_numbers(learner), transaction(learner, task) as resumed:
         _set_up(learner, task)
         if not resumed and (learner.model.out_channels or 0) < len(learner.classes_):
@@ -47,13 +52,22 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
             raise diverged(context, learner.training, progress)
         learner.first_accuracies = [*learner.first_accuracies, tested(learner, task)]
         measured = {} if learner.first_accuracies[-1] is None else {task.mark(): learner.first_accuracies[-1]}
-        learner.records = [*learner.records, {"mark": task.mark(), "tested": measured}]
+        evidence |= after_learning(learner, task, context)
+        card = task_card(task)
+        learner.records = [*learner.records, {"mark": task.mark(), "tested": measured, **kept, **evidence, **card}]
     learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1
     trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
+
+
+def small_state(learner: Learner) -> dict[str, Any]:
+    """The method's state before a task, without its tensors, where that is enough to take the task back."""
+    claim = capable(learner.method, "forgetting")
+    forgetting = claim() if claim is not None else ""
+    return {} if isinstance(forgetting, str) else {"before": forgetting.small_state()}
 
 
 def check_fit(learner: Learner, task: Task) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.data.batching import Batch
@@ -19,12 +20,15 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.familiarity import strangeness
+from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
 RIDGES = (0.05, 0.2, 1.0)
 BOTH = ("train", "val")
+HELD_OUT = "heads that have not learned from the validation nodes"  # in a context's cache: the head and the vote
 
 
 @METHODS.register
@@ -111,47 +115,80 @@ class Analytic(Method):
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
-        model = context.model.eval()
-        _, head = linear_head(model)
+        context.model.eval()
         if self.encoder_before_:
             self._follow_drift(context)
         self._add(context)
-        rows = self._head_rows(model)
-        ridges = [self.ridge] if self.ridge else list(RIDGES)
-        heads = self.solve(ridges, ("train",), rows)
-        chosen = self._choose_ridge(context, heads)
-        learned = BOTH if self.learn_validation else BOTH[:1]
-        final = self.solve([ridges[chosen]], learned, rows)[0]
-        if capable(model, "feature_blocks"):
-            if context.task.val.numel():
-                self._choose_smoothing(context, heads[chosen])
-                self._choose_voting(context, heads[chosen], ridges[chosen])
-            name = next(name for name, value in model.named_parameters() if value is head)
-            self.vote_ = {name: (final + self._shallow(model, ridges[chosen], learned)).to(head.dtype)}
-            self._learn_doubt(context)
-        head.copy_(final)
+        self.decide(context)
+        self.write(context.model)
+        self._learn_doubt(context)
         self.tasks_ += 1
         self.encoder_before_ = {}
 
+    def decide(self, context: Context) -> None:
+        """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
+        head = self.solve(self._ridges, ("train",), self._head_rows(context.model))
+        self._choose_ridge(context, head)
+        chosen, vote = head[self._chosen], None
+        if capable(context.model, "feature_blocks") and context.task.val.numel():
+            self._choose_smoothing(context, chosen)
+            vote = chosen + self._shallow(context.model, self._ridges[self._chosen], ("train",))
+            self._choose_voting(context, chosen, vote)
+        self.conclude()
+        context.cache[HELD_OUT] = chosen, vote
+
+    def conclude(self) -> None:
+        """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
+        self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
+        self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
+
+    def write(self, model: GraphModel) -> None:
+        """Solve the heads by the choices as they stand, and write them."""
+        _, head = linear_head(model)
+        ridge, learned = self._ridges[self._chosen], BOTH if self.learn_validation else BOTH[:1]
+        final = self.solve([ridge], learned, self._head_rows(model))[0]
+        if capable(model, "feature_blocks"):
+            self.vote_ = {_name(model, head): (final + self._shallow(model, ridge, learned)).to(head.dtype)}
+        head.copy_(final)
+
+    @property
+    def _ridges(self) -> list[float]:
+        return [self.ridge] if self.ridge else list(RIDGES)
+
+    @property
+    def _chosen(self) -> int:
+        """The ridge with most validation nodes right so far; the largest of equals."""
+        return max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))
+
     def _add(self, context: Context) -> None:
         """Add the task's nodes to the sums, weighed by the size that their class has reached."""
-        features, head = linear_head(context.model)
-        y, units = context.batcher.y, head.size(1)
+        y, units = context.batcher.y, linear_head(context.model)[1].size(1)
         sizes = torch.bincount(y[context.train], minlength=units)
         sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
-        weights = sizes.double().clamp(min=1) ** -self.balance
-        gram, cross = dict(self.gram_), dict(self.cross_)
-        for part in BOTH:
-            nodes = getattr(context.task, part).to(y.device)
-            before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(
-                context, features, head, nodes, weights, before, exact=0 < self.ridge < SMALL
-            )
-        self.gram_, self.cross_, self.class_sizes_ = gram, cross, sizes.tolist()
+        self.add_to_sums(context, sizes)
+        self.class_sizes_ = sizes.tolist()
         tasks = [*self.task_of_unit_, *[-1] * (units - len(self.task_of_unit_))]
         for unit in torch.unique(y[context.train]).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
         self.task_of_unit_ = tasks
+
+    def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
+        """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
+        features, head = linear_head(context.model)
+        weights = sizes.double().clamp(min=1) ** -self.balance
+        gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
+        for part in BOTH:
+            nodes = getattr(context.task, part).to(weights.device)
+            before = Sums(gram[part], cross[part]) if part in gram else None
+            gram[part], cross[part] = accumulate(context, features, head, nodes, sign * weights, before, exact=exact)
+        self.gram_, self.cross_ = gram, cross
+
+    @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
+    def forgetting(self) -> Forgetting | str:
+        """How examples are taken back; where the encoder was trained on them, why that cannot be."""
+        if self.encoder != "frozen":
+            return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them, or use encoder='frozen'"
+        return Forgetting(self)
 
     def grow(self, before: Params, after: Params) -> None:
         """New units have met no node: their columns of B are zero."""
@@ -166,14 +203,13 @@ class Analytic(Method):
 
     # choices, by validation nodes of the current task
 
-    def _choose_ridge(self, context: Context, heads: list[Tensor]) -> int:
-        """The ridge with most hits on validation nodes so far; the largest of equals."""
+    def _choose_ridge(self, context: Context, heads: list[Tensor]) -> None:
+        """Count the validation nodes that each ridge puts right."""
         hits = validation_hits(context, heads).sum(1).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
-        return max(range(len(heads)), key=lambda i: (self.hits_[i], i))
 
     def _choose_smoothing(self, context: Context, head: Tensor) -> None:
-        """Smooth where the nodes put right outnumber those put wrong by more than two standard errors."""
+        """Count the nodes that smoothing puts right, and wrong; it needs more than two standard errors between them."""
         whole, nodes = context.batcher, context.task.val.to(context.device)
         if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
             return
@@ -183,14 +219,11 @@ class Analytic(Method):
         smoothed = self._prediction(context.model).smooth(adjacency, scores)
         truth = whole.y[nodes]
         count_changes(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
-        self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
 
-    def _choose_voting(self, context: Context, head: Tensor, ridge: float) -> None:
-        """Vote where it costs no more than the premium."""
-        vote = head + self._shallow(context.model, ridge, ("train",))
+    def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+        """Count the nodes that the vote puts right, and wrong."""
         count_changes(self.voting_, *validation_hits(context, [head, vote]))
         self.validated_ += context.task.val.numel()
-        self.votes_ = self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     # blocks of features
 
@@ -237,6 +270,8 @@ class Analytic(Method):
 
     def _learn_doubt(self, context: Context) -> None:
         """How many edges within a task are taken for others: the largest share in a task's own graph so far."""
+        if not capable(context.model, "feature_blocks"):
+            return
         prediction = self._prediction(context.model)
         if prediction.judges and not context.batcher.num_hops:
             features = context.batcher.x
@@ -263,6 +298,30 @@ class Analytic(Method):
                 scores = prediction.scores(x, adjacency, whole.x, alone)
                 return scores[view.nodes.to(view.device)].cpu()
         return view.outputs() / self.temperature
+
+    # what users of a deployed learner ask for
+
+    @capability(rests_on=("decide", "write"))
+    @contextmanager
+    def held_out(self, context: Context) -> Iterator[None]:
+        """The heads that have not learned from the task's validation nodes, in place of the final ones."""
+        _, head = linear_head(context.model)
+        final, votes = head.detach().clone(), self.vote_
+        chosen, vote = context.cache[HELD_OUT]
+        try:
+            head.data.copy_(chosen)
+            if vote is not None:
+                self.vote_ = {_name(context.model, head): vote.to(head.dtype)}
+            yield
+        finally:
+            head.data.copy_(final)
+            self.vote_ = votes
+
+    @capability(rests_on=("_add", "add_to_sums", "predict"))
+    def strangeness(self, view: View) -> Tensor:
+        """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
+        used = [unit for unit, size in enumerate(self.class_sizes_) if size]
+        return strangeness(view, linear_head(view.model)[1].detach()[:, used], self.gram_["train"], len(used))
 
     # an encoder that moves
 
@@ -292,6 +351,10 @@ def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
     if features is None or weight is None:
         raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
     return features, weight()
+
+
+def _name(model: GraphModel, head: Tensor) -> str:
+    return next(name for name, value in model.named_parameters() if value is head)
 
 
 def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:

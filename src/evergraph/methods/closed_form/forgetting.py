@@ -1,0 +1,141 @@
+"""Taking examples back out of a closed form: sums are additive, so what was added can be subtracted.
+
+Whole tasks are taken out, as they were learned, and put back without the examples: products of the same batches are
+the same numbers, so what is left differs from never having added them by the rounding of float64 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from evergraph.methods.base import Context
+from evergraph.methods.state import copied
+
+if TYPE_CHECKING:
+    from evergraph.methods.closed_form.analytic import Analytic
+
+ROUNDING = 1e-12  # what is left of a sum, as a share of what it was, that is nothing but rounding
+COUNTS = ("hits_", "smoothing_", "voting_", "validated_")
+"""State to which every task adds what its validation nodes say."""
+
+Small = dict[str, Any]
+"""A method's state without its tensors."""
+
+
+class Forgetting:
+    """How a closed form forgets.
+
+    Args:
+        method: the closed form; its encoder is frozen.
+    """
+
+    def __init__(self, method: Analytic) -> None:
+        self.method = method
+
+    @property
+    def weighs_by_size(self) -> bool:
+        """Whether the weight of an example depends on how many there are of its class."""
+        return self.method.balance > 0
+
+    def small_state(self) -> Small:
+        """The state without its tensors, as it stands."""
+        return {key: copied(value) for key, value in self.method.state_dict().items() if not _has_tensor(value)}
+
+    def take_out(self, context: Context, sizes: Sequence[int]) -> None:
+        """Subtract a task from the sums; `sizes` are those of the classes right after it was learned."""
+        before = {part: gram.diagonal().clone() for part, gram in self.method.gram_.items()}
+        self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
+        for part, gram in self.method.gram_.items():
+            gone = gram.diagonal() <= ROUNDING * before[part]  # features that are zero at all examples left
+            gram[gone], gram[:, gone] = 0.0, 0.0
+            self.method.cross_[part][gone] = 0.0
+
+    def put_in(self, context: Context, sizes: Sequence[int]) -> None:
+        """Add a task to the sums, weighed by these sizes of the classes."""
+        self.method.add_to_sums(context, _sizes(sizes, context))
+
+    def rewind(self, context: Context, before: Small) -> None:
+        """Undo the last task: the sums without it, and everything else as it was before it."""
+        self.take_out(context, self.method.class_sizes_)
+        self.restore(before)
+        met = [unit for unit, size in enumerate(self.method.class_sizes_) if size]
+        self.method.cross_ = {part: _only(cross, met) for part, cross in self.method.cross_.items()}
+
+    def count(self, context: Context) -> Small:
+        """What the task's validation examples would add to the counts, by the heads as they are; nothing is added."""
+        before = self.small_state()
+        self.method.decide(context)
+        counted = count_difference(self.small_state(), before)
+        self.restore(before)
+        return counted
+
+    def restore(self, small: Small) -> None:
+        """Take up a state without tensors."""
+        for key, value in small.items():
+            setattr(self.method, key, copied(value))
+
+    def drop_units(self, units: Sequence[int]) -> None:
+        """Take output units out: those behind them move up, and empty ones take the last places."""
+        self.method.cross_ = {part: _moved_up(cross, units) for part, cross in self.method.cross_.items()}
+
+
+def count_difference(after: Small, before: Small) -> Small:
+    """What a task added to the counts."""
+    return {key: _combined(after[key], before[key], -1) for key in COUNTS if key in after}
+
+
+def add_counts(small: Small, change: Mapping[str, Any], sign: int) -> None:
+    """Add to the counts of a state, or take out of them."""
+    for key, value in change.items():
+        total = _combined(small[key], value, sign)
+        small[key] = [max(entry, 0) for entry in total] if isinstance(total, list) else max(total, 0)
+
+
+def without_units(small: Small, units: Sequence[int]) -> None:
+    """Drop output units from a state's lists that have an entry for each."""
+    for key, empty in (("class_sizes_", 0), ("task_of_unit_", -1)):
+        kept = [value for unit, value in enumerate(small[key]) if unit not in units]
+        small[key] = kept + [empty] * (len(small[key]) - len(kept))
+
+
+def without_task(small: Small, number: int) -> None:
+    """Drop a task from a state: tasks behind it move up."""
+    small["tasks_"] -= 1
+    small["task_of_unit_"] = [task - 1 if task > number else task for task in small["task_of_unit_"]]
+
+
+def _combined(first: Any, second: Any, sign: int) -> Any:
+    if isinstance(first, list):
+        width = max(len(first), len(second))
+        return [a + sign * b for a, b in zip(_padded(first, width), _padded(second, width))]
+    return first + sign * second
+
+
+def _padded(values: list[int], width: int) -> list[int]:
+    return [*values, *[0] * (width - len(values))]
+
+
+def _sizes(sizes: Sequence[int], context: Context) -> Tensor:
+    return torch.tensor(sizes, dtype=torch.long, device=context.device)
+
+
+def _only(cross: Tensor, units: Sequence[int]) -> Tensor:
+    """B with zeros at all other units: what is left there is rounding."""
+    kept = torch.zeros_like(cross)
+    kept[:, list(units)] = cross[:, list(units)]
+    return kept
+
+
+def _moved_up(cross: Tensor, units: Sequence[int]) -> Tensor:
+    kept = [unit for unit in range(cross.size(1)) if unit not in units]
+    return torch.nn.functional.pad(cross[:, kept], (0, len(units)))
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, dict):
+        return True  # sums and heads, by name
+    return isinstance(value, Tensor) or (isinstance(value, list) and any(isinstance(item, Tensor) for item in value))

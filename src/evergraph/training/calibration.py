@@ -1,0 +1,60 @@
+"""Calibrated probabilities: one temperature, settled on the validation examples of every task as the stream goes on.
+
+p = softmax(z / T), with the T that makes the validation examples' labels most probable (Guo et al., ICML 2017). Of each
+task only its summed loss at a grid of temperatures is kept: sums add up over tasks, and can be taken out again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+STEPS = 4  # temperatures of the grid from one power of two to the next
+POWERS = 5  # the grid runs from 2^−5 to 2^5
+GRID = [2 ** (step / STEPS) for step in range(-POWERS * STEPS, POWERS * STEPS + 1)]
+
+
+def losses_at_temperatures(outputs: Tensor, targets: Tensor) -> list[float]:
+    """The summed cross entropy at each temperature of the grid; `outputs` has the columns of the classes met."""
+    z = outputs.double()
+    return [float(F.cross_entropy(z / temperature, targets, reduction="sum")) for temperature in GRID]
+
+
+def best_temperature(losses: Sequence[Sequence[float]]) -> float:
+    """The temperature with the smallest sum of losses over all tasks; between the grid's by a parabola; 1 for none."""
+    totals = [sum(column) for column in zip(*losses)]
+    if not totals:
+        return 1.0
+    best = min(range(len(totals)), key=totals.__getitem__)
+    shift = 0.0
+    if 0 < best < len(totals) - 1:
+        left, middle, right = totals[best - 1 : best + 2]
+        curvature = left - 2 * middle + right
+        shift = (left - right) / (2 * curvature) if curvature > 0 else 0.0
+    return GRID[best] * 2 ** (shift / STEPS)
+
+
+def temperature_of(records: Sequence[Mapping[str, Any]]) -> float:
+    """The temperature that the records of all tasks settle."""
+    return best_temperature([record["calibration"] for record in records if record.get("calibration")])
+
+
+def calibration_error(probabilities: Tensor, hits: Tensor, bins: int = 15) -> float:
+    """Expected calibration error in percent: |accuracy − confidence| over equal intervals of confidence, by size.
+
+    Args:
+        probabilities: of the predicted classes.
+        hits: whether the predictions are right.
+        bins: the number of intervals.
+    """
+    if not probabilities.numel():
+        return math.nan
+    number = (probabilities * bins).long().clamp(max=bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64)
+    gap.index_add_(0, number, hits.double() - probabilities.double())
+    return 100 * float(gap.abs().sum()) / probabilities.numel()
