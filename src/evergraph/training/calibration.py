@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 STEPS = 4  # temperatures of the grid from one power of two to the next
 POWERS = 5  # the grid runs from 2^−5 to 2^5
+PRIOR = 0.125  # loss per squared octave away from 1: where all validation examples are right, T would fall to 0
 GRID = [2 ** (step / STEPS) for step in range(-POWERS * STEPS, POWERS * STEPS + 1)]
 
 
@@ -26,10 +26,13 @@ def losses_at_temperatures(outputs: Tensor, targets: Tensor) -> list[float]:
 
 
 def best_temperature(losses: Sequence[Sequence[float]]) -> float:
-    """The temperature with the smallest sum of losses over all tasks; between the grid's by a parabola; 1 for none."""
-    totals = [sum(column) for column in zip(*losses)]
-    if not totals:
+    """The temperature with the smallest sum of losses over all tasks; between the grid's by a parabola; 1 for none.
+
+    A weak prior, PRIOR · (log2 T)², keeps it from 0 where all validation examples are right.
+    """
+    if not losses:
         return 1.0
+    totals = [PRIOR * math.log2(t) ** 2 + sum(column) for t, column in zip(GRID, zip(*losses))]
     best = min(range(len(totals)), key=totals.__getitem__)
     shift = 0.0
     if 0 < best < len(totals) - 1:
@@ -42,19 +45,3 @@ def best_temperature(losses: Sequence[Sequence[float]]) -> float:
 def temperature_of(records: Sequence[Mapping[str, Any]]) -> float:
     """The temperature that the records of all tasks settle."""
     return best_temperature([record["calibration"] for record in records if record.get("calibration")])
-
-
-def calibration_error(probabilities: Tensor, hits: Tensor, bins: int = 15) -> float:
-    """Expected calibration error in percent: |accuracy − confidence| over equal intervals of confidence, by size.
-
-    Args:
-        probabilities: of the predicted classes.
-        hits: whether the predictions are right.
-        bins: the number of intervals.
-    """
-    if not probabilities.numel():
-        return math.nan
-    number = (probabilities * bins).long().clamp(max=bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64)
-    gap.index_add_(0, number, hits.double() - probabilities.double())
-    return 100 * float(gap.abs().sum()) / probabilities.numel()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from evergraph.core.settings import Checked, PositiveInt, Seed, checked
+from evergraph.core.settings import Bounds, Checked, PositiveInt, Seed, checked
 from evergraph.data import ClassName, Graph, Part, Task, TaskStream
 from evergraph.errors import EvergraphError, tell
 from evergraph.evaluation import Evaluation
@@ -18,13 +18,14 @@ from evergraph.methods import Method, as_method, is_method
 from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem, problem_of
+from evergraph.training.calibration import temperature_of
 from evergraph.training.defaults import default_method, pick_device
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
-from evergraph.training.inputs import Tasks, as_task, as_tasks, chosen_units
+from evergraph.training.inputs import Tasks, as_task, as_tasks
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
-from evergraph.training.predicting import Prediction, asked, outputs
+from evergraph.training.predicting import Prediction, asked, outputs, predict
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
 from evergraph.training.transaction import own_random_numbers
@@ -79,6 +80,7 @@ class Learner(metaclass=Checked):
         self.history: list[dict[str, Any]] = []  # what each task was, for people
         self.records: list[dict[str, Any]] = []  # each task's mark, and what was measured after it, by mark
         self.notes: dict[str, Any] = {}
+        self.feature_names: list[str] | None = None  # of the first task whose features had names
         self.progress: Progress | None = None
         self.optimizer_state: OptimizerState | None = None  # the last task's, where the training keeps it
         self.task_mark: str | None = None  # which task it is in the middle of
@@ -219,33 +221,44 @@ class Learner(metaclass=Checked):
     def predict(
         self,
         graph: Graph | Any,
-        nodes: Tensor | Sequence[int] | None = None,
+        nodes: Tensor | Sequence[int] | Sequence[str] | str | None = None,
         *,
         classes: Sequence[ClassName] | None = None,
+        unknown: Annotated[float, Bounds(above=0, below=1)] | None = None,
+        calibrated: bool = True,
     ) -> Prediction:
         """What each example is predicted to be, and how probable it is.
 
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them or the path of a graph file; targets are not needed
                 and not looked at.
-            nodes: the examples (nodes, graphs, links) asked for, as numbers or as a mask over all; all by default.
-                Where links are predicted, pairs of nodes `(2, number)` may be asked for.
+            nodes: the examples (nodes, graphs, links) asked for, as numbers, as ids (text) where the graph has some, or
+                as a mask over all; all by default. Where links are predicted, pairs of nodes `(2, number)` may be
+                asked for.
             classes: choose among these alone; among all classes met by default.
+            unknown: put aside what looks like no class learned, so that at most this share of examples of known
+                classes is put aside with it: `prediction.unknown`.
+            calibrated: probabilities at the temperature that validation examples settled; else as the outputs say.
         """
-        units = chosen_units(classes, self.classes_)
-        chosen, outputs = asked(self, graph, nodes)
-        names = [self.classes_[unit] for unit in units]
-        labels, probabilities = self.problem.read(outputs, units, names)
-        return Prediction(chosen, labels, probabilities, names if self.problem.kind != "classes" else None)
+        return predict(self, graph, nodes, classes, unknown, calibrated)
 
-    def predict_proba(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
+    def predict_proba(
+        self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None, *, calibrated: bool = True
+    ) -> Tensor:
         """The probability of every class, one row per node; the columns are in the order of `classes_`."""
-        _, outputs = asked(self, graph, nodes)
-        return self.problem.probabilities(outputs, range(len(self.classes_)))
+        graph, chosen = asked(self, graph, nodes)
+        temperature = self.temperature if calibrated and self.problem.kind == "classes" else 1.0
+        return self.problem.probabilities(self.outputs(graph, chosen) / temperature, range(len(self.classes_)))
+
+    @property
+    def temperature(self) -> float:
+        """What outputs are divided by to make calibrated probabilities; 1 where no task had validation examples."""
+        return temperature_of(self.records)
 
     def logits(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
         """All outputs at the given nodes, one row each."""
-        return asked(self, graph, nodes)[1]
+        graph, chosen = asked(self, graph, nodes)
+        return self.outputs(graph, chosen)
 
     def outputs(self, graph: Graph, nodes: Tensor) -> Tensor:
         """What the method predicts, else the model."""

@@ -17,7 +17,7 @@ from evergraph.training.card import task_card
 from evergraph.training.evidence import after_learning, before_learning
 from evergraph.training.inputs import new_names
 from evergraph.training.loop import OnEpoch, diverged, train
-from evergraph.training.predicting import tested
+from evergraph.training.predicting import other_features, tested
 from evergraph.training.transaction import between_epochs, own_random_numbers, transaction
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1
+    learner.feature_names = learner.feature_names or task.graph.feature_names
     trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
@@ -84,6 +85,8 @@ def check_fit(learner: Learner, task: Task) -> None:
             f"task {learner.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
             f"{learner.model.in_channels}; all tasks must have the same features"
         )
+    if learner.feature_names and task.graph.feature_names and learner.feature_names != task.graph.feature_names:
+        raise EvergraphError(other_features(task.graph, learner.feature_names))
     if not learner.in_mid_task:
         new_names(learner.classes_, task)  # a class under two names is refused here
 

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
+from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
@@ -23,6 +24,7 @@ from evergraph.methods.closed_form.block_prediction import BlockPrediction
 from evergraph.methods.closed_form.familiarity import strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
+from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
@@ -285,19 +287,23 @@ class Analytic(Method):
         """Plain scores; where the graph's features fall into blocks and fit into memory, by judged edges."""
         if not self.tasks_:
             return None
-        if capable(view.model, "feature_blocks") and capable(view.model, "graph_features"):
-            prediction = self._prediction(view.model)
-            whole = view.problem.batcher(view.model, view.graph, device=view.device)
-            if not whole.num_hops and (prediction.smooths or prediction.judges):
-                assert isinstance(whole.x, Tensor)
-                dtype = prediction.head.dtype
-                x = view.graph.x.to(dtype).to(view.device)
-                adjacency = view.graph.adjacency.to(dtype).to(view.device)
-                joining = view.graph.joining
-                alone = None if joining is None else joining.to(view.device)
-                scores = prediction.scores(x, adjacency, whole.x, alone)
-                return scores[view.nodes.to(view.device)].cpu()
-        return view.outputs() / self.temperature
+        if (whole := self._whole(view)) is None:
+            return view.outputs() / self.temperature
+        prediction, *graph = whole
+        return prediction.scores(*graph)[view.nodes.to(view.device)].cpu()
+
+    def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
+        """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
+        if not (capable(view.model, "feature_blocks") and capable(view.model, "graph_features")):
+            return None
+        prediction = self._prediction(view.model)
+        whole = view.problem.batcher(view.model, view.graph, device=view.device)
+        if whole.num_hops or not (prediction.smooths or prediction.judges):
+            return None
+        assert isinstance(whole.x, Tensor)
+        dtype, joining = prediction.head.dtype, view.graph.joining
+        x, adjacency = (part.to(dtype).to(view.device) for part in (view.graph.x, view.graph.adjacency))
+        return prediction, x, adjacency, whole.x, None if joining is None else joining.to(view.device)
 
     # what users of a deployed learner ask for
 
@@ -322,6 +328,13 @@ class Analytic(Method):
         """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
         return strangeness(view, linear_head(view.model)[1].detach()[:, used], self.gram_["train"], len(used))
+
+    @torch.no_grad()
+    @capability(rests_on=("predict", "_whole"))
+    def reasons(self, view: View, units: Sequence[int]) -> Reasons:
+        """What carries the score of one node: of an output unit, or of one against another (`why.reasons`)."""
+        whole, head = self._whole(view), linear_head(view.model)[1].detach()
+        return reasons(view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature)
 
     # an encoder that moves
 
