@@ -1,8 +1,8 @@
 """What a deployed learner says about itself, on real graphs: calibration and unknown classes.
 
-`python -m benchmarks.deployed --data-root DATA [STREAM …]` learns each stream with `auto` at its defaults, three random
-orders of the classes, and writes `results/deployed/results.jsonl` and `table.md`. After every task but the last, on test
-nodes, under both test graphs:
+`python -m benchmarks.deployed --data-root DATA [STREAM …]` learns each stream with `auto` at its defaults, three
+random orders of the classes, and writes `results/deployed/results.jsonl` and `table.md`. After every task but the last,
+on test nodes, under both test graphs:
 
 - the expected calibration error of the seen classes' test nodes, as the outputs say and calibrated;
 - AUROC of the next task's test nodes against those of seen classes (nobody has learned the former), by the learner's
@@ -80,7 +80,7 @@ def run(source: str, order: int, root: Path, hidden: int | None) -> list[dict[st
 def table(rows: list[dict[str, object]]) -> str:
     """Means over orders and tasks."""
     lines = [
-        "| stream | test graph | ECE raw | ECE calibrated | AUROC | energy | largest probability | false alarms | found |",
+        "| stream | test graph | ECE raw | ECE calibrated | AUROC | energy | max probability | false alarms | found |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for key in dict.fromkeys((row["stream"], row["test_graph"]) for row in rows):
@@ -106,7 +106,9 @@ def main() -> None:
             begun = time.perf_counter()
             rows += run(source, order, options.data_root, options.hidden)
             print(f"{source}, order {order}: {time.perf_counter() - begun:.0f} s", flush=True)
-            (options.out / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            (options.out / "results.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+            )
             (options.out / "table.md").write_text(table(rows), encoding="utf-8")
     print(table(rows))
 

@@ -57,7 +57,7 @@ def read_features(x: Any, name: str) -> Features:
             "e.g. with numpy.nan_to_num"
         )
     if x.dtype.kind in "iu" and values.numel() and float(values.max()) > 1:
-        tell(f"{name}: features are whole numbers and read as amounts; give codes of categories a column of 0 and 1 each")
+        tell(f"{name}: features are whole numbers, read as amounts; give codes of categories a column of 0 and 1 each")
     return features
 
 

@@ -76,8 +76,8 @@ def read_npz(
 
     PyG's words: `x` and `edge_index`; `y`, `edge_weight`, `train_mask`, … as a `Data` object has them, and
     `feature_names`. The GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`;
-    `adj_data` weighs the edges. A file without `y` or `labels` has no labelled nodes. Only the members needed are read, and
-    pickled ones are refused, so that a file cannot run code.
+    `adj_data` weighs the edges. A file without `y` or `labels` has no labelled nodes. Only the members needed are
+    read, and pickled ones are refused, so that a file cannot run code.
 
     Args:
         path: the file.
@@ -101,7 +101,9 @@ def read_npz(
         return _from_plain(parts, path, name or path.stem, undirected)
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:
-        raise EvergraphError(f"{path}: no {', '.join(missing)} inside; expected x and edge_index, or the GNN-benchmark npz layout")
+        raise EvergraphError(
+            f"{path}: no {', '.join(missing)} inside; expected x and edge_index, or the GNN-benchmark npz layout"
+        )
     try:
         x = parts["attr_matrix"] if "attr_matrix" in parts else _attributes(parts)
         target = np.repeat(np.arange(parts["adj_indptr"].size - 1), np.diff(parts["adj_indptr"]))

@@ -67,7 +67,9 @@ def from_tables(
     id_column = pick(table, id, IDS, "the nodes' ids", name)
     label_column = pick(table, label, LABELS, "the classes", name)
     split_column = pick(table, None, ("split",), "the split", name)
-    keys = as_keys(table[id_column]) if id_column else [str(number) for number in range(len(next(iter(table.values()))))]
+    keys = (
+        as_keys(table[id_column]) if id_column else [str(number) for number in range(len(next(iter(table.values()))))]
+    )
     reserved = {id_column, label_column, split_column}
     x, feature_names = _features(table, features, reserved, missing, name)
     edge_index, weights = _edges(edges, keys, (source, target), weight, name)
@@ -106,10 +108,14 @@ def _features(
                 f"{name}: column {column!r} holds text and cannot be a feature; give numbers, or a column of 0 and 1 "
                 "for each of its values"
             )
-    chosen = list(wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub"))
+    chosen = list(
+        wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
+    )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
     if text and not wanted:
-        tell(f"{name}: columns of text are not used as features: {', '.join(text)}; give each value a column of 0 and 1")
+        tell(
+            f"{name}: columns of text are not used as features: {', '.join(text)}; give each value a column of 0 and 1"
+        )
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")
     parts, names = [], []
@@ -195,12 +201,16 @@ def is_table(source: Any) -> bool:
 def read_tables(source: str | Path, *, undirected: bool | None = None) -> Graph:
     """The graph of a node table whose edge list, and whatever else `from_tables` takes, stands behind a colon."""
     path, _, text = str(source).partition(":")
-    known = [p.name for p in inspect.signature(from_tables).parameters.values() if p.name not in {"nodes", "class_names"}]
+    known = [
+        p.name
+        for p in inspect.signature(from_tables).parameters.values()
+        if p.name not in {"nodes", "class_names", "undirected"}
+    ]
     settings: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")
-        if not equals or key not in known or key == "undirected":
-            raise unknown(f"setting of {path}", key, [each for each in known if each != "undirected"])
+        if not equals or key not in known:
+            raise unknown(f"setting of {path}", key, known)
         settings[key] = value.split("+") if key == "features" else value
     if "edges" not in settings:
         raise EvergraphError(
@@ -269,9 +279,9 @@ def from_networkx(
             raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node")
     pairs = list(graph.edges(data=True))
     listed: dict[str, Any] = {side: [str(edge[end]) for edge in pairs] for end, side in enumerate(("source", "target"))}
-    key = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
-    if key is not None:
-        listed["weight"] = [known.get(key, 1.0) for *_, known in pairs]
+    weighs = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
+    if weighs is not None:
+        listed["weight"] = [known.get(weighs, 1.0) for *_, known in pairs]
     numbered = all(isinstance(node, int) for node in names)
     return from_tables(
         {"id": names if numbered else [str(node) for node in names], **columns},

@@ -22,10 +22,10 @@ Columns = dict[str, np.ndarray]
 
 
 def read_table(table: Any, name: str) -> Columns:
-    """The columns of a table by name: numbers as floats or integers, NaN where one is missing; else text, `""` likewise.
+    """The columns of a table by name: numbers, NaN where one is missing; else text, `""` where it is missing.
 
     Args:
-        table: the path of a .csv, .tsv or .parquet file; a data frame (pandas, polars, pyarrow); a dictionary of columns.
+        table: the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow), or a dictionary.
         name: what to call it in messages.
     """
     if isinstance(table, (str, Path)):
@@ -38,7 +38,7 @@ def read_table(table: Any, name: str) -> Columns:
         columns = {key: table[key] for key in table.columns}
     else:
         raise EvergraphError(
-            f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary of columns"
+            f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
         )
     found = {str(key): _column(values, f"{name}: column {str(key)!r}") for key, values in columns.items()}
     _check_lengths(found, name)
@@ -57,7 +57,7 @@ def _read_parquet(path: Path) -> Columns:
         import pyarrow.parquet
     except ImportError as error:
         raise EvergraphError(
-            f"{path}: a .parquet file needs pyarrow ({first_line(error)}); pip install 'evergraph[parquet]', or give a .csv"
+            f"{path}: a .parquet file needs pyarrow ({first_line(error)}); pip install 'evergraph[parquet]'"
         ) from None
     try:
         table = pyarrow.parquet.read_table(path)
@@ -77,7 +77,9 @@ def _read_text(path: Path) -> Columns:
     except (UnicodeDecodeError, csv.Error) as error:
         raise EvergraphError(f"{path}: not a text table in UTF-8 ({first_line(error)})") from None
     if len(rows) < 2:
-        raise EvergraphError(f"{path}: no rows; a table has a line with the names of its columns, then one line per row")
+        raise EvergraphError(
+            f"{path}: no rows; a table has a line with the names of its columns, then one line per row"
+        )
     names = [cell.strip() for cell in rows[0]]
     if twice := [column for column in names if names.count(column) > 1]:
         raise EvergraphError(f"{path}: two columns are called {twice[0]!r}; give every column a name of its own")
@@ -121,7 +123,11 @@ def _column(values: Any, name: str) -> np.ndarray:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in {"NAType", "NaTType"}
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or type(value).__name__ in {"NAType", "NaTType"}
+    )
 
 
 def _check_lengths(columns: Columns, name: str) -> None:

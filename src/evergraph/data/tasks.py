@@ -164,7 +164,8 @@ class Task:
         if graph.has_classes:
             present = set(graph.y[torch.cat(parts)].tolist())
             classes = [place for place in classes if place in present]
-        return Task(self.index, classes, graph, *parts, num_classes=self.num_classes)
+        train, val, test = parts
+        return Task(self.index, classes, graph, train, val, test, self.num_classes)
 
     def mark(self) -> str:
         """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.

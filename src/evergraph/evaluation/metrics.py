@@ -59,7 +59,7 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor, candidates: Sequence[int
 
 
 def calibration_error(outputs: Tensor, targets: Tensor, candidates: Sequence[int], bins: int = 15) -> float:
-    """Expected calibration error in percent: |accuracy − confidence|, the mean over examples in intervals of confidence.
+    """Expected calibration error in percent: the mean of |accuracy − confidence| over intervals, weighed by their size.
 
     Confidence is the softmax probability of the predicted unit (Guo et al., ICML 2017).
     """

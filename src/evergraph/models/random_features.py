@@ -159,7 +159,9 @@ class RandomFeatures(GraphModel):
         return [depth for depth, _ in self.blocks], torch.cat([block, block.new_full((1,), -1)])
 
     @capability(rests_on=(*READS, "graph_features"))
-    def score_pieces(self, x: Features, operator: SparseMatrix, node: int, weights: Tensor) -> tuple[float, list[Piece]]:
+    def score_pieces(
+        self, x: Features, operator: SparseMatrix, node: int, weights: Tensor
+    ) -> tuple[float, list[Piece]]:
         """φ_v · weights as a constant and pieces that are linear in features, in float64, for one node v.
 
         The sum is exact. What is held as it is at this node: which random features are positive there (the ReLU), and

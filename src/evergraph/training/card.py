@@ -15,7 +15,7 @@ from evergraph.training.calibration import temperature_of
 from evergraph.training.unknown import familiar_of
 
 if TYPE_CHECKING:
-    from evergraph.training.learner import Learner
+    pass
 
 FALSE_ALARMS = 0.05
 """The share of examples of known classes that may be put aside as unknown, where nothing else is asked for."""
@@ -24,7 +24,7 @@ FALSE_ALARMS = 0.05
 def task_card(task: Task) -> dict[str, Any]:
     """What a record says of a task besides its mark: when, from which graph, how many examples of each class."""
     parts = {"training": task.train, "validation": task.val, "test": task.test}
-    card = {
+    card: dict[str, Any] = {
         "learned": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "graph": task.graph.name,
         "examples": {name: nodes.numel() for name, nodes in parts.items()},

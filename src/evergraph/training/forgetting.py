@@ -45,7 +45,7 @@ def forget(
     learner: Learner,
     nodes: Any,
     data: Any,
-    classes: Sequence[ClassName] | None,
+    classes: Sequence[ClassName] | ClassName | None,
     keep_in_graph: bool,
 ) -> int:
     """See `Learner.forget`."""
@@ -82,7 +82,9 @@ def _forgetting(learner: Learner) -> Forgetting:
     if isinstance(found, str):
         raise EvergraphError(found if claim is None else f"{learner.method.title} cannot forget: {found}")
     if any("before" not in record for record in learner.records):
-        raise EvergraphError("this learner was saved by an earlier version, which kept too little to forget; learn anew")
+        raise EvergraphError(
+            "this learner was saved by an earlier version, which kept too little to forget; learn anew"
+        )
     return found
 
 
@@ -92,7 +94,9 @@ def _of_nodes(nodes: Any, learned: Learned) -> Tensor:
     return torch.tensor(sorted(left), dtype=torch.long)
 
 
-def _of_classes(learner: Learner, found: dict[int, Learned], classes: Sequence[ClassName]) -> dict[int, Tensor]:
+def _of_classes(
+    learner: Learner, found: dict[int, Learned], classes: Sequence[ClassName] | ClassName
+) -> dict[int, Tensor]:
     """The examples of some classes in every task that had any."""
     named = [classes] if isinstance(classes, (str, int)) else list(classes)
     by_name = {str(name): name for name in learner.classes_}
@@ -122,7 +126,9 @@ def _learn_again(
     total, records, history = learner.num_tasks, learner.records, learner.history
     if first:
         for number in reversed(range(first, total)):
-            forgetting.rewind(make_context(learner, found[number].task(), found[number].task()), records[number]["before"])
+            forgetting.rewind(
+                make_context(learner, found[number].task(), found[number].task()), records[number]["before"]
+            )
     else:
         _empty(learner)
     learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]

@@ -29,6 +29,7 @@ from evergraph.training.predicting import Prediction, asked, outputs, predict
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
 from evergraph.training.transaction import own_random_numbers
+from evergraph.training.why import Explanation, why
 
 
 class Learner(metaclass=Checked):
@@ -249,6 +250,28 @@ class Learner(metaclass=Checked):
         graph, chosen = asked(self, graph, nodes)
         temperature = self.temperature if calibrated and self.problem.kind == "classes" else 1.0
         return self.problem.probabilities(self.outputs(graph, chosen) / temperature, range(len(self.classes_)))
+
+    def why(
+        self,
+        graph: Graph | Any,
+        node: int | str,
+        label: ClassName | None = None,
+        *,
+        against: ClassName | None = None,
+    ) -> Explanation:
+        """What carries one node's prediction: neighbours and features, by how much each adds to the logit.
+
+        The closed form is linear in its features, so the amounts add up exactly. Random features are a ReLU of random
+        sums: which of them are positive at this node, and the length they are scaled by, are taken as they are there;
+        so the amounts say what makes up this logit, not what another graph would change.
+
+        Args:
+            graph: as in `predict`.
+            node: the node, by number or id.
+            label: the class to explain; the predicted one by default.
+            against: explain why it is that class rather than this one.
+        """
+        return why(self, graph, node, label, against)
 
     @property
     def temperature(self) -> float:

@@ -72,7 +72,9 @@ def predict(
     names = [learner.classes_[unit] for unit in units]
     labels, probabilities = learner.problem.read(found, units, names)
     ids = example_ids(graph)
-    prediction = Prediction(chosen, labels, probabilities, names=None if ids is None else [ids[i] for i in chosen.tolist()])
+    prediction = Prediction(
+        chosen, labels, probabilities, names=None if ids is None else [ids[i] for i in chosen.tolist()]
+    )
     if learner.problem.kind != "classes":
         prediction.columns = names
         return prediction

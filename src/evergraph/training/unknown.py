@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BINS = 64
-RANGES = {2: ((-1.5, 0.5), (-5.0, 2.0)), 1: ((-25.0, 5.0),)}
+BINS = 256
+RANGES = {2: ((-2.0, 1.0), (-5.0, 5.0)), 1: ((-25.0, 5.0),)}
 """By how many numbers there are: what each is expected to lie between; beyond, it is counted with the outermost."""
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of the second number in the score."""

@@ -189,7 +189,7 @@ class Analytic(Method):
     def forgetting(self) -> Forgetting | str:
         """How examples are taken back; where the encoder was trained on them, why that cannot be."""
         if self.encoder != "frozen":
-            return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them, or use encoder='frozen'"
+            return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
         return Forgetting(self)
 
     def grow(self, before: Params, after: Params) -> None:
@@ -289,8 +289,8 @@ class Analytic(Method):
             return None
         if (whole := self._whole(view)) is None:
             return view.outputs() / self.temperature
-        prediction, *graph = whole
-        return prediction.scores(*graph)[view.nodes.to(view.device)].cpu()
+        scores = whole[0].scores(*whole[1:])
+        return scores[view.nodes.to(view.device)].cpu()
 
     def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
         """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
@@ -302,7 +302,8 @@ class Analytic(Method):
             return None
         assert isinstance(whole.x, Tensor)
         dtype, joining = prediction.head.dtype, view.graph.joining
-        x, adjacency = (part.to(dtype).to(view.device) for part in (view.graph.x, view.graph.adjacency))
+        x = view.graph.x.to(dtype).to(view.device)
+        adjacency = view.graph.adjacency.to(dtype).to(view.device)
         return prediction, x, adjacency, whole.x, None if joining is None else joining.to(view.device)
 
     # what users of a deployed learner ask for
@@ -334,7 +335,9 @@ class Analytic(Method):
     def reasons(self, view: View, units: Sequence[int]) -> Reasons:
         """What carries the score of one node: of an output unit, or of one against another (`why.reasons`)."""
         whole, head = self._whole(view), linear_head(view.model)[1].detach()
-        return reasons(view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature)
+        return reasons(
+            view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature
+        )
 
     # an encoder that moves
 

@@ -15,10 +15,12 @@ DAMPING = 0.2  # of the leverage, in units of the mean diagonal entry per class
 
 @torch.no_grad()
 def strangeness(view: View, head: Tensor, gram: Tensor, classes: int) -> Tensor:
-    """Two numbers for each example, the larger the stranger: −max_c φ w_c, and log10 of φ (G + r I)⁻¹ φᵀ.
+    """Two numbers for each example, the larger the stranger: −(largest score) and log10 of φ (G + r I)⁻¹ φᵀ.
 
-    Least squares puts the largest score of an example of a known class near one. The leverage is large where the
-    features point where few of those learned did; it is taken over an even choice of at most 1,024 features.
+    Least squares puts the largest score of an example of a known class near one, and of an example that says nothing
+    near 1/C with C classes; it is scaled to 1 and 0 there, so that it means the same as classes come. The leverage is
+    large where the features point where few of those learned did; it is taken over an even choice of at most 1,024
+    features.
 
     Args:
         view: the graph and the examples.
@@ -33,11 +35,13 @@ def strangeness(view: View, head: Tensor, gram: Tensor, classes: int) -> Tensor:
     diagonal = part.diagonal()
     part.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
     factor = torch.linalg.cholesky(part)
+    chance = 1 / classes if classes > 1 else 0.0
     batcher = view.problem.batcher(view.model, view.graph, device=view.device)
     found = [torch.empty(0, 2, dtype=torch.float64)]
     for batch in batcher.batches(view.nodes.to(view.device), NODES_AT_ONCE) if view.nodes.numel() else ():
         phi = features(batch)
         score = (phi @ head.to(phi.dtype)).max(1).values.double()
+        score = (score - chance) / (1 - chance)
         whitened = torch.linalg.solve_triangular(factor, phi[:, rows].double().T, upper=False)
         leverage = whitened.square().sum(0).clamp(min=1e-12).log10()
         found.append(torch.stack([-score, leverage], dim=1).cpu())

@@ -58,7 +58,9 @@ def reasons(
     """
     pieces_of = capable(view.model, "score_pieces")
     if pieces_of is None:
-        raise EvergraphError(f"{type(view.model).__name__} does not say what carries a score; use random features (auto)")
+        raise EvergraphError(
+            f"{type(view.model).__name__} does not say what carries a score; use random features (auto)"
+        )
     node, edges = int(view.nodes[0]), view.graph.adjacency
     if whole is not None:
         head, edges = whole[1].head.detach(), whole[1].edges.to("cpu")
@@ -73,7 +75,9 @@ def reasons(
         by_depth[piece.depth] = by_depth.get(piece.depth, 0.0) + float(piece.by_feature().sum())
     nodes, place = torch.unique(nodes, return_inverse=True)
     by_node = torch.zeros(nodes.numel(), dtype=torch.float64).index_add_(0, place, by_node)
-    found = Reasons(constant + sum(by_depth.values()), constant, dict(sorted(by_depth.items())), nodes, by_node, by_feature)
+    found = Reasons(
+        constant + sum(by_depth.values()), constant, dict(sorted(by_depth.items())), nodes, by_node, by_feature
+    )
     if whole is not None:
         prediction, reading = whole
         found.voted = reading.head is prediction.vote
