@@ -71,8 +71,8 @@ def from_tables(
         as_keys(table[id_column]) if id_column else [str(number) for number in range(len(next(iter(table.values()))))]
     )
     reserved = {id_column, label_column, split_column}
-    x, feature_names = _features(table, features, reserved, missing, name)
     edge_index, weights = _edges(edges, keys, (source, target), weight, name)
+    x, feature_names = _features(table, features, reserved, missing, name)
     graph = make_graph(
         x,
         edge_index,
@@ -114,7 +114,7 @@ def _features(
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
     if text and not wanted:
         tell(
-            f"{name}: columns of text are not used as features: {', '.join(text)}; give each value a column of 0 and 1"
+            f"{name}: columns of text are no features: {', '.join(text)}; give each of their values a column of 0 and 1"
         )
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.errors import EvergraphError, first_line
-from evergraph.methods import METHODS
+from evergraph.methods import METHODS, make_method
 from evergraph.methods.access import Access
 from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, load_tree, read_index
@@ -61,8 +61,10 @@ def _told(record: dict[str, Any]) -> dict[str, Any]:
 
 def _access(method: dict[str, Any]) -> Access | None:
     """What the method says it keeps; None for one that is not known here."""
-    parts = [METHODS.get(part["name"]) for part in method.get("compose", [method])]
-    return None if None in parts else Access.union(part.access for part in parts if part is not None)
+    parts = method.get("compose", [method])
+    if any(part["name"] not in METHODS for part in parts):
+        return None
+    return Access.union(make_method(part["name"], part["hyperparameters"]).access for part in parts)
 
 
 def _hyperparameters(method: dict[str, Any]) -> dict[str, Any]:

@@ -56,10 +56,14 @@ def example_ids(graph: Graph) -> list[Any] | None:
     return known.values.tolist() if known.names is None else [known.names[code] for code in known.values.tolist()]
 
 
-def _by_id(ids: Sequence[str], graph: Graph) -> Tensor:
+def _by_id(nodes: str | Sequence[Any], graph: Graph) -> Tensor:
+    ids = [nodes] if isinstance(nodes, str) else [str(node) for node in nodes]
     known = example_ids(graph)
     if known is None:
-        raise EvergraphError(f"{graph.name}: its {graph.level}s have no ids; ask for them by number, from 0")
+        raise EvergraphError(
+            f"nodes={_short(nodes)} are not node numbers, and the {graph.level}s of {graph.name} have no ids; "
+            "give whole numbers or a mask"
+        )
     number = {str(name): position for position, name in enumerate(known)}
     if missing := [name for name in ids if name not in number]:
         raise EvergraphError(f"{graph.name}: no {graph.level} has the id {missing[0]!r}; ids are like {known[0]!r}")
@@ -72,7 +76,7 @@ def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
     if nodes is None:
         return torch.arange(count)
     if isinstance(nodes, str) or (isinstance(nodes, (list, tuple)) and any(isinstance(node, str) for node in nodes)):
-        return _by_id([nodes] if isinstance(nodes, str) else [str(node) for node in nodes], graph)
+        return _by_id(nodes, graph)
     try:
         chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.asarray(nodes))
     except (TypeError, ValueError, RuntimeError) as error:

@@ -219,6 +219,7 @@ class Learner(metaclass=Checked):
         name = "balanced-accuracy" if balanced and metric is None else metric
         return evaluate(self, stream, name, test_graph, part, after)
 
+    @checked
     def predict(
         self,
         graph: Graph | Any,
