@@ -46,7 +46,7 @@ def test_the_temperature_is_the_one_that_labels_were_drawn_with() -> None:
     assert best_temperature([]) == 1.0
     sure = losses_at_temperatures(
         z[:20], z[:20].argmax(1)
-    )  # all are right: no temperature is too low but for the prior
+    )  # all right: only the prior bounds T
     assert min(GRID) == min(GRID, key=lambda t: sure[GRID.index(t)]) < best_temperature([sure]) < 1
 
 

@@ -267,7 +267,7 @@ BAD_CALLS = {
     "evaluate(a stream's name)": (lambda made: made.evaluate("digits"), "cannot tell what this is"),
     "NetworkX": (
         lambda made: made.predict(networkx_graph()),
-        "nodes of this NetworkX Graph have no attributes to take as features",
+        "this NetworkX Graph have no attributes to take",
     ),
     "learn(NetworkX)": (lambda made: made.learn(networkx_graph()), "NetworkX Graph"),
     "fit(NetworkX)": (lambda made: made.fit(networkx_graph()), "NetworkX Graph"),
