@@ -44,9 +44,7 @@ def test_the_temperature_is_the_one_that_labels_were_drawn_with() -> None:
     naive = min(GRID, key=lambda t: float(F.cross_entropy(z / t, drawn, reduction="sum")) + PRIOR * math.log2(t) ** 2)
     assert abs(math.log2(best_temperature(halves) / naive)) <= 0.25
     assert best_temperature([]) == 1.0
-    sure = losses_at_temperatures(
-        z[:20], z[:20].argmax(1)
-    )  # all right: only the prior bounds T
+    sure = losses_at_temperatures(z[:20], z[:20].argmax(1))  # all right: only the prior bounds T
     assert min(GRID) == min(GRID, key=lambda t: sure[GRID.index(t)]) < best_temperature([sure]) < 1
 
 

@@ -248,3 +248,21 @@ def test_from_the_command_line(evergraph, small_graph: eg.Graph, tmp_path: Path)
         assert error.count("\n") == 1
     assert evergraph("forget", paths[0], "--checkpoint", tmp_path / "none", "--nodes", "1")[0] == 2
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_one_graph_that_was_learned_in_two_tasks(stream: eg.TaskStream, keep_in_graph: bool) -> None:
+    """As `learn --classes` does: a node leaves the graph of both."""
+    graph = stream[0].graph
+    names = stream[0].class_names
+    found, wanted = make(), make()
+    for name in names:
+        found.learn(eg.Task.of(graph, [name]))
+    nodes = torch.tensor([0, 5, 9])
+    assert found.forget(nodes, graph, keep_in_graph=keep_in_graph) == 3
+    for name in names:
+        wanted.learn(eg.Task.of(graph, [name]).without(nodes, keep_in_graph=keep_in_graph))
+    assert_same(found, wanted)
+    assert found.forget(nodes, graph) == 0
+    found.forget(classes=names[:1], data=graph)
+    assert found.classes_ == names[1:]

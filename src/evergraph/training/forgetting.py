@@ -54,9 +54,12 @@ def forget(
         raise EvergraphError("forget needs the data that the examples were learned from: forget(nodes, data)")
     if (nodes is None) == (classes is None):
         raise EvergraphError("say what to forget: nodes of the data, or classes")
-    found = {learned.number: learned for learned in find_learned(learner, data)}
-    first = next(iter(found.values()))
-    gone = _of_classes(learner, found, classes) if classes is not None else {first.number: _of_nodes(nodes, first)}
+    pieces = find_learned(learner, data)
+    found = {learned.number: learned for piece in pieces for learned in piece}
+    if classes is not None:
+        gone = _of_classes(learner, found, classes)
+    else:
+        gone = {learned.number: _of_nodes(nodes, learned) for learned in pieces[0]}
     gone = {number: examples for number, examples in gone.items() if examples.numel()}
     if not gone:
         return 0
@@ -70,7 +73,8 @@ def forget(
             _learn_again(learner, forgetting, found, after, earliest)
         else:
             _Exchange(learner, forgetting, found, after, sorted(gone)).run()
-    return sum(examples.numel() for examples in gone.values())
+    several = [[gone[learned.number] for learned in piece if learned.number in gone] for piece in pieces]
+    return sum(torch.unique(torch.cat(examples)).numel() for examples in several if examples)
 
 
 def _forgetting(learner: Learner) -> Forgetting:

@@ -60,15 +60,15 @@ class Learned:
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
-def find_learned(learner: Learner, data: Any) -> list[Learned]:
-    """The tasks that some data were learned as: a task, a graph, a path, or a list of them; a stream."""
+def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
+    """For each piece of data the tasks that were learned from it: of a task, a graph, a path, a list of them, a stream."""
     pieces = [data[i] for i in range(len(data))] if isinstance(data, TaskStream) else data
     whole = isinstance(data, TaskStream)
     listed = list(pieces) if isinstance(pieces, (list, tuple)) else [pieces]
     found = []
     for piece in listed:
-        known = next(_matches(learner, piece), None)
-        if known is not None:
+        known = list(_matches(learner, piece))
+        if known:
             found.append(known)
         elif not whole:  # of a stream, tasks that were not learned are left aside
             name = piece.graph.name if isinstance(piece, Task) else as_graph(piece).name
