@@ -113,6 +113,7 @@ KeepOptimizer = Annotated[
     bool | None, typer.Option("--keep-optimizer", help="Keep the optimizer's averages between tasks.")
 ]
 Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
+Schedule = _training_option(str, "The learning rate over a task: constant, or cosine, falling to 0.", "schedule")
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
 
@@ -153,6 +154,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "fan_out": (FanOut, None),
     "keep_optimizer": (KeepOptimizer, None),
     "optimizer": (Optimizer, None),
+    "schedule": (Schedule, None),
     "jobs": (Jobs, None),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),
