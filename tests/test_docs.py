@@ -1,8 +1,8 @@
 """The documentation: every Python block runs, every command parses, every public name is explained, the site builds.
 
 Blocks of a page run in order, in one namespace and one folder that holds the files of docs/files alone, with few epochs
-and narrow random features by default. Shell blocks after `<!-- run -->` run too. `<!-- no-run: reason -->` before a block that needs a dataset makes
-it run only where the folder of real graphs is there.
+and narrow random features by default. Shell blocks after `<!-- run -->` run too. `<!-- no-run: reason -->` before a
+block that needs a dataset makes it run only where the folder of real graphs is there.
 """
 
 import inspect
