@@ -61,7 +61,7 @@ class Learned:
 
 
 def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
-    """For each piece of data (a task, a graph, a path; a list of them, a stream) the tasks that were learned from it."""
+    """For each piece of data (a task, a graph, a path; of a list or a stream) the tasks that were learned from it."""
     pieces = [data[i] for i in range(len(data))] if isinstance(data, TaskStream) else data
     whole = isinstance(data, TaskStream)
     listed = list(pieces) if isinstance(pieces, (list, tuple)) else [pieces]
