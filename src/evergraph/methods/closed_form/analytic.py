@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,16 +17,18 @@ from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
-from evergraph.methods.closed_form.familiarity import strangeness
+from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
+from evergraph.methods.closed_form.familiarity import evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
+from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
 BOTH = ("train", "val")
@@ -71,8 +73,6 @@ class Analytic(Method):
     name = "analytic"
     family = "closed form"
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
-    levels: ClassVar[tuple[str, ...]] = ("node", "graph")
-    kinds = ("classes",)
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"
     search_space = MappingProxyType({"ridge": (1e-3, 10.0)})
@@ -88,7 +88,7 @@ class Analytic(Method):
     gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
     cross_: dict[str, Tensor] = state(dict, replaced=True)
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
-    hits_: list[int] = state(list)  # validation nodes that each ridge puts right
+    hits_: list[float] = state(list)  # validation nodes that each ridge puts right; or minus its squared errors
     smoothing_: list[int] = state(lambda: [0, 0])  # validation nodes that smoothing puts right, and wrong
     voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
     validated_: int = state(int)
@@ -122,62 +122,84 @@ class Analytic(Method):
             self._follow_drift(context)
         self._add(context)
         self.decide(context)
-        self.write(context.model)
+        self.write(context.problem, context.model)
         self._learn_doubt(context)
         self.tasks_ += 1
         self.encoder_before_ = {}
 
     def decide(self, context: Context) -> None:
         """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
-        head = self.solve(self._ridges, ("train",), self._head_rows(context.model))
-        self._choose_ridge(context, head)
-        chosen, vote = head[self._chosen], None
-        if capable(context.model, "feature_blocks") and context.task.val.numel():
-            self._choose_smoothing(context, chosen)
-            vote = chosen + self._shallow(context.model, self._ridges[self._chosen], ("train",))
-            self._choose_voting(context, chosen, vote)
-        self.conclude()
-        context.cache[HELD_OUT] = chosen, vote
+        model, vote = context.model, None
+        trained = self._choose(context)
+        if self._in_blocks(context.problem, model) and context.task.val.numel():
+            self._choose_smoothing(context, trained)
+            vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
+            self._choose_voting(context, trained, vote)
+        self.conclude(model)
+        context.cache[HELD_OUT] = trained, vote
 
-    def conclude(self) -> None:
+    def conclude(self, model: GraphModel) -> None:
         """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
         self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
-    def write(self, model: GraphModel) -> None:
+    def write(self, problem: Problem, model: GraphModel) -> None:
         """Solve the heads by the choices as they stand, and write them."""
         _, head = linear_head(model)
-        ridge, learned = self._ridges[self._chosen], BOTH if self.learn_validation else BOTH[:1]
-        final = self.solve([ridge], learned, self._head_rows(model))[0]
-        if capable(model, "feature_blocks"):
-            self.vote_ = {_name(model, head): (final + self._shallow(model, ridge, learned)).to(head.dtype)}
+        ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
+        in_blocks = self._in_blocks(problem, model)
+        final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
+        if in_blocks:
+            self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
         head.copy_(final)
 
+    def _choose(self, context: Context) -> Tensor:
+        """Count the hits of every ridge; the head that training nodes alone make with the chosen one."""
+        rows = self._head_rows(context.model) if self._in_blocks(context.problem, context.model) else None
+        heads = self.solve(self._ridges, ("train",), rows)
+        self._choose_ridge(context, heads)
+        return heads[list(self._ridges).index(self.chosen_ridge())]
+
     @property
-    def _ridges(self) -> list[float]:
+    def _ridges(self) -> Sequence[float]:
+        """The ridges that are tried."""
         return [self.ridge] if self.ridge else list(RIDGES)
 
-    @property
-    def _chosen(self) -> int:
-        """The ridge with most validation nodes right so far; the largest of equals."""
-        return max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))
+    def chosen_ridge(self) -> float:
+        """The ridge with most hits (or the least squared error) on validation examples; the largest of equals."""
+        return self._ridges[max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))]
 
     def _add(self, context: Context) -> None:
-        """Add the task's nodes to the sums, weighed by the size that their class has reached."""
-        y, units = context.batcher.y, linear_head(context.model)[1].size(1)
-        sizes = torch.bincount(y[context.train], minlength=units)
+        """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
+        if context.batcher.y.dim() > 1:
+            self._add_columns(context)
+            return
+        self.add_to_sums(context, self._sizes(context))
+        self._learn_units(context)
+
+    def _sizes(self, context: Context) -> Tensor:
+        """Training nodes of each output unit, this task's included."""
+        _, head = linear_head(context.model)
+        sizes = torch.bincount(context.batcher.y[context.train], minlength=head.size(1))
         sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
-        self.add_to_sums(context, sizes)
-        self.class_sizes_ = sizes.tolist()
-        tasks = [*self.task_of_unit_, *[-1] * (units - len(self.task_of_unit_))]
-        for unit in torch.unique(y[context.train]).tolist():
+        return sizes
+
+    def _weights(self, sizes: Tensor) -> Tensor:
+        """The weight of a node of each output unit, by the size of its class."""
+        return sizes.double().clamp(min=1) ** -self.balance
+
+    def _learn_units(self, context: Context) -> None:
+        """The sizes of classes, and the task that brought each."""
+        sizes = self._sizes(context)
+        tasks = [*self.task_of_unit_, *[-1] * (sizes.numel() - len(self.task_of_unit_))]
+        for unit in torch.unique(context.batcher.y[context.train]).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
-        self.task_of_unit_ = tasks
+        self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
         """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
         features, head = linear_head(context.model)
-        weights = sizes.double().clamp(min=1) ** -self.balance
+        weights = self._weights(sizes)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
         for part in BOTH:
             nodes = getattr(context.task, part).to(weights.device)
@@ -191,6 +213,23 @@ class Analytic(Method):
         if self.encoder != "frozen":
             return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
         return Forgetting(self)
+
+    def _add_columns(self, context: Context) -> None:
+        """The same where examples have rows of labels or numbers."""
+        check_targets(context, len(self.class_sizes_))
+        features, head = linear_head(context.model)
+        gram, cross = dict(self.gram_), dict(self.cross_)
+        for part in BOTH:
+            examples = getattr(context.task, part).to(context.device)
+            before = Sums(gram[part], cross[part]) if part in gram else None
+            exact = 0 < self.ridge < SMALL
+            gram[part], cross[part] = accumulate(context, features, head, examples, None, before, exact=exact)
+        self.gram_, self.cross_ = gram, cross
+        self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
+
+    def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
+        """Whether depths vote and edges are judged: where nodes have classes, and features fall into blocks."""
+        return problem.kind == "classes" and capable(model, "feature_blocks") is not None
 
     def grow(self, before: Params, after: Params) -> None:
         """New units have met no node: their columns of B are zero."""
@@ -206,8 +245,9 @@ class Analytic(Method):
     # choices, by validation nodes of the current task
 
     def _choose_ridge(self, context: Context, heads: list[Tensor]) -> None:
-        """Count the validation nodes that each ridge puts right."""
-        hits = validation_hits(context, heads).sum(1).tolist()
+        """Count the hits (or add up the squared errors) of each ridge on validation examples."""
+        classes = context.problem.kind == "classes"
+        hits = (validation_hits(context, heads).sum(1) if classes else negative_errors(context, heads)).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
     def _choose_smoothing(self, context: Context, head: Tensor) -> None:
@@ -238,6 +278,10 @@ class Analytic(Method):
         if not self.blocks_:
             self.blocks_ = [depth > 0 or not any(depths) for depth in depths]
         return rows_of(block_of_row, self.blocks_)
+
+    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+        """The sum of the head and of one head for each smaller depth."""
+        return head + self._shallow(model, ridge, parts)
 
     def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
         """The sum of one head on the blocks of each depth below the largest that the head reads."""
@@ -272,7 +316,7 @@ class Analytic(Method):
 
     def _learn_doubt(self, context: Context) -> None:
         """How many edges within a task are taken for others: the largest share in a task's own graph so far."""
-        if not capable(context.model, "feature_blocks"):
+        if not self._in_blocks(context.problem, context.model):
             return
         prediction = self._prediction(context.model)
         if prediction.judges and not context.batcher.num_hops:
@@ -288,13 +332,13 @@ class Analytic(Method):
         if not self.tasks_:
             return None
         if (whole := self._whole(view)) is None:
-            return view.outputs() / self.temperature
+            return as_outputs(view.problem, view.outputs(), self.temperature)
         scores = whole[0].scores(*whole[1:])
         return scores[view.nodes.to(view.device)].cpu()
 
     def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
         """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
-        if not (capable(view.model, "feature_blocks") and capable(view.model, "graph_features")):
+        if not (self._in_blocks(view.problem, view.model) and capable(view.model, "graph_features")):
             return None
         prediction = self._prediction(view.model)
         whole = view.problem.batcher(view.model, view.graph, device=view.device)
@@ -328,7 +372,13 @@ class Analytic(Method):
     def strangeness(self, view: View) -> Tensor:
         """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
-        return strangeness(view, linear_head(view.model)[1].detach()[:, used], self.gram_["train"], len(used))
+        head = linear_head(view.model)[1].detach()
+        rows = evenly(torch.arange(head.size(0))).to(head.device)
+        return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
+
+    def gram_among(self, part: str, rows: Tensor) -> Tensor:
+        """G of one part, among some features."""
+        return self.gram_[part][rows].index_select(1, rows)
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))
@@ -359,14 +409,6 @@ class Analytic(Method):
         change = torch.cholesky_solve(before_after, torch.linalg.cholesky(before_before))
         self.gram_ = {part: change.T @ gram @ change for part, gram in self.gram_.items()}
         self.cross_ = {part: change.T @ cross for part, cross in self.cross_.items()}
-
-
-def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
-    """The model's features of a batch, and the weight matrix that multiplies them: its outputs are their product."""
-    features, weight = capable(model, "features"), capable(model, "output_weight")
-    if features is None or weight is None:
-        raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
-    return features, weight()
 
 
 def _name(model: GraphModel, head: Tensor) -> str:
