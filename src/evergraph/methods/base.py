@@ -332,14 +332,6 @@ class Method(metaclass=Checked):
                 f"{problem.kind}; choose another method, e.g. curvature, ewc, mas or lwf"
             )
 
-    def how_to_forget(self) -> str:
-        """What is possible where examples shall be forgotten, in one line; see `Learner.forget`."""
-        kept = f", and it keeps {' and '.join(self.access.keeps)} of earlier tasks" if self.access.keeps else ""
-        return (
-            f"{self.title} cannot take examples back: its parameters were trained on them{kept}; "
-            "learn anew without them, or use auto or analytic, which forget exactly"
-        )
-
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments and their values."""
         if not dataclasses.is_dataclass(self):

@@ -95,7 +95,9 @@ def _forgetting(learner: Learner) -> Forgetting:
             f"{learner.problem.kind}; learn anew without them"
         )
     claim = capable(learner.method, "forgetting")
-    found: Forgetting | str = learner.method.how_to_forget() if claim is None else claim()
+    found: Forgetting | str = (
+        claim() if claim is not None else learner.method.access.how_to_forget(learner.method.title)
+    )
     if isinstance(found, str):
         raise EvergraphError(found if claim is None else f"{learner.method.title} cannot forget: {found}")
     if any("before" not in record for record in learner.records):

@@ -10,24 +10,24 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
-from evergraph.data.batching import Batch
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
+from evergraph.methods.closed_form.drift import follow_drift
 from evergraph.methods.closed_form.familiarity import evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
-from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.base import GraphModel
 from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
@@ -119,7 +119,7 @@ class Analytic(Method):
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
         if self.encoder_before_:
-            self._follow_drift(context)
+            self.gram_, self.cross_ = follow_drift(context, self.encoder_before_, self.gram_, self.cross_)
         self._add(context)
         self.decide(context)
         self.write(context.problem, context.model)
@@ -389,62 +389,6 @@ class Analytic(Method):
             view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature
         )
 
-    # an encoder that moves
-
-    def _follow_drift(self, context: Context) -> None:
-        """G ← TᵀGT and B ← TᵀB, with φ_before T ≈ φ_after in least squares on the current task's nodes."""
-        features, _ = linear_head(context.model)
-        old = {f"model.{name}": value for name, value in self.encoder_before_.items()}
-        before_before = torch.zeros_like(self.gram_["train"])
-        before_after = torch.zeros_like(before_before)
-        for batch in context.batches(NODES_AT_ONCE):
-            after = features(batch).double()
-            before = functional_call(_Features(context.model), old, (batch,)).double()
-            before_before.addmm_(before.T, before)
-            before_after.addmm_(before.T, after)
-        # damped towards the identity: directions that the task does not show are taken not to drift
-        damping = 1e-3 * float(before_before.diagonal().mean())
-        before_before.diagonal().add_(damping)
-        before_after.diagonal().add_(damping)
-        change = torch.cholesky_solve(before_after, torch.linalg.cholesky(before_before))
-        self.gram_ = {part: change.T @ gram @ change for part, gram in self.gram_.items()}
-        self.cross_ = {part: change.T @ cross for part, cross in self.cross_.items()}
-
 
 def _name(model: GraphModel, head: Tensor) -> str:
     return next(name for name, value in model.named_parameters() if value is head)
-
-
-def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:
-    """The rows of the head that belong to the chosen blocks, and the one of the column of ones."""
-    chosen = torch.tensor([*blocks, True])  # -1, the column of ones, meets the last entry
-    return torch.nonzero(chosen[block_of_row]).reshape(-1)
-
-
-def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
-    """Row i: which of the task's validation nodes head i puts right."""
-    features, _ = linear_head(context.model)
-    hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
-    nodes = context.task.val.to(context.device)
-    for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        rows = features(batch).double()
-        hits.append(torch.stack([(rows @ head).argmax(1) == batch.y for head in heads]).cpu())
-    return torch.cat(hits, dim=1)
-
-
-def count_changes(counts: list[int], before: Tensor, after: Tensor) -> None:
-    """Add to `counts` how many nodes a change puts right, and how many wrong."""
-    counts[0] += int((after & ~before).sum())
-    counts[1] += int((before & ~after).sum())
-
-
-class _Features(torch.nn.Module):
-    """A model's features as a module's forward, for calls with other parameters."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> Tensor:
-        features: Tensor = self.model.features(batch)  # type: ignore[operator]
-        return features
