@@ -35,10 +35,10 @@ class Replayed:
 
     def __init__(self, steps: Steps) -> None:
         context, method = steps.context, steps.method
-        assert can_capture(context, method, padded=True)
+        assert can_capture(context, method, "padded")
         self.executor = CapturedExecutor(context, lambda batch: train_step(context, method, batch, steps.optimizer))
         self.pieces = list(self.executor.batches(torch.cat(steps.pieces)))
-        for _ in range(2):  # every shape is met, then captured
+        for _ in range(3):  # every shape is met, watched, then captured
             for piece in self.pieces:
                 self.executor.step(piece)
         self.done = 0

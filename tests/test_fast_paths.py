@@ -271,9 +271,9 @@ def test_padded_training_is_the_plain_training(name: str, largest: int, monkeypa
 )
 def test_only_steps_that_never_change_are_captured(name: str, settings: dict[str, object], possible: bool) -> None:
     context = context_of(dense_graph())
-    assert can_capture(context, make_method(name, settings), padded=True) is possible
+    assert can_capture(context, make_method(name, settings), "padded") is possible
     context.batch_size = None
-    assert can_capture(context, make_method(name, settings), padded=False) is possible
+    assert can_capture(context, make_method(name, settings), "whole") is possible
 
 
 def test_a_method_with_a_hook_of_its_own_is_not_captured() -> None:
@@ -283,19 +283,19 @@ def test_a_method_with_a_hook_of_its_own_is_not_captured() -> None:
         def after_step(self, step: object) -> None:
             """Looks at every step."""
 
-    assert not can_capture(context_of(dense_graph()), Curious(), padded=True)
+    assert not can_capture(context_of(dense_graph()), Curious(), "padded")
 
 
 def test_models_and_batches_that_cannot_be_captured() -> None:
     method = Method()
-    assert not can_capture(context_of(dense_graph(), dropout=0.5), method, padded=True)
-    assert not can_capture(context_of(dense_graph(), num_layers=3), method, padded=True)
-    assert not can_capture(context_of(sparse_graph(), propagate_inputs=True), method, padded=True)
-    assert not can_capture(context_of(dense_graph(), propagate_inputs=False), method, padded=True)
+    assert not can_capture(context_of(dense_graph(), dropout=0.5), method, "padded")
+    assert not can_capture(context_of(dense_graph(), num_layers=3), method, "padded")
+    assert not can_capture(context_of(sparse_graph(), propagate_inputs=True), method, "padded")
+    assert not can_capture(context_of(dense_graph(), propagate_inputs=False), method, "padded")
     full_batch = context_of(dense_graph())
-    assert not can_capture(full_batch, method, padded=False)
+    assert not can_capture(full_batch, method, "whole")
     full_batch.batch_size = None
-    assert not can_capture(full_batch, method, padded=True)
+    assert not can_capture(full_batch, method, "padded")
     assert not CapturedExecutor.suits(context_of(dense_graph()), method)  # on a CPU there is nothing to capture
     assert not WholeBatchExecutor.suits(full_batch, method)
 
@@ -438,4 +438,5 @@ def test_steps_are_replayed_on_a_gpu() -> None:
     for _ in range(3):
         for piece in executor.batches(context.train):
             executor.step(piece)
-    assert all(recorded._graph is not None for recorded, _ in executor._recorded.values())
+    assert executor.how() == "captured"
+    assert all(recorded.captured for recorded in executor.recorded.values())

@@ -7,7 +7,7 @@ serves every layer: layer after layer, a shorter prefix of its rows is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class Batch:
         source: where the batch was cut from; None for a batch that was put together in another way.
         members: row e holds the seeds that example e reads; None where examples are the seeds.
         examples: the examples in the graph; None where they are the seeds.
+        chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
+            of the chosen ones.
     """
 
     x: Features
@@ -39,7 +41,8 @@ class Batch:
     source: Neighbourhoods | None = None
     members: SparseMatrix | None = None
     examples: Tensor | None = None
-    _layers: dict[int, SparseMatrix] = field(default_factory=dict, repr=False)
+    chosen: Tensor | None = None
+    _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_seeds(self) -> int:
@@ -48,7 +51,9 @@ class Batch:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples: nodes, graphs or links."""
+        """Number of examples asked for: nodes, graphs or links."""
+        if self.chosen is not None:
+            return self.chosen.numel()
         return self.sizes[0] if self.members is None else self.members.num_rows
 
     @property
@@ -62,6 +67,22 @@ class Batch:
             hops = self.num_hops - number
             self._layers[number] = self.operator.top(self.sizes[hops - 1], self.sizes[hops])
         return self._layers[number]
+
+    def of_chosen(self, rows: Tensor) -> Tensor:
+        """Of a row for each example that the batch has, those of the chosen ones."""
+        return rows if self.chosen is None else rows[self.chosen]
+
+    def choose(self, chosen: Tensor, targets: Tensor) -> Batch:
+        """The same batch, with some of its examples asked for."""
+        return self._with_my_layers(replace(self, chosen=chosen, y=targets))
+
+    def whole(self) -> Batch:
+        """The same batch with all that it has, for models that read another model's outputs."""
+        return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None))
+
+    def _with_my_layers(self, other: Batch) -> Batch:
+        other._layers = self._layers
+        return other
 
     @property
     def edge_index(self) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from evergraph.core.capabilities import capability, capable
+from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
@@ -150,10 +150,19 @@ class Compose(Method):
             method.after_step(share)
 
     @capability(rests_on=STEP_HOOKS)
-    def steps_can_be_captured(self, context: Context) -> bool:
+    def steps_can_be_captured(self, context: Context) -> Answer:
         """If those of all parts can."""
-        claims = [capable(method, "steps_can_be_captured") for method in self.methods]
-        return all(claim is not None and claim(context) for claim in claims)
+        for method in self.methods:
+            claim = capable(method, "steps_can_be_captured")
+            answer: Answer = No(f"{method.title} does not say that its steps are the same kernels every time")
+            answer = claim(context) if claim is not None else answer
+            if not answer:
+                return answer
+        return True
+
+    def phase(self, context: Context) -> Hashable:
+        """Those of all parts."""
+        return tuple(method.phase(context) for method in self.methods)
 
     def end_task(self, context: Context) -> None:
         """Each in turn."""

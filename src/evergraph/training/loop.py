@@ -16,7 +16,7 @@ from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
-from evergraph.training.executors import EXECUTORS, Executor
+from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.settings import Training
 
 OptimizerState = dict[str, dict[str, Tensor]]
@@ -36,6 +36,8 @@ class Progress:
     best_params: Params = field(default_factory=dict)
     waited: int = 0
     log: list[dict[str, float]] = field(default_factory=list)
+    steps: str = ""
+    """How steps are carried out: `captured`, or `eager` and why."""
 
 
 MOMENTUM = 0.9  # of plain gradient descent
@@ -84,7 +86,7 @@ def train(
         load_optimizer(model, optimizer, progress.optimizer)
     weigh = context.problem.balancing_weights(context.batcher.y[seeds]) if settings.class_balanced else None
     step = partial(train_step, context, method, optimizer=optimizer, weigh=weigh)
-    executor = next(kind for kind in executors if kind.suits(context, method))(context, step)
+    executor = executor_for(context, method, step, executors)
     while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
         model.train()
         context.epoch = progress.epoch
@@ -93,6 +95,7 @@ def train(
         for batch in executor.batches(seeds[order]):
             total += executor.step(batch)
         progress.epoch += 1
+        progress.steps = executor.how()
         row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
         if not math.isfinite(row["loss"]):
             raise diverged(context, settings, progress)

@@ -68,5 +68,5 @@ class ReplayMethod(MemoryMethod):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """If the whole memory is replayed: a draw is made on the CPU, and its neighbourhoods have no fixed shape."""
-        return self.replay_size == 0
+        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        return True

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from evergraph.core.randomness import own_numbers, random_subset
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import ClassName, Graph
 from evergraph.data.tasks import Task, block_diagonal, stack_features
@@ -75,7 +76,11 @@ class Replayed:
 
     def drawn(self, number: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
         """A batch of so many examples, drawn without replacement; and which they are."""
-        chosen = torch.randperm(self.examples.numel(), generator=generator)[:number].to(self.examples.device)
+        chosen = random_subset(number, self.examples.numel(), self.examples.device, generator)
+        if own_numbers(
+            self.examples.device
+        ):  # rows of one pass over all examples: a step then has the same shapes every time
+            return self.batch.choose(chosen, self.batch.y[chosen]), chosen
         return self.batcher.batch(self.examples[chosen]), chosen
 
     def weights(self, context: Context, weighting: Weighting) -> Tensor:
