@@ -28,7 +28,8 @@ from evergraph.experiments.paper.experiment import run_paper
 from evergraph.experiments.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
 from evergraph.experiments.paper.tables import markdown_with_differences, with_differences
 from evergraph.experiments.result_file import read_results
-from evergraph.experiments.run import RunSpec, run, run_seed
+from evergraph.experiments.run import run, run_seed
+from evergraph.experiments.specification import RunSpec
 from evergraph.methods import make_method
 from evergraph.persistence.reading import read_record
 from evergraph.training import Training
