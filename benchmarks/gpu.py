@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 
 import torch
@@ -96,3 +98,12 @@ def _loss_difference(stream: TaskStream, device: torch.device) -> float:
             learner = Learner(GCN(), OnlineCurvature(), epochs=3, device=str(device))
             logs.append([row["loss"] for index in range(2) for row in learner.learn(stream[index])])
     return max(abs(a - b) / abs(b) for a, b in zip(*logs))
+
+
+def main() -> None:
+    """The GPU's figures alone, as one line of JSON: `python -m benchmarks.gpu [--quick]`."""
+    print(json.dumps(gpu_figures(torch.device("cuda"), "--quick" in sys.argv[1:])))
+
+
+if __name__ == "__main__":
+    main()

@@ -202,6 +202,7 @@ def info_command(
         accuracy = "not measured" if value is None else f"{value:.1f}{unit} when learned"
         level = "node" if kind is None else kind.level
         line = f"{_listed(task['classes'])}: {task['nodes']} {level}s, {task['epochs']} epochs, {accuracy}"
+        line += f"; steps {task['steps']}" if task.get("steps") else ""
         table.add_row(f"task {number}", line)
     common.console().print(table)
 

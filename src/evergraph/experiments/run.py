@@ -131,6 +131,7 @@ def _result(
         "access": access.as_dict(),
         "kept_bytes": [result["kept_bytes"] for result in results],
         "model_bytes": [result.get("model_bytes", []) for result in results],
+        "steps": [result.get("steps", []) for result in results],
         "seconds": sum(result["seconds"] for result in results),
         "device": describe_device(device),
         "versions": versions(),

@@ -96,6 +96,7 @@ class SeedRun:
         sizes = state.setdefault("model_bytes", [])
         sizes.append(count_bytes(dict(learner.model.state_dict())))
         state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
+        state.setdefault("steps", []).append(learner.history[-1]["steps"])
         self.logging.task(self.seed, state["matrix"])
         self.driver.commit(learner, notes)
         write_record(self.folder / "matrix.json", state)

@@ -52,6 +52,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1
     trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
+    trained["steps"] = progress.steps
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
 
