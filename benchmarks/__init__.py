@@ -60,6 +60,9 @@ TARGETS: dict[str, Target] = {
     "gpu_loss_difference": Target(
         1e-3, True, "on the GPU: largest relative difference of epoch losses, captured or not"
     ),
+    "gpu_15_seeds_over_one": Target(
+        3, True, "on the GPU: 15 seeds side by side in one process over one, Coauthor-CS's size"
+    ),
     "gpu_stream_seconds": Target(60, True, "on the GPU: 6-task stream of ogbn-arxiv's size, 50 epochs a task"),
 }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 
 import torch
 
 from benchmarks.baselines import pyg_step
-from benchmarks.setting import Steps, make_context, remember
+from benchmarks.setting import Steps, coauthor_like, make_context, remember
 from benchmarks.timing import Contender, alternate
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.data.datasets.sbm import sbm
@@ -23,6 +24,7 @@ from evergraph.training.executors.captured import CapturedExecutor
 from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.learner import Learner
 from evergraph.training.loop import train_step
+from evergraph.training.side_by_side import side_by_side
 
 Figures = dict[str, float]
 
@@ -56,11 +58,32 @@ def gpu_figures(device: torch.device, quick: bool) -> Figures:
     stream = TaskStream(arxiv_like(quick), 6)
     found = _step_figures(stream[1], device, 2.0 if quick else 5.0)
     found["gpu_loss_difference"] = _loss_difference(stream, device)
+    found |= side_by_side_figures(device, quick)
     clock = time.perf_counter()
     learner = Learner(GCN(), OnlineCurvature(), epochs=5 if quick else 50, device=str(device))
     average = sum(learner.fit(stream).evaluate(stream).accuracies) / len(stream)
     torch.cuda.synchronize(device)
     return {**found, "gpu_stream_seconds": time.perf_counter() - clock, "gpu_stream_average_accuracy": average}
+
+
+def side_by_side_figures(device: torch.device, quick: bool, members: int = 15) -> Figures:
+    """Seeds of exact curvature on Coauthor-CS's size: all of them taking turns in one process, over one alone."""
+    graph, epochs = coauthor_like(), 10 if quick else 50
+
+    def learn(seed: int) -> None:
+        stream = TaskStream(graph, 3, seed=seed)
+        Learner(GCN(), OnlineCurvature(), epochs=epochs, device=str(device), seed=seed).fit(stream)
+
+    learn(0)  # libraries are loaded
+    clock = time.perf_counter()
+    learn(0)
+    alone = time.perf_counter() - clock
+    clock = time.perf_counter()
+    for outcome in side_by_side([partial(learn, seed) for seed in range(members)], device):
+        if isinstance(outcome, Exception):
+            raise outcome
+    together = time.perf_counter() - clock
+    return {f"gpu_{members}_seeds_over_one": together / alone, "gpu_one_seed_seconds": alone}
 
 
 def _steps(task: Task, device: torch.device, method: Method, past: int) -> Steps:

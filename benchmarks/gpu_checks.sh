@@ -4,5 +4,6 @@
 #
 #     sh benchmarks/gpu_checks.sh
 set -u
-python -m pytest tests/test_fast_paths.py -n 0 -q -k "gpu or captured or replayed" --durations=5
+python -m pytest tests/test_fast_paths.py tests/test_side_by_side.py -n 0 -q \
+    -k "gpu or captured or replayed or elsewhere" --durations=5
 python -m benchmarks.gpu --quick

@@ -18,6 +18,7 @@ from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.settings import Training
+from evergraph.training.side_by_side import give_way
 
 OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's averages (and number of steps) of each parameter, under the parameter's name."""
@@ -104,6 +105,7 @@ def train(
         order = torch.randperm(seeds.numel()).to(seeds.device)
         for batch in executor.batches(seeds[order]):
             total += executor.step(batch)
+        give_way(settled=executor.settled)
         progress.epoch += 1
         progress.steps = executor.how()
         row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}

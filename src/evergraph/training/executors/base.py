@@ -28,6 +28,11 @@ class Executor:
         self.passed_over: list[str] = []
         """What spoke against the executors before it."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether all steps are replayed from now on: they touch memory that is this training's own."""
+        return False
+
     @classmethod
     def suits(cls, context: Context, method: Method) -> Answer:
         """Whether it can carry out this task's steps."""

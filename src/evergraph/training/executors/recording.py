@@ -44,6 +44,11 @@ class RecordingExecutor(Executor):
         self.reason = self.reason or recorded.reason
         return loss
 
+    @property
+    def settled(self) -> bool:
+        """Whether every shape met so far is captured."""
+        return bool(self.recorded) and all(recorded.captured for recorded in self.recorded.values())
+
     def how(self) -> str:
         """Whether steps were replayed; else why not."""
         if self.reason:
