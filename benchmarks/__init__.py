@@ -14,10 +14,12 @@ from benchmarks.baselines import has_pyg_sampler
 from benchmarks.figures import Figures, fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import gpu_figures
 from benchmarks.large import large_figures
+from benchmarks.methods import gpu_method_figures, method_figures
 from benchmarks.resident import resident_megabytes
 from benchmarks.setting import coauthor
 from evergraph.data.streams import TaskStream
 
+MOST_OVER_PLAIN = 1.6  # what a method's step may cost in plain steps, unless it runs another network or graph
 TASK = 2  # of the five tasks of Coauthor-CS: 2,070 nodes, the smallest
 
 
@@ -76,7 +78,9 @@ def bench(
     threads: int = 1,
     on_part: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """All figures as one flat dictionary; see `TARGETS` for what they mean and docs/performance.md for readings.
+    """All figures in one dictionary, flat but for those by method.
+
+    See `TARGETS` for what they mean and docs/performance.md for readings.
 
     Args:
         quick: fewer repetitions and a smaller pair of graphs for the scaling.
@@ -111,6 +115,7 @@ def _parts(
     seconds = 2.0 if quick else 20.0
     task = TaskStream(graph, 3)[TASK]
     yield "training steps", lambda: step_figures(task, seconds)
+    yield "every method's step", lambda: method_figures(TaskStream(graph, 3), seconds / 10, torch.device("cpu"))
     yield "Fisher diagonal", lambda: fisher_figures(task, seconds)
     yield "memory of a run", lambda: {"resident_mb": resident_megabytes(data_root, 1 if quick else 5, threads)}
     yield "neighbour sampling", lambda: sampler_figures(seconds / 4, 20_000 if quick else 100_000)
@@ -120,6 +125,7 @@ def _parts(
         yield "a graph larger than memory", large_figures
     if device.type == "cuda":
         yield "GPU", lambda: gpu_figures(device, quick)
+        yield "every method's step on the GPU", lambda: gpu_method_figures(TaskStream(graph, 3), seconds / 10, device)
 
 
-__all__ = ["TARGETS", "Target", "bench"]
+__all__ = ["MOST_OVER_PLAIN", "TARGETS", "Target", "bench"]

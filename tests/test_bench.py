@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import benchmarks as package
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.baselines import pyg_step, scipy_neighbours
 from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.large import write_large
+from benchmarks.methods import SecondTaskSteps, method_figures
 from benchmarks.resident import child_environment, peak_megabytes
 from benchmarks.setting import Steps, coauthor, coauthor_like, make_context
 from benchmarks.timing import alternate
@@ -25,7 +27,7 @@ from evergraph.data.graph import Graph
 from evergraph.data.mapped import read_mapped
 from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
-from evergraph.methods import Finetune, OnlineCurvature
+from evergraph.methods import METHODS, Finetune, OnlineCurvature, make_method
 from evergraph.models.gcn import GCN
 
 
@@ -126,6 +128,21 @@ def test_the_figures_of_the_fisher_diagonal_and_of_size(words: Graph) -> None:
     assert min(rates.values()) > 0
 
 
+def test_every_method_has_its_step_over_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evergraph.data.datasets.sbm import sbm
+
+    stream = TaskStream(sbm(nodes=80, classes=4, degree=5, features=6, seed=0), 2)
+    monkeypatch.setattr("benchmarks.methods.alternate", lambda contenders, **more: dict.fromkeys(contenders, 2.0))
+    found = method_figures(stream, 0, torch.device("cpu"))
+    assert set(found["steps_over_plain"]) == set(METHODS) - {"analytic", "auto"}
+    assert found["steps_run_besides"]["lwf"] == "the network as it was after the last task"
+    assert "ewc" not in found["steps_run_besides"]
+    steps = SecondTaskSteps(stream, make_method("curvature"), "gcn", "cpu")
+    before = [value.detach().clone() for value in steps.executor.context.model.parameters()]
+    assert float(steps()) > 0  # type: ignore[arg-type]
+    assert any(not torch.equal(a, b) for a, b in zip(before, steps.executor.context.model.parameters()))
+
+
 def test_the_scipy_sampler_keeps_to_the_fan_out() -> None:
     from evergraph.data.datasets.sbm import sbm
 
@@ -172,23 +189,26 @@ def test_targets_say_whether_they_are_met() -> None:
 
 
 def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {key: 1.0 for key in TARGETS if not key.startswith(("gpu", "large"))}
+    figures: dict[str, Any] = {key: 1.0 for key in TARGETS if not key.startswith(("gpu", "large"))}
+    by_method = {"steps_over_plain": {"ewc": 1.25}, "steps_run_besides": {"ewc": "nothing but this"}}
 
     def parts(*given: object) -> object:
         found = given[-1]
         assert isinstance(found, dict)
         found |= {"graph": "a small one", "pyg_sampler": "none"}
-        return [("everything", lambda: figures)]
+        return [("everything", lambda: {**figures, **by_method})]
 
     monkeypatch.setattr(package, "_parts", parts)
     done = CliRunner().invoke(make_app(), ["bench", "--quick", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert figures.items() <= told.items()
-    assert all(not isinstance(value, (dict, list)) for value in told.values())
+    assert {key for key, value in told.items() if isinstance(value, (dict, list))} == set(by_method)
     assert (told["device"], told["threads"], told["graph"]) == ("cpu", 1, "a small one")
     plain = CliRunner().invoke(make_app(), ["bench", "--quick"])
     assert plain.exit_code == 0
     assert "pyg_over_evergraph" in plain.stdout
     assert "a small one" in plain.stdout
+    assert "1.25" in plain.stdout
+    assert "nothing but this" in plain.stdout
     assert figure_table(told).row_count == len(figures)

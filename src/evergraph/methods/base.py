@@ -216,6 +216,8 @@ class Method(metaclass=Checked):
     """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
+    besides: ClassVar[str] = ""
+    """What its steps run by definition besides one pass of the model over the batch: another network, another graph."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
     """What examples may be; a problem of others is refused."""
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")

@@ -67,6 +67,11 @@ class Compose(Method):
         """Those of the parts, under their names."""
         return tuple(f"{method.name}.{key}" for method in self.methods for key in method.hold)
 
+    @property
+    def besides(self) -> str:  # type: ignore[override]
+        """All that the parts run."""
+        return "; ".join(method.besides for method in self.methods if method.besides)
+
     def prepare(self, context: Context) -> None:
         """Each in turn."""
         for method in self.methods:

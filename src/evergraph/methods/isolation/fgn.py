@@ -31,6 +31,7 @@ class FGN(Method):
 
     name = "fgn"
     family = "architecture"
+    besides = "the graph of the memory"
     reference = "Wang, Qiu, Gao and Scherer: Lifelong Graph Learning, CVPR 2022"
     access = Access(keeps=("real nodes",), old_labels=True)
     levels = ("node",)

@@ -48,6 +48,7 @@ class PIGNN(Method):
 
     name = "pi-gnn"
     family = "architecture"
+    besides = "the graph of the memory"
     reference = "Zhang et al.: Continual Learning on Dynamic Graphs via Parameter Isolation, SIGIR 2023"
     access = Access(keeps=("real nodes",), old_labels=True)
     levels = ("node",)

@@ -27,6 +27,7 @@ class ReplayMethod(MemoryMethod):
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
     """
 
+    besides = "the graph of the memory"
     search_space = search_over(strength=(0.1, 1000.0), weighting=["classes", "nodes", "sets"])
 
     strength: NonNegative = 1.0

@@ -34,6 +34,7 @@ class InterpolatedCurvature(AnchoredCurvature):
     """
 
     name = "interpolated-curvature"
+    besides = "a pass at each anchor"
 
     estimator: Estimator = "exact"
     point: Fraction = 0.5

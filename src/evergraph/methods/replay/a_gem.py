@@ -25,6 +25,7 @@ class AGEM(MemoryMethod):
     """
 
     name = "a-gem"
+    besides = "the graph of the memory"
     reference = "Chaudhry et al.: Efficient Lifelong Learning with A-GEM, ICLR 2019"
     search_space = search_over(replay_size=[0, 32, 128])
     hold = ()

@@ -38,6 +38,7 @@ class GEM(MemoryMethod):
     """
 
     name = "gem"
+    besides = "the graph of the memory"
     reference = "Lopez-Paz and Ranzato: Gradient Episodic Memory for Continual Learning, NeurIPS 2017"
     search_space = search_over(margin=(0.0, 1.0))
     hold = ("margin",)
