@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.baselines import has_pyg_sampler
-from benchmarks.figures import Figures, fisher_figures, sampler_figures, scaling_figures, step_figures
+from benchmarks.figures import Figures, ahead_figures, fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import gpu_figures
 from benchmarks.large import large_figures
 from benchmarks.methods import gpu_method_figures, method_figures
@@ -47,6 +47,7 @@ TARGETS: dict[str, Target] = {
     "tasks_50_over_2": Target(1.05, True, "exact step with 50 past tasks over 2: time"),
     "tasks_50_over_2_memory": Target(1.05, True, "exact step with 50 past tasks over 2: bytes kept"),
     "pyg_over_evergraph": Target(4, False, "dense-feature PyG GCN step over ours, plain"),
+    "cut_ahead_over_plain": Target(1, True, "with --threads 2: an epoch with batches cut ahead over one without"),
     "ewc_10_tasks_over_plain": Target(1.3, True, "EWC step with 10 past tasks over a plain one"),
     "fisher_diagonal_over_epoch": Target(10, True, "exact per-node Fisher diagonal over a training epoch"),
     "resident_mb": Target(1000, True, "peak memory of a whole Coauthor-CS run"),
@@ -115,6 +116,8 @@ def _parts(
     seconds = 2.0 if quick else 20.0
     task = TaskStream(graph, 3)[TASK]
     yield "training steps", lambda: step_figures(task, seconds)
+    if threads > 1:
+        yield "batches cut ahead", lambda: ahead_figures(task, seconds)
     yield "every method's step", lambda: method_figures(TaskStream(graph, 3), seconds / 10, torch.device("cpu"))
     yield "Fisher diagonal", lambda: fisher_figures(task, seconds)
     yield "memory of a run", lambda: {"resident_mb": resident_megabytes(data_root, 1 if quick else 5, threads)}

@@ -26,7 +26,7 @@ from evergraph.methods import make_method
 from evergraph.methods.base import Context, Method
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
-from evergraph.training.executors import CapturedExecutor, WholeBatchExecutor
+from evergraph.training.executors import AheadExecutor, CapturedExecutor, WholeBatchExecutor
 from evergraph.training.executors.captured import padded_batch, rounded_up
 from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.loop import make_optimizer, train_step
@@ -284,6 +284,38 @@ def test_training_on_one_batch_that_is_cut_once_is_the_plain_training(
     found, found_losses = trained(stream, name, 0)
     assert found_losses == pytest.approx(plain_losses, rel=1e-9)
     assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
+
+
+# batches cut ahead of time
+
+
+@pytest.mark.parametrize("name", ["finetune", "curvature", "lwf", "reservoir"])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_batches_cut_ahead_are_the_plain_ones(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks in mini-batches that another thread cuts: the same numbers, bit for bit."""
+    stream = TaskStream(GRAPHS[kind](), 2)
+    monkeypatch.setattr(AheadExecutor, "suits", classmethod(lambda kind, context, method: False))
+    plain, plain_losses = trained(stream, name, 16)
+    monkeypatch.setattr(AheadExecutor, "suits", classmethod(lambda kind, context, method: True))
+    found, found_losses = trained(stream, name, 16)
+    assert found_losses == plain_losses
+    assert all(torch.equal(found[key], plain[key]) for key in plain)
+
+
+def test_batches_are_cut_ahead_where_a_core_is_free_and_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(dense_graph())
+    context.batch_size = 16
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    assert AheadExecutor.suits(context, Method())
+    executor = AheadExecutor(context, lambda batch: batch.y.sum())
+    batch = next(executor.batches(context.train))
+    assert batch.source is context.batcher
+    assert all(batch.layer(number)._transpose is not None for number in range(batch.num_hops))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    assert not AheadExecutor.suits(context, Method())
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    context.batcher.fan_out = (2, 2)
+    assert not AheadExecutor.suits(context, Method())
 
 
 # whole runs

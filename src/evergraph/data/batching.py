@@ -76,6 +76,14 @@ class Batch:
         """The same batch, with some of its examples asked for."""
         return self._with_my_layers(replace(self, chosen=chosen, y=targets))
 
+    def with_transposes(self) -> Batch:
+        """The same batch, with all that the backward pass of a step will ask it for."""
+        for number in range(self.num_hops):
+            self.layer(number).t()
+        if isinstance(self.x, SparseMatrix):
+            self.x.t()
+        return self
+
     def whole(self) -> Batch:
         """The same batch with all that it has, for models that read another model's outputs."""
         return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None))
@@ -173,6 +181,10 @@ class Neighbourhoods:
         if self._propagated is None:
             self._propagated = sparse_product(self.operator, self.x)
         return self._propagated
+
+    def twin(self) -> Neighbourhoods:
+        """The same over the same arrays with a work space of its own, for another thread."""
+        return Neighbourhoods(self.x, self.operator, self.y, self.num_hops, self.fan_out, self.members)
 
     def exact(self) -> Neighbourhoods:
         """The same graph with all neighbours."""

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from evergraph.core.capabilities import No
 from evergraph.methods.base import Context, Method
+from evergraph.training.executors.ahead import AheadExecutor
 from evergraph.training.executors.base import Executor, TrainStep
 from evergraph.training.executors.captured import CapturedExecutor
 from evergraph.training.executors.plain import PlainExecutor
 from evergraph.training.executors.whole import WholeBatchExecutor
 
-EXECUTORS: tuple[type[Executor], ...] = (CapturedExecutor, WholeBatchExecutor, PlainExecutor)
+EXECUTORS: tuple[type[Executor], ...] = (CapturedExecutor, WholeBatchExecutor, AheadExecutor, PlainExecutor)
 
 
 def executor_for(
@@ -28,5 +29,12 @@ def executor_for(
 
 
 __all__ = [
-    "EXECUTORS", "CapturedExecutor", "Executor", "PlainExecutor", "TrainStep", "WholeBatchExecutor", "executor_for",
-]  # fmt: skip
+    "EXECUTORS",
+    "AheadExecutor",
+    "CapturedExecutor",
+    "Executor",
+    "PlainExecutor",
+    "TrainStep",
+    "WholeBatchExecutor",
+    "executor_for",
+]
