@@ -11,12 +11,14 @@ import pytest
 import torch
 from benchmarks import TARGETS, Target
 from benchmarks.baselines import pyg_step, scipy_neighbours
+from benchmarks.candidates import in_float64, setting
 from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.large import write_large
 from benchmarks.methods import SecondTaskSteps, method_figures
 from benchmarks.resident import child_environment, peak_megabytes
-from benchmarks.setting import Steps, coauthor, coauthor_like, make_context
+from benchmarks.setting import SETTINGS, Steps, coauthor, coauthor_like, make_context, remember
+from benchmarks.step_by_hand import Learned, Past, step_by_hand
 from benchmarks.timing import alternate
 from typer.testing import CliRunner
 
@@ -29,6 +31,7 @@ from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
 from evergraph.methods import METHODS, Finetune, OnlineCurvature, make_method
 from evergraph.models.gcn import GCN
+from evergraph.training.loop import make_optimizer, train_step
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +144,41 @@ def test_every_method_has_its_step_over_the_plain_one(monkeypatch: pytest.Monkey
     before = [value.detach().clone() for value in steps.executor.context.model.parameters()]
     assert float(steps()) > 0  # type: ignore[arg-type]
     assert any(not torch.equal(a, b) for a, b in zip(before, steps.executor.context.model.parameters()))
+
+
+@pytest.mark.parametrize("past", [0, 2])
+def test_the_step_written_out_is_the_loop_s(past: int) -> None:
+    """One step of the loop in float64, autograd and fused Adam, against the one that candidates are held against."""
+    from evergraph.data.datasets.sbm import sbm
+
+    task = Task.of(sbm(nodes=120, classes=5, degree=6, features=7, seed=0))
+    standing, model, seeds, capacity = setting(task, "cpu", 8, 16)
+    model.double()
+    context = make_context(model, task)
+    method = remember(OnlineCurvature(strength=3.0), context, past)
+    curvature = method.methods[1]  # type: ignore[attr-defined]
+    first, second = curvature.anchor_sum_.values() if past else (None, None)
+    anchored = Past(past, first, second, 3.0) if past else None
+    wide, _ = in_float64(standing, None)
+    own = Learned.of(*model.weights)
+    for _ in range(3):
+        step_by_hand(wide, own, seeds, capacity, anchored)
+    optimizer = make_optimizer(model, SETTINGS)
+    assert (SETTINGS.lr, SETTINGS.weight_decay) == (own.lr, own.decay)
+    for _ in range(3):
+        train_step(context, method, context.batcher.batch(seeds), optimizer)
+    for written, trained in zip((own.w1, own.w2), model.weights):
+        torch.testing.assert_close(written, trained.detach(), rtol=1e-12, atol=1e-13)
+
+
+def test_triton_s_step_is_the_one_written_out() -> None:
+    """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", "from benchmarks.candidates import check; print(max(check().values()))"],
+        env={**child_environment(), "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(done.stdout) < 1e-5
 
 
 def test_the_scipy_sampler_keeps_to_the_fan_out() -> None:
