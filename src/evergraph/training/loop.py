@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -97,27 +98,28 @@ def train(
     weigh = context.problem.balancing_weights(context.batcher.y[seeds]) if settings.class_balanced else None
     step = partial(train_step, context, method, optimizer=optimizer, weigh=weigh)
     executor = executor_for(context, method, step, executors)
-    while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
-        model.train()
-        context.epoch = progress.epoch
-        _set_rate(optimizer, settings.rate(progress.epoch, epochs))
-        total = torch.zeros((), dtype=torch.float64, device=seeds.device)
-        order = torch.randperm(seeds.numel()).to(seeds.device)
-        for batch in executor.batches(seeds[order]):
-            total += executor.step(batch)
-        give_way(settled=executor.settled)
-        progress.epoch += 1
-        progress.steps = executor.how()
-        row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
-        if not math.isfinite(row["loss"]):
-            raise diverged(context, settings, progress)
-        stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
-        progress.log.append(row)
-        if on_epoch is not None:
-            progress.optimizer = optimizer_state(model, optimizer)
-            on_epoch(progress, epochs)
-        if stop:
-            break
+    with closing(executor):
+        while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
+            model.train()
+            context.epoch = progress.epoch
+            _set_rate(optimizer, settings.rate(progress.epoch, epochs))
+            total = torch.zeros((), dtype=torch.float64, device=seeds.device)
+            order = torch.randperm(seeds.numel()).to(seeds.device)
+            for batch in executor.batches(seeds[order]):
+                total += executor.step(batch)
+            give_way(settled=executor.settled)
+            progress.epoch += 1
+            progress.steps = executor.how()
+            row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
+            if not math.isfinite(row["loss"]):
+                raise diverged(context, settings, progress)
+            stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
+            progress.log.append(row)
+            if on_epoch is not None:
+                progress.optimizer = optimizer_state(model, optimizer)
+                on_epoch(progress, epochs)
+            if stop:
+                break
     progress.optimizer = optimizer_state(model, optimizer)
     with torch.no_grad():
         for name, value in progress.best_params.items():

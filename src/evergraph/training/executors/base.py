@@ -46,6 +46,9 @@ class Executor:
         """One training step; returns the batch's summed loss."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Let go of what it holds, when the task's steps are done."""
+
     def how(self) -> str:
         """How steps were carried out, in words: `captured`, or `eager` and why."""
         return ": ".join(["eager", *filter(None, ["; ".join(self.passed_over)])])

@@ -61,25 +61,33 @@ class Recorded:
             self._try_to_capture()
         if self._replay is not None:
             return self._replay()
-        if not self._warm:
-            self._warm = True
-            if self._context.device.type == "cuda":
-                gc.collect()  # a graph of an earlier task that waits in a cycle would pin gradients to its stream
-        elif not self.watched:
+        if self._warm and not self.watched:
             with Watch(self._context.device) as watch:
                 loss = aside(self._step, self._context.device)
             self.watched, self.reason = True, watch.reason
             return loss
+        self._warm = True
         return aside(self._step, self._context.device)
 
     def _try_to_capture(self) -> None:
-        """While a step is captured nothing is computed on the device; Python's part of it is undone if it fails."""
-        restore = remembered(self._context)
-        try:
-            self._replay = self._capture(self._step)
-        except Exception as error:
-            self.reason = f"its capture failed ({first_line(error)})"
-            restore()
+        """While a step is captured nothing is computed on the device; Python's part of it is undone if it fails.
+
+        A second attempt is made without what waits to be collected: memory, and graphs of an earlier task, which can
+        pin gradients to another stream.
+        """
+        for attempt in range(2):
+            restore = remembered(self._context)
+            try:
+                self._replay = self._capture(self._step)
+                return
+            except Exception as error:
+                reason = f"its capture failed ({first_line(error)})"
+                restore()
+            if not attempt:
+                gc.collect()
+                if self._context.device.type == "cuda":
+                    torch.cuda.empty_cache()
+        self.reason = reason
 
 
 def remembered(context: Context) -> Callable[[], None]:
@@ -119,9 +127,15 @@ def renew_generator(device: torch.device, state: Tensor) -> None:
 
 def cuda_graph_of(step: Callable[[], Tensor]) -> Replay:
     """The step as a CUDA graph; nothing is computed yet."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side_stream()):
-        loss = step()
+    graph, stream = torch.cuda.CUDAGraph(), side_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin()  # torch.cuda.graph would also empty the allocator's cache, at every shape of every task
+        try:
+            loss = step()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
 
     def replay() -> Tensor:
         graph.replay()

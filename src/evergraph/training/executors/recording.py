@@ -44,6 +44,10 @@ class RecordingExecutor(Executor):
         self.reason = self.reason or recorded.reason
         return loss
 
+    def close(self) -> None:
+        """Let go of the recordings, whose memory would else wait for the collector."""
+        self.recorded.clear()
+
     @property
     def settled(self) -> bool:
         """Whether every shape met so far is captured."""

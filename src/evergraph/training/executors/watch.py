@@ -38,12 +38,12 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.reason and (what := self._obstacle(func, args, kwargs, result)):
-            self.reason = f"{what} ({func._schema.name.removeprefix('aten::')} in {_place()})"
+            self.reason = f"{what} ({_name(func).removeprefix('aten::')} in {_place()})"
         return result
 
     def _obstacle(self, func: Any, args: Any, kwargs: Any, result: Any) -> str:
         """What is wrong with an operation; empty where nothing is."""
-        name, tags = func._schema.name, func.tags
+        name, tags = _name(func), getattr(func, "tags", ())
         if torch.Tag.data_dependent_output in tags:
             return "it reads a value back"
         if name in INDEXING:
@@ -63,6 +63,11 @@ class Watch(TorchDispatchMode):
             if elsewhere or any(not part.is_cuda for part in _parts(result)):
                 return "it draws random numbers on the CPU"
         return ""
+
+
+def _name(func: Any) -> str:
+    """An operator's name; those of higher order have no schema."""
+    return str(getattr(getattr(func, "_schema", None), "name", func))
 
 
 def _is_mask(part: Tensor) -> bool:
