@@ -15,9 +15,12 @@ import evergraph as eg
 from evergraph.core.capabilities import capable
 from evergraph.core.params import copy_params
 from evergraph.data.datasets.sbm import sbm
+from evergraph.data.fixed_sampling import sampled_rows
 from evergraph.data.streams import TaskStream
 from evergraph.methods import make_method
 from evergraph.methods.base import Method
+from evergraph.models.gcn import gcn_operator
+from evergraph.models.sage import mean_operator
 from evergraph.training.executors import CapturedExecutor, WholeBatchExecutor
 from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.executors.watch import Watch
@@ -239,13 +242,42 @@ def test_a_module_that_cannot_be_captured_says_why(kind: str, batch_size: int, r
     assert all(way.startswith("eager: ") and reason in way for way in ways)
 
 
+@pytest.mark.parametrize("batch_size", [0, 8])
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        (lambda: eg.GCN(hidden=8, propagate_inputs=False), "captured"),
+        (lambda: eg.GraphSAGE(hidden=8, num_layers=3), "captured"),
+        (lambda: eg.GAT(hidden=8, heads=2), "eager: its batches are not padded; sampled neighbourhoods have no fixed"),
+    ],
+)
 @pytest.mark.usefixtures("recording")
-def test_sampled_neighbours_and_unknown_classes_say_why() -> None:
+def test_steps_that_sample_neighbours_can_be_repeated(model: Callable[[], Any], way: str, batch_size: int) -> None:
+    """Where a model goes by weights; elsewhere it says why not."""
+    stream, said = small_stream(), list[str]()
+    learner = eg.Learner(model(), "lwf+curvature", epochs=20, batch_size=batch_size, fan_out=(2, 2), lr=0.02)
+    for task in stream:
+        losses = learner.learn(task, on_epoch=lambda progress, epochs: said.append(progress.steps))
+        assert losses[-1]["loss"] < 0.7 * losses[0]["loss"]
+    assert said[-1].startswith(way if batch_size else way.replace("its batches are not padded; ", ""))
+
+
+def test_rows_of_a_fixed_size_are_an_unbiased_draw() -> None:
+    graph = sbm(nodes=40, classes=2, degree=6, features=1, seed=0)
+    for operator in (gcn_operator(graph), mean_operator(graph)):  # with self-loops and without
+        exact, generator = operator.dense(), torch.Generator().manual_seed(0)
+        drawn = torch.stack([sampled_rows(operator, 3, generator).dense() for _ in range(3000)])
+        loops = int(bool(exact.diagonal().any()))
+        assert int((drawn != 0).sum(2).max()) == 3 + loops
+        few = operator.counts() - loops <= 3
+        assert torch.allclose(drawn[:, few], exact[few])  # short rows are whole, at every draw
+        error = (drawn.mean(0) - exact).abs()
+        assert bool((error <= 5 * drawn.std(0) / 3000**0.5 + 1e-12).all())
+
+
+@pytest.mark.usefixtures("recording")
+def test_methods_that_do_not_say_are_not_captured() -> None:
     stream = small_stream()
-    learner = eg.Learner(eg.GCN(hidden=8), "finetune", epochs=1, batch_size=8, fan_out=(2, 2), device="cpu")
-    said: list[str] = []
-    learner.learn(stream[0], on_epoch=lambda progress, epochs: said.append(progress.steps))
-    assert said == ["eager: sampled neighbourhoods have no fixed size"]
 
     class Curious(Method):
         name = "curious"

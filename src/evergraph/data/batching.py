@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
+from evergraph.data.fixed_sampling import distinct
 from evergraph.errors import EvergraphError
 
 
@@ -83,6 +84,12 @@ class Batch:
         if isinstance(self.x, SparseMatrix):
             self.x.t()
         return self
+
+    def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:
+        """The same batch with other operators, the first layer's first."""
+        other = replace(self)
+        other._layers = dict(enumerate(layers))
+        return other
 
     def whole(self) -> Batch:
         """The same batch with all that it has, for models that read another model's outputs."""
@@ -222,20 +229,8 @@ def _sample(
     # rows with more neighbours than that: their places take drawn ones
     long = torch.nonzero(others > fan_out).reshape(-1)
     places = (indptr[long] + loop[long]).unsqueeze(1) + torch.arange(fan_out, device=rows.device)
-    drawn = _distinct(others[long], fan_out, generator)
+    drawn = distinct(others[long], fan_out, generator).T
     entries[places] = (start[long] + loop[long]).unsqueeze(1) + drawn
     scale = torch.ones(total, dtype=torch.float64, device=rows.device)
     scale[places] = (others[long].double() / fan_out).unsqueeze(1).expand(-1, fan_out)
     return indptr, entries, scale
-
-
-def _distinct(sizes: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
-    """For each size n, `number` different integers below n, all choices equally likely (Floyd's algorithm)."""
-    uniform = torch.rand(number, sizes.numel(), generator=generator, dtype=torch.float64).to(sizes.device)
-    drawn = torch.empty_like(uniform, dtype=torch.long)
-    for turn in range(number):
-        last = sizes - number + turn  # the largest integer that may come in this turn
-        pick = (uniform[turn] * (last + 1)).long()
-        met = (drawn[:turn] == pick).any(0)
-        drawn[turn] = torch.where(met, last, pick)
-    return drawn.T

@@ -22,7 +22,7 @@ DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GP
 Form = Literal["whole", "rows", "padded"]
 """How a step that is captured reads its examples: all in one batch, some rows of such a batch's outputs, or in batches
 that are padded to one shape."""
-SAMPLED = No("sampled neighbourhoods have no fixed size")  # an answer to `steps_can_be_captured`
+SAMPLED = No("sampled neighbourhoods have no fixed number of edges")  # an answer to `steps_can_be_captured`
 NODES_AT_ONCE = 4096  # nodes in a batch when no gradient is needed
 
 
@@ -141,11 +141,18 @@ def neighbourhoods(
     return Neighbourhoods(x, operator, labels, num_hops, fan_out, members)
 
 
-def unpadded(batcher: Neighbourhoods, form: Form) -> Answer:
-    """What most models answer to `steps_can_be_captured`: with exact neighbourhoods, on one batch or rows of it."""
+def unpadded(batcher: Neighbourhoods, form: Form, *, by_weights: bool = False) -> Answer:
+    """What most models answer to `steps_can_be_captured`: on one batch or rows of it, with exact neighbourhoods.
+
+    Args:
+        batcher: makes the batches.
+        form: how a step reads its examples.
+        by_weights: whether the model goes by the operator's weights alone, so that an edge of weight 0 is none: then
+            neighbours may be sampled (`evergraph.data.fixed_sampling`).
+    """
     if form == "padded":
         return No("its batches are not padded")
-    return batcher.fan_out is None or SAMPLED
+    return by_weights or batcher.fan_out is None or SAMPLED
 
 
 def grown(parameter: Tensor, out_channels: int) -> nn.Parameter:

@@ -25,7 +25,7 @@ from evergraph.core.sparse import (
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, SAMPLED, Form
+from evergraph.models.base import MODELS, SAMPLED, Form, unpadded
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn_powers import two_layer_powers
 from evergraph.models.weights import StackedWeights
@@ -182,9 +182,9 @@ class GCN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """With exact neighbourhoods; on padded batches where they are one dense matrix."""
+        """On one batch or rows of it; on padded batches where they are one dense matrix."""
         if form != "padded":
-            return batcher.fan_out is None or SAMPLED
+            return unpadded(batcher, form, by_weights=True)
         if not (batcher.num_hops == 1 and isinstance(batcher.x, Tensor) and batcher.members is None):
             return No("batches with more than one hop, sparse inputs or groups of nodes are not padded")
         if self.dropout:

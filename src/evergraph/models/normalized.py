@@ -38,8 +38,8 @@ class _Normalized(GraphModel):
 
     @capability(rests_on=NORMALIZED_OUTPUTS)
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """With exact neighbourhoods, on one batch or rows of it."""
-        return unpadded(batcher, form)
+        """On one batch or rows of it."""
+        return unpadded(batcher, form, by_weights=True)
 
 
 @MODELS.register(name="gcn-layer-norm")

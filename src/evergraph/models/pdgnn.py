@@ -74,8 +74,8 @@ class PDGNN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """With exact neighbourhoods, on one batch or rows of it."""
-        return unpadded(batcher, form)
+        """On one batch or rows of it."""
+        return unpadded(batcher, form, by_weights=True)
 
     @capability(rests_on=("operator", "inputs"))
     def input_key(self) -> str:

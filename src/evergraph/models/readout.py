@@ -112,7 +112,7 @@ class Pooled(Readout):
         """As those of the model of nodes; batches of graphs are not padded."""
         claim = capable(self.node_model, "steps_can_be_captured")
         assert claim is not None
-        return unpadded(batcher, form) and claim(batcher, form)
+        return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
 
     @capability(rests_on=("forward", "logits"), through="node_model")
     def features(self, batch: Batch) -> Tensor:
@@ -186,7 +186,7 @@ class Paired(Readout):
         """As those of the model of nodes; batches of links are not padded."""
         claim = capable(self.node_model, "steps_can_be_captured")
         assert claim is not None
-        return unpadded(batcher, form) and claim(batcher, form)
+        return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
 
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:

@@ -80,5 +80,5 @@ class GraphSAGE(GCN):
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """With exact neighbourhoods, on one batch or rows of it."""
-        return unpadded(batcher, form)
+        """On one batch or rows of it."""
+        return unpadded(batcher, form, by_weights=True)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from evergraph.core.capabilities import Answer, No
 from evergraph.core.sparse import SparseMatrix
-from evergraph.data.batching import Neighbourhoods
+from evergraph.data.batching import Batch, Neighbourhoods
+from evergraph.data.fixed_sampling import sampled_rows
 from evergraph.methods.base import Context, Method
 from evergraph.training.executors.base import TrainStep
 from evergraph.training.executors.cuda_graphs import can_capture
@@ -24,12 +25,14 @@ class WholeBatchExecutor(RecordingExecutor):
 
     A pass over a whole task has the same shapes whatever the batch, so it can be captured for any model whose outputs
     do not depend on the other examples of a batch. On a GPU it takes little longer than one over a batch, as long as
-    the task is small. The order of examples in a full batch, which matters to no sum, is the task's own.
+    the task is small. Sampled neighbours are drawn for all nodes, anew in every layer. The order of examples in a full
+    batch, which matters to no sum, is the task's own.
     """
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         super().__init__(context, step)
-        self._whole = context.batcher.batch(context.train)
+        self._whole = context.batcher.exact().batch(context.train)
+        self._whole.source = context.batcher
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[context.train] = torch.arange(context.num_train, device=context.device)
         self._places: dict[int, tuple[Tensor, Tensor]] = {}  # where the recorded step of a size reads rows and targets
@@ -49,7 +52,7 @@ class WholeBatchExecutor(RecordingExecutor):
     def step(self, batch: Tensor) -> Tensor:
         """The loop's step, captured once it is warm."""
         if self.context.batch_size is None:
-            step = partial(self.train_step, self._whole)
+            step = partial(self._step_on, self._whole)
             return self.replay("whole", lambda: step) if self.captures else step()
         size = batch.numel()
         if size not in self._places:
@@ -57,8 +60,16 @@ class WholeBatchExecutor(RecordingExecutor):
         rows, targets = self._places[size]
         rows.copy_(batch)
         targets.copy_(self._whole.y[batch])
-        step = partial(self.train_step, self._whole.choose(rows, targets))
+        step = partial(self._step_on, self._whole.choose(rows, targets))
         return self.replay(size, lambda: step) if self.captures else step()
+
+    def _step_on(self, batch: Batch) -> Tensor:
+        """The loop's step; where neighbours are sampled, with those of each layer drawn anew."""
+        if (fan_out := self.context.batcher.fan_out) is not None:
+            layers = (batch.layer(number) for number in range(batch.num_hops))
+            drawn = zip(layers, reversed(fan_out[: batch.num_hops]))
+            batch = batch.with_layers([sampled_rows(layer, number, None) for layer, number in drawn])
+        return self.train_step(batch)
 
 
 def _is_small(batcher: Neighbourhoods) -> bool:
