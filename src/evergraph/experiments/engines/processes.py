@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,10 @@ import torch
 
 from evergraph.errors import EvergraphError, EvergraphWarning, first_line
 from evergraph.experiments.engines.base import Engine, Work
+from evergraph.training import pick_device
+from evergraph.training.side_by_side import AT_ONCE, side_by_side
+
+TOGETHER = 4  # seeds that share a process on a GPU, and more where there are more than that for each process
 
 
 class ProcessDiedError(EvergraphError):
@@ -29,25 +34,28 @@ class ProcessEngine(Engine):
 
     def __init__(self, jobs: int) -> None:
         self._idle: list[ProcessPoolExecutor] = []
-        self._room, self._waiting = jobs, list[Work]()
-        self._running: dict[Future[None], tuple[Work, ProcessPoolExecutor]] = {}
+        self._room, self._new, self._waiting = jobs, list[Work](), list[list[Work]]()
+        self._running: dict[Future[list[Exception | None]], tuple[list[Work], ProcessPoolExecutor]] = {}
 
     def submit(self, work: Work) -> None:
-        """Started at once where a process is free, else when one is."""
-        self._waiting.append(work)
-        self._start()
+        """Started by `wait`, which knows what else there is."""
+        self._new.append(work)
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
         """The work that is done next."""
+        self._waiting += grouped(self._new, self._room)
+        self._new = []
+        self._start()
         done = []
         for future in wait(self._running, return_when=FIRST_COMPLETED).done:
-            work, pool = self._running.pop(future)
+            group, pool = self._running.pop(future)
             error = future.exception()
             if isinstance(error, BrokenProcessPool):
                 pool.shutdown()  # another process takes its place
             else:
                 self._idle.append(pool)
-            done.append((work, in_words(error, work)))
+            outcomes = future.result() if error is None else [error] * len(group)
+            done += [(work, in_words(outcome, work)) for work, outcome in zip(group, outcomes)]
         self._start()
         return done
 
@@ -64,8 +72,26 @@ class ProcessEngine(Engine):
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._room:
             pool = self._idle.pop() if self._idle else _one_process()
-            work = self._waiting.pop(0)
-            self._running[pool.submit(work.do)] = (work, pool)
+            group = self._waiting.pop(0)
+            self._running[pool.submit(_do_together, group)] = (group, pool)
+
+
+def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
+    """The work that shares a process: each piece alone on a CPU; on a GPU several, which take turns there.
+
+    It is dealt out like cards, so that every group has its share of the longest.
+    """
+    if not works:
+        return []
+    on_gpu = pick_device(works[0].spec.device).type == "cuda"
+    size = min(AT_ONCE, max(TOGETHER, math.ceil(len(works) / jobs))) if on_gpu else 1
+    number = math.ceil(len(works) / size)
+    return [works[first::number] for first in range(number)]
+
+
+def _do_together(group: list[Work]) -> list[Exception | None]:
+    """What a process does: the pieces of a group, and the error of each that ended in one."""
+    return side_by_side([work.do for work in group], pick_device(group[0].spec.device))
 
 
 def in_words(error: BaseException | None, work: Work) -> Exception | None:

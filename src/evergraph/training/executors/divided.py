@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from evergraph.core.capabilities import Answer
 from evergraph.core.params import Direction
 from evergraph.core.workers import Workers, workers
 from evergraph.curvature import forward, in_mode
@@ -84,7 +85,7 @@ class DividedExecutor(Executor):
         self._seed = self._steps = 0
 
     @classmethod
-    def suits(cls, context: Context, method: Method) -> bool:
+    def suits(cls, context: Context, method: Method) -> Answer:
         """Where there is more than one process."""
         return workers().size > 1
 
