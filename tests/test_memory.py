@@ -184,3 +184,12 @@ def test_old_classes_outside_the_label_scope_compete_with_those_inside() -> None
     context = inside.context()
     assert Replayed.of(context, pieces, [1, 2]).problem is context.problem
     assert Replayed.of(outside.context(), pieces, [1, 2]).problem.scope.tolist() == [0, 1, 2, 3]
+
+
+def test_a_number_of_bytes_is_a_number_or_its_text() -> None:
+    assert (
+        eg.make_method("reservoir", {"memory": 300}).budget() == eg.make_method("reservoir", {"memory": "300"}).budget()
+    )
+    assert eg.Reservoir(memory=300).budget().num_bytes == 300
+    with pytest.raises(EvergraphError, match="memory=0 must be text or a whole number of at least 1"):
+        eg.Reservoir(memory=0)

@@ -28,7 +28,7 @@ from evergraph.persistence.files import taken_folder
 
 Results = dict[str, dict[str, Any]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Iterator[tuple["Cell", dict[str, Any]]]]
-Failed = Callable[["Cell", EvergraphError], "dict[str, Any] | None"]
+Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
 LONGEST_FIRST = ("twp", "joint", "curvature", "lwf")  # so that no long run starts when all others are done
 
 
@@ -67,6 +67,7 @@ def run_cells(
     data_root: str | Path | None = None,
     jobs: int = 1,
     on_done: Callable[[str, int, int], None] | None = None,
+    on_result: Callable[[Results], None] | None = None,
 ) -> Results:
     """Run all cells, `jobs` processes side by side, one seed each; returns the results by key.
 
@@ -82,6 +83,7 @@ def run_cells(
         data_root: folder of the datasets.
         jobs: processes side by side.
         on_done: called as (key, cells done, cells in all).
+        on_result: called after every cell with the results so far.
     """
     open_choices = list(choices)
     waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
@@ -91,6 +93,8 @@ def run_cells(
     with nullcontext(partial(_in_turn, failed)) if jobs <= 1 else _side_by_side(jobs, failed) as finish:
         for cell, result in _known_first(finish, known, waiting, str(out), data_root):
             results[cell.key] = result
+            if on_result is not None:
+                on_result(results)
             if on_done is not None:
                 on_done(cell.key, len(results), max(total, len(results)))
             ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
@@ -134,12 +138,12 @@ def _in_turn(
         cell = waiting.pop(0)
         try:
             result = cell.finish(out, data_root)
-        except EvergraphError as error:
+        except Exception as error:
             result = _instead(failed, cell, error)
         yield cell, result
 
 
-def _instead(failed: Failed, cell: Cell, error: EvergraphError) -> dict[str, Any]:
+def _instead(failed: Failed, cell: Cell, error: Exception) -> dict[str, Any]:
     """What stands for the result of a cell that ended in an error, or the error."""
     if (result := failed(cell, error)) is None:
         raise error
@@ -183,7 +187,7 @@ def _in_processes(
                 cell = running.pop(future)
                 try:
                     _check(future, cell)
-                except EvergraphError as error:
+                except Exception as error:
                     instead[cell.key] = _instead(failed, cell, error)
                 left[cell.key] -= 1
                 complete += [] if left[cell.key] else [cell]

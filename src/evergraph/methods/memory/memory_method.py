@@ -45,7 +45,7 @@ class MemoryMethod(Method):
     levels = ("node",)
     kinds = ("classes",)
 
-    memory: str = ""
+    memory: str | PositiveInt = ""
     per_class: PositiveInt = 20
     memory_: list[dict[str, Any]] = state(list, replaced=True)  # packed pieces, one of each task that has any left
     nodes_met_: int = state(int)
