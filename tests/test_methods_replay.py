@@ -429,7 +429,7 @@ def test_without_a_memory_there_is_nothing_to_stand_in() -> None:
     [
         (lambda: eg.Reservoir(per_class=0), "Reservoir: per_class=0 must be a whole number of at least 1"),
         (lambda: eg.Reservoir(memory="much"), "reservoir: memory='much' is not an amount"),
-        (lambda: eg.GDumb(memory=3), "GDumb: memory=3 must be text"),
+        (lambda: eg.GDumb(memory=3.5), "GDumb: memory=3.5 must be text or a whole number"),
         (lambda: eg.GEM(margin=-1), "GEM: margin=-1 must be a finite number of at least 0"),
         (lambda: eg.AGEM(replay_size=-1), "AGEM: replay_size=-1 must be a whole number of at least 0"),
         (lambda: eg.TEM(weighting="all"), "TEM: weighting='all' must be one of: classes, nodes, sets, examples"),

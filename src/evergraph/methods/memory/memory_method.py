@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -44,6 +45,9 @@ class MemoryMethod(Method):
     search_space = search_over()
     levels = ("node",)
     kinds = ("classes",)
+
+    by_chance: ClassVar[bool] = False
+    """Whether chance alone decides which examples stay; otherwise classes take turns."""
 
     memory: str | PositiveInt = ""
     per_class: PositiveInt = 20
@@ -99,12 +103,26 @@ class MemoryMethod(Method):
     @torch.no_grad()
     def collect(self, context: Context) -> Piece:
         """Examples of the task, in the order in which they are wanted: at least as many as the budget could hold."""
+        if self.by_chance:
+            return self.collect_by_chance(context)
         units = context.batcher.y.cpu()[context.task.train]
         ranked: list[Tensor] = []
         for unit in units.unique().tolist():
             nodes = context.task.train[units == unit]
             ranked.append(self.rank(context, nodes, min(self.most_examples(context), nodes.numel())))
         return self.store(context, in_turns(ranked))
+
+    def collect_by_chance(self, context: Context) -> Piece:
+        """Training nodes with the smallest random numbers; those of all tasks are compared as long as they stay.
+
+        For a memory of fixed size that is a reservoir (Vitter, 1985; Li, 1994): every node met is equally likely in it.
+        """
+        key = torch.rand(context.task.train.numel(), generator=context.generator, dtype=torch.float64)
+        classes = context.old.numel() + len(context.task.class_names)
+        most = self.most_examples(context) * (classes if self.budget().per_class is not None else 1)
+        order = key.argsort()[:most]
+        dtype = next(context.model.parameters()).dtype
+        return dataclasses.replace(self.store(context, context.task.train[order]), key=key[order].to(dtype))
 
     def most_examples(self, context: Context) -> int:
         """How many examples of one class the budget could hold if there were nothing else."""

@@ -9,10 +9,32 @@ from torch import Tensor
 
 from evergraph.core.sparse import take_rows
 from evergraph.data.graph import Graph
+from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece, smaller_form
 
 Pick = Callable[[int, Tensor, int], Tensor]
 """From a node, its neighbours and a number to so many of the neighbours, or all."""
+
+
+def drawn_neighbours(context: Context, weights: Tensor | None = None) -> Pick:
+    """Picks neighbours at random without replacement, uniformly or by the weights of nodes."""
+
+    def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
+        if neighbours.numel() <= number or not number:
+            return neighbours[:number]
+        chance = torch.ones(neighbours.numel()) if weights is None else weights[neighbours]
+        return neighbours[torch.multinomial(chance + 1e-9, number, generator=context.generator)]
+
+    return pick
+
+
+def seen_by_model(context: Context, nodes: Tensor, neighbours: Sequence[int]) -> Piece:
+    """The nodes with drawn neighbours; where no numbers are named, with the whole subgraph that the model sees."""
+    graph, units = context.task.graph, context.batcher.y.cpu()
+    hops = context.problem.batcher(context.model, graph, show_edges=True).num_hops
+    numbers = neighbours or [graph.num_nodes] * hops
+    dtype = next(context.model.parameters()).dtype
+    return with_neighbours(graph, nodes, units[nodes], numbers, drawn_neighbours(context), dtype)
 
 
 def with_neighbours(

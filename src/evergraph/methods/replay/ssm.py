@@ -13,7 +13,7 @@ from evergraph.core.settings import NonNegative, NonNegativeInt
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.memory import Piece, ReplayMethod
-from evergraph.methods.memory.subgraphs import Pick, with_neighbours
+from evergraph.methods.memory.subgraphs import Pick, drawn_neighbours, with_neighbours
 
 
 @dataclass(repr=False)
@@ -71,11 +71,4 @@ class SSM(SubgraphMemory):
     def pick(self, context: Context) -> Pick:
         """At random, without replacement."""
         degrees = context.task.graph.adjacency.counts().double()
-
-        def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
-            if neighbours.numel() <= number or not number:
-                return neighbours[:number]
-            chance = degrees[neighbours] if self.sampler == "degree" else torch.ones(neighbours.numel())
-            return neighbours[torch.multinomial(chance + 1e-9, number, generator=context.generator)]
-
-        return pick
+        return drawn_neighbours(context, degrees if self.sampler == "degree" else None)
