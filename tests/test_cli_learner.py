@@ -10,8 +10,8 @@ import torch
 from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph.data import find_graph
 from evergraph.data.datasets.sbm import sbm
-from evergraph.data.streams import find_graph
 from evergraph.training import driver
 from evergraph.training.learner import Learner
 

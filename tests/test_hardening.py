@@ -97,7 +97,7 @@ def test_two_learners_on_one_checkpoint_lose_no_task(place, graph, evergraph):
 
 def test_a_folder_is_looked_at_again_once_it_is_locked(place, monkeypatch):
     """A run that came to its end between the first look and the lock is found by the second look."""
-    from evergraph.experiments.run import read_result
+    from evergraph.experiments.run_folder import read_result
     from evergraph.persistence import files
 
     first, second = (eg.RunSpec(STREAM, method=name, training=eg.Training(epochs=1)) for name in ("ewc", "mas"))

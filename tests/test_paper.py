@@ -31,7 +31,8 @@ from evergraph.experiments.paper.protocol import BOTH, DATASETS, Protocol, read
 from evergraph.experiments.paper.tables import markdown_with_differences, with_differences
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import read_results
-from evergraph.experiments.run import RunSpec, run, run_seed
+from evergraph.experiments.run import run, run_seed
+from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.persistence.reading import read_record
 from evergraph.training import Training

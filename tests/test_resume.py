@@ -14,7 +14,8 @@ import torch
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
-from evergraph.experiments.run import read_result, run
+from evergraph.experiments.run import run
+from evergraph.experiments.run_folder import read_result
 from evergraph.experiments.specification import RunSpec
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import MODELS, make_model

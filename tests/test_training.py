@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from evergraph.core.params import copy_params
 from evergraph.data import union
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods.base import STEP_HOOKS, Context, Step
+from evergraph.training.learning import make_context
 
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
 
@@ -601,15 +603,17 @@ def test_a_gpu_learns_what_a_cpu_learns(small_stream: eg.TaskStream) -> None:
 # Adam's averages between tasks
 
 
-def by_one_adam(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dict[str, Tensor]:
+def by_plain_training(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dict[str, Tensor]:
     """Full-batch training over all tasks, with one optimizer for all or a fresh one for each."""
     model, optimizer = eg.GCN(hidden=16), None
+    kind = {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)}[of.training.optimizer]
     torch.manual_seed(0)
     model.setup(stream.graph.num_features, stream.num_classes)
     model.to(torch.float64)
     for task in stream:
         if optimizer is None or fresh:
-            optimizer = torch.optim.Adam(model.parameters(), lr=of.training.lr, weight_decay=of.training.weight_decay)
+            optimizer = kind(model.parameters(), lr=of.training.lr, weight_decay=of.training.weight_decay)
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=of.training.epochs)
         units = [of.classes_.index(name) for name in task.class_names]
         batch = of.problem.batcher(model, task.graph, targets=of.problem.targets(task.graph, of.classes_)).batch(
             task.train
@@ -619,13 +623,27 @@ def by_one_adam(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dict[str,
             optimizer.zero_grad()
             F.cross_entropy(model(batch)[:, units], positions, reduction="sum").backward()
             optimizer.step()
+            if of.training.schedule == "cosine":
+                falling.step()
     return copy_params(model)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_cosine_schedule_is_torchs_own(small_stream: eg.TaskStream, optimizer: str) -> None:
+    settings = {"optimizer": optimizer, "schedule": "cosine", "lr": 1e-2 if optimizer == "adam" else 1e-3}
+    made = learner(**settings, epochs=5, batch_size=0, dtype=torch.float64).fit(small_stream)
+    want = by_plain_training(made, small_stream, fresh=True)
+    for name, value in made.model.named_parameters():
+        assert torch.allclose(value, want[name], rtol=0, atol=1e-8), name
+    made.training = replace(made.training, schedule="constant")
+    other = by_plain_training(made, small_stream, fresh=True)
+    assert not all(torch.allclose(want[name], other[name], atol=1e-4) for name in want)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_adams_averages_are_kept_between_tasks_on_request(small_stream: eg.TaskStream, keep: bool) -> None:
     made = learner(keep_optimizer=keep, batch_size=0, dtype=torch.float64).fit(small_stream)
-    want, other = (by_one_adam(made, small_stream, fresh=fresh) for fresh in (not keep, keep))
+    want, other = (by_plain_training(made, small_stream, fresh=fresh) for fresh in (not keep, keep))
     for name, value in made.model.named_parameters():
         assert torch.allclose(value, want[name], rtol=0, atol=1e-9), name
         assert not torch.allclose(value, other[name], rtol=0, atol=1e-4), name
@@ -704,7 +722,7 @@ def test_joint_training_can_have_the_validation_labels_too(small_stream: eg.Task
     tasks = list(small_stream)
     assert plain.history[-1]["nodes"] == tasks[-1].train.numel()
     assert not all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), more.model.parameters()))
-    context_task = more.method.training_data(more._context(tasks[-1], tasks[-1]))
+    context_task = more.method.training_data(make_context(more, tasks[-1], tasks[-1]))
     everything = tasks[-1].so_far()
     assert context_task.train.tolist() == [*everything.train.tolist(), *everything.val.tolist()]
     assert not context_task.val.numel()

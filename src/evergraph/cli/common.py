@@ -24,7 +24,7 @@ from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
 from evergraph.experiments.comparison import check_names
 from evergraph.experiments.result_file import RESULTS, read_results
-from evergraph.experiments.run import OnProgress
+from evergraph.experiments.seed_run import OnProgress
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
@@ -105,6 +105,7 @@ KeepOptimizer = Annotated[
     bool | None, typer.Option("--keep-optimizer", help="Keep the optimizer's averages between tasks.")
 ]
 Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
+Schedule = _training_option(str, "The learning rate over a task: constant, or cosine, falling to 0.", "schedule")
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
 
@@ -145,6 +146,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "fan_out": (FanOut, None),
     "keep_optimizer": (KeepOptimizer, None),
     "optimizer": (Optimizer, None),
+    "schedule": (Schedule, None),
     "jobs": (Jobs, None),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),

@@ -32,7 +32,7 @@ from evergraph.experiments.method_table import write_method_table
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.report import write_report
 from evergraph.experiments.result_file import CELLS, TUNING, each_test_graph, known_result, write_results
-from evergraph.experiments.run import check_folder, default_folder
+from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.experiments.selection import SELECTION_RULES, SelectionRule, Space, make_rule, tune
 from evergraph.experiments.selection.tuning import BEST
 from evergraph.persistence.files import taken_folder, write_atomically

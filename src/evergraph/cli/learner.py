@@ -20,6 +20,7 @@ from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import make_model
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_csv
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Prediction, Training
 from evergraph.training.description import describe
@@ -269,17 +270,14 @@ def _shown(value: Any) -> str:
 
 
 def _as_csv(prediction: Prediction) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    examples, numbers = prediction.nodes.tolist(), prediction.probabilities.tolist()
     if prediction.columns is not None:  # several labels or numbers: a column for each
-        writer.writerow(["example", *prediction.columns])
-        for example, values in zip(prediction.nodes.tolist(), prediction.probabilities.tolist()):
-            writer.writerow([example, *(f"{value:.6g}" for value in values)])
-        return text.getvalue()
-    writer.writerow(["node", "class", "probability"])
-    rows = zip(prediction.nodes.tolist(), prediction.labels, prediction.probabilities.tolist())
-    writer.writerows((node, name, f"{probability:.6g}") for node, name, probability in rows)
-    return text.getvalue()
+        rows = ([example, *(f"{value:.6g}" for value in values)] for example, values in zip(examples, numbers))
+        return as_csv(["example", *prediction.columns], rows)
+    named = zip(examples, prediction.labels, numbers)
+    return as_csv(
+        ["node", "class", "probability"], ([node, name, f"{probability:.6g}"] for node, name, probability in named)
+    )
 
 
 def _parquet() -> Any:

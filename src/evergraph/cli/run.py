@@ -20,7 +20,7 @@ from evergraph.experiments import RunSpec, make_loggers, run
 from evergraph.experiments.cells import Cell, run_cells
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.plots import heatmaps
-from evergraph.experiments.run import check_folder, default_folder
+from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.methods import METHODS
 from evergraph.models import MODELS
 from evergraph.persistence.files import taken_folder

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from evergraph.cli import common
-from evergraph.experiments.run import default_folder
+from evergraph.experiments.run_folder import default_folder
 from evergraph.experiments.selection import SELECTION_RULES, Space, compare_rules, make_rule, make_rules, tune
 from evergraph.experiments.selection.proposals import has_optuna
 from evergraph.experiments.selection.search import OnDone

@@ -10,7 +10,8 @@ from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph, from_pyg, make_graph
 from evergraph.data.leak import leak_score, neighbourhood_means
 from evergraph.data.scenarios import SCENARIOS, Scenario
-from evergraph.data.streams import DEFAULT_STREAM, TaskStream, find_graph, stream
+from evergraph.data.sources import DEFAULT_STREAM, find_graph, stream
+from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Part, Task, union
 from evergraph.data.test_graphs import TEST_GRAPHS, TestGraph
 

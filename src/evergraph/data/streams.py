@@ -6,34 +6,23 @@ import copy
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from evergraph import registry
-from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveInt, Seed, checked
-from evergraph.data.arrangement import (
-    Order,
-    given_split,
-    group_classes,
-    split_nodes,
-    split_within_tasks,
-    tasks_of_classes,
-)
-from evergraph.data.datasets import DATASETS, Dataset
-from evergraph.data.datasets.base import find_data_root
+from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveInt, Seed
+from evergraph.data.arrangement import Order, given_split, tasks_of_classes
+from evergraph.data.division import divided_by_attribute, divided_by_classes
 from evergraph.data.examples import narrowed, problem_of, with_negatives, with_training_edges
-from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
+from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
-from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute, tasks_by_attribute
+from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
 from evergraph.data.tasks import Part, Task
 from evergraph.data.test_graphs import TEST_GRAPHS
-from evergraph.errors import EvergraphError, unknown
-from evergraph.persistence.reading import exists
+from evergraph.errors import EvergraphError
 
-DEFAULT_STREAM = "digits"
 MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
 
 
@@ -100,55 +89,18 @@ class TaskStream(metaclass=Checked):
             raise EvergraphError("blur does not go with scenario task: examples then come without their task's classes")
         part = given_split(graph, seed) if split == "given" else None
         self._extent, self._test_part = "", 2
-        self._split = "as the data came" if part is not None else "60/20/20 per class"
         if self.scenario.by_attribute:
-            classes, task_of, part, names = self._by_attribute(graph, bins, part)
+            self.by, attribute = find_attribute(graph, by, self.scenario.name)
+            wanted = self.scenario.bins if bins is None else bins
+            division = divided_by_attribute(graph, self.by, attribute, wanted, min_class_size, part, seed)
         else:
-            classes, task_of, part, names = self._by_classes(graph, part)
+            division = divided_by_classes(graph, order, classes_per_task, min_class_size, part, seed)
+        self._split, task_of, part = division.split, division.task_of, division.part
         if blur:
             task_of = blurred(task_of, part, blur, seed)
         if graph.positives_only:
             graph, task_of, part = with_negatives(graph, task_of, part, seed)
-        self._take(graph, classes, task_of, part, names)
-
-    def _by_classes(self, graph: Graph, part: Tensor | None) -> tuple[list[int], Tensor, Tensor, list[str] | None]:
-        """Classes in the order of arrival, the task and the part of each example; tasks go by their classes' names."""
-        if not graph.has_classes:
-            raise EvergraphError(
-                f"{graph.name}: its examples have several labels or numbers, not one class each; make tasks of an "
-                "attribute with by= (--by), or use --scenario domain or time"
-            )
-        groups = group_classes(graph, self.order, self.classes_per_task, self.min_class_size, self.seed)
-        classes = list(dict.fromkeys(position for group in groups for position in group))
-        if part is None:
-            part = torch.full((graph.num_examples,), -1)
-            for number, chosen in enumerate(split_nodes(graph, classes, self.seed)):
-                part[chosen] = number
-        task_of = tasks_of_classes(graph, groups, part, self.seed)
-        return classes, task_of, torch.where(task_of >= 0, part, -1), None
-
-    def _by_attribute(
-        self, graph: Graph, bins: int | None, part: Tensor | None
-    ) -> tuple[list[int], Tensor, Tensor, list[str] | None]:
-        """The same, with tasks that are values of an attribute."""
-        self.by, attribute = find_attribute(graph, self.by, self.scenario.name)
-        wanted = self.scenario.bins if bins is None else bins
-        task_of, names = tasks_by_attribute(attribute, wanted, f"{graph.name}: {self.by!r}")
-        classes = list(range(graph.num_classes))
-        if graph.has_classes:
-            sizes = graph.class_sizes().tolist()
-            classes = [position for position in classes if sizes[position] >= max(self.min_class_size, 1)]
-            dropped = torch.ones(graph.num_classes + 1, dtype=torch.bool)
-            dropped[[*classes, -1]] = False  # examples without a label stay: they are somebody's neighbours
-            task_of = torch.where(dropped[graph.y], -1, task_of)
-        if part is None:
-            part = split_within_tasks(graph, task_of, self.seed)
-            self._split = "60/20/20 per task and class" if graph.has_classes else "60/20/20 per task"
-        part = torch.where((task_of >= 0) & graph.labelled, part, -1)
-        for task, name in enumerate(names):
-            if not bool(((task_of == task) & (part == 0)).any()):
-                raise EvergraphError(f"{graph.name}: task {task} ({self.by} {name}) has nothing to train on")
-        return classes, task_of, part, names
+        self._take(graph, division.classes, task_of, part, division.names)
 
     def _take(
         self, graph: Graph, classes: Sequence[int], task_of: Tensor, part: Tensor, names: list[str] | None
@@ -350,65 +302,3 @@ class TaskStream(metaclass=Checked):
     def __repr__(self) -> str:
         counts = f"{self.num_classes} classes, {self.graph.num_examples} {self.graph.level}s"
         return f"TaskStream({self.name!r}, {len(self)} tasks, {counts})"
-
-
-@checked
-def stream(
-    source: str | Path | Graph | Any = DEFAULT_STREAM,
-    *,
-    classes_per_task: PositiveInt | None = None,
-    min_class_size: NonNegativeInt | None = None,
-    data_root: str | Path | None = None,
-    first_tasks: NonNegativeInt = 0,
-    pseudo_stream: bool = False,
-    undirected: bool | None = None,
-    **options: Any,
-) -> TaskStream:
-    """A stream by name, from a file, or from a graph at hand.
-
-    Args:
-        source: a dataset (`evergraph streams` lists them), `sbm:KEY=VALUE,…`, the path of an .npz or .pt
-            file, a PyG `Data` object or a `Graph`.
-        classes_per_task: classes per task; the dataset's (2 for a graph of your own) where not given.
-        min_class_size: smallest class kept; the dataset's where not given.
-        data_root: folder of the datasets; else `EVERGRAPH_DATA`, else a cache in the home folder.
-        first_tasks: the first so many tasks alone (`TaskStream.first`); 0 for all.
-        pseudo_stream: a small stream of the first task's classes instead (`TaskStream.within_task`).
-        undirected: how a graph of your own is read: False keeps the directions of its edges, True reads all of them
-            in both; None does so too, and says it where only one direction was given.
-        options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`, `scenario`, `by`,
-            `bins`, `blur`, `split`.
-    """
-    graph, dataset = find_graph(source, data_root, undirected)
-    preset = {"scenario": dataset.scenario, **dataset.stream}
-    if any(options.get(key) for key in ("scenario", "by", "task_incremental")):  # another arrangement than the preset's
-        preset = {key: value for key, value in preset.items() if key not in ("scenario", "by", "bins")}
-    tasks = TaskStream(
-        graph,
-        dataset.classes_per_task if classes_per_task is None else classes_per_task,
-        min_class_size=dataset.min_class_size if min_class_size is None else min_class_size,
-        **{"problem": dataset.problem or None, **preset, **options},
-    )
-    tasks = tasks.first(first_tasks) if first_tasks else tasks
-    tasks = tasks.within_task(0) if pseudo_stream else tasks
-    tasks.graph_mark = content_mark(graph)
-    return tasks
-
-
-def find_graph(
-    source: str | Path | Graph | Any, data_root: str | Path | None = None, undirected: bool | None = None
-) -> tuple[Graph, Dataset]:
-    """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said."""
-    if data_root is not None:
-        find_data_root(data_root)  # a folder that is not there is refused even where nothing is read from it
-    unnamed = Dataset("graph", lambda data_root: as_graph(source), problem="")
-    if not isinstance(source, (str, Path)):
-        return as_graph(source, undirected=undirected), unnamed
-    name, _, settings = str(source).partition(":")
-    if name in DATASETS:
-        if undirected is False:
-            raise EvergraphError(f"{name} is an undirected graph; keep directions (--directed) of graphs of your own")
-        return DATASETS[name].graph(data_root, settings), DATASETS[name]
-    if Path(source).suffix in GRAPH_FILES or exists(source):
-        return as_graph(source, undirected=undirected), unnamed
-    raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file"])

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from evergraph.errors import EvergraphError, EvergraphWarning, first_line
-from evergraph.experiments.run import check_folder, finish_run, finished_result, run_seed
+from evergraph.experiments.run import finish_run, run_seed
+from evergraph.experiments.run_folder import check_folder, finished_result
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import taken_folder
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +18,7 @@ from evergraph.experiments.result_file import each_test_graph
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import MODELS
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_csv
 from evergraph.training import Training
 
 
@@ -210,23 +209,21 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+def table_as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """The table for programs: means and deviations in columns of their own."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     measures = [key for key, value in rows[0].items() if isinstance(value, dict) and "mean" in value]
     head = ["stream", "test_graph", "method", "runs", "seconds", "kept_bytes"]
     more = ["settings", "keeps", "uses", "test_nodes_read"]
-    writer.writerow([*head, *(f"{key}_{part}" for key in measures for part in ("mean", "std")), *more])
+    lines = []
     for row in rows:
         numbers = [(row[key] or {}).get(part) for key in measures for part in ("mean", "std")]
         settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
         words = [settings, told.keeps(row), told.uses(row), row["test_nodes_read"]]
-        writer.writerow([*(row[key] for key in head), *numbers, *words])
-    return text.getvalue()
+        lines.append([*(row[key] for key in head), *numbers, *words])
+    return as_csv([*head, *(f"{key}_{part}" for key in measures for part in ("mean", "std")), *more], lines)
 
 
 def write_tables(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """`table.md` and `table.csv`."""
     write_atomically(folder / "table.md", markdown(rows))
-    write_atomically(folder / "table.csv", as_csv(rows))
+    write_atomically(folder / "table.csv", table_as_csv(rows))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from evergraph.experiments.comparison import row_label, settings_apart, stream_t
 from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_csv
 
 ABOUT = (
     "Mean ± standard deviation over seeds and class orders. Bold: the best of the column that keeps no old data; "
@@ -129,20 +128,17 @@ def latex(table: MethodTable) -> str:
     return f"{note}\n{tabular('l' + 'r' * len(table.columns), head, rows)}"
 
 
-def as_csv(table: MethodTable) -> str:
+def table_as_csv(table: MethodTable) -> str:
     """For programs: one line per method and column."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["method", "stream", f"{table.measure}_mean", f"{table.measure}_std", "runs", "best", "within_noise"]
-    )
+    head = ["method", "stream", f"{table.measure}_mean", f"{table.measure}_std", "runs", "best", "within_noise"]
+    lines = []
     for method, entries in table.rows.items():
         for column, entry in zip(table.columns, entries):
             if entry is not None:
                 spread = mean_std(entry.values)
                 told = "" if entry.tied is None else entry.tied
-                writer.writerow([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, told])
-    return text.getvalue()
+                lines.append([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, told])
+    return as_csv(head, lines)
 
 
 def write_method_table(
@@ -152,7 +148,7 @@ def write_method_table(
     table = method_table(results, tuned=tuned)
     write_atomically(folder / "methods.md", markdown(table) + (f"\n{note}\n" if note else ""))
     write_atomically(folder / "methods.tex", (f"% {note}\n" if note else "") + latex(table))
-    write_atomically(folder / "methods.csv", as_csv(table))
+    write_atomically(folder / "methods.csv", table_as_csv(table))
     return table
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from evergraph.errors import EvergraphError
-from evergraph.experiments.run import check_graph
+from evergraph.experiments.run_folder import check_graph
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_json, parse_json, read_text

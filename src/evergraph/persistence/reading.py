@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import os
 import stat
@@ -14,6 +15,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -109,6 +111,15 @@ def read_record(path: str | Path, shape: Any = None, advice: str = RESTORE) -> d
 def content_hash(value: Any) -> str:
     """SHA-256 of plain values."""
     return hashlib.sha256(as_json(value).encode()).hexdigest()
+
+
+def as_csv(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """The text of a CSV file: a line of column names, then a line for each row."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def read_rows(path: str | Path) -> list[dict[str, str]]:

@@ -1,7 +1,9 @@
 """Training: the loop, its settings and executors, the learner, and the driver that saves and resumes it."""
 
-from evergraph.training.learner import Learner, Prediction, default_method, pick_device
+from evergraph.training.defaults import default_method, pick_device
+from evergraph.training.learner import Learner
 from evergraph.training.loop import Progress, train, train_step
+from evergraph.training.predicting import Prediction
 from evergraph.training.settings import LABEL_SCOPES, Training
 
 __all__ = [

@@ -95,6 +95,19 @@ def chosen_units(classes: Any, known: Sequence[ClassName]) -> list[int]:
     return [known.index(name) for name in named]
 
 
+def new_names(known: Sequence[ClassName], task: Task) -> list[ClassName]:
+    """The task's classes that were not met before. One name in two types is a slip, not two classes."""
+    fresh = [name for name in task.class_names if name not in known]
+    types = {str(name): type(name).__name__ for name in known}
+    for name in fresh:
+        if str(name) in types:
+            raise EvergraphError(
+                f"{task.graph.name} calls a class {name!r} ({type(name).__name__}), the learner knows it as "
+                f"{types[str(name)]}; name classes alike in all graphs"
+            )
+    return fresh
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

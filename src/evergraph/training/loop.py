@@ -43,7 +43,9 @@ MOMENTUM = 0.9  # of plain gradient descent
 
 def make_optimizer(model: GraphModel, settings: Training) -> torch.optim.Optimizer:
     """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
-    params, lr, decay = list(model.parameters()), settings.lr, settings.weight_decay
+    params, decay = list(model.parameters()), settings.weight_decay
+    # a rate that changes is a tensor, which a captured step reads anew
+    lr = settings.lr if settings.schedule == "constant" else torch.tensor(settings.lr, device=params[0].device)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
     return torch.optim.Adam(params, lr=lr, weight_decay=decay, fused=True, capturable=params[0].is_cuda)
@@ -64,6 +66,13 @@ def load_optimizer(model: GraphModel, optimizer: torch.optim.Optimizer, state: O
         if name in state and all(kept.shape in (value.shape, ()) for kept in state[name].values())
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": known})
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the steps to come; a number stays as it was made."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
 
 
 def train(
@@ -88,6 +97,7 @@ def train(
     while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
         model.train()
         context.epoch = progress.epoch
+        _set_rate(optimizer, settings.rate(progress.epoch, epochs))
         total = torch.zeros((), dtype=torch.float64, device=seeds.device)
         order = torch.randperm(seeds.numel()).to(seeds.device)
         for batch in executor.batches(seeds[order]):

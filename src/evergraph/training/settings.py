@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -32,6 +33,9 @@ class Training(metaclass=Checked):
         optimizer: `adam`, or `sgd` with momentum 0.9 for methods that precondition gradients themselves.
         keep_optimizer: go on with the optimizer's averages from task to task, as code does that makes its optimizer
             once. A parameter whose shape has changed starts afresh.
+        schedule: the learning rate over a task's epochs: `constant`, or `cosine`, which falls to zero along half a
+            cosine (Loshchilov & Hutter, ICLR 2017, without restarts within a task). Against a stiff penalty a constant
+            rate ends wherever its last oscillation was.
     """
 
     epochs: NonNegativeInt = 50
@@ -45,6 +49,13 @@ class Training(metaclass=Checked):
     fan_out: Annotated[tuple[PositiveInt, ...], NotEmpty()] | None = None
     keep_optimizer: bool = False
     optimizer: Literal["adam", "sgd"] = "adam"
+    schedule: Literal["constant", "cosine"] = "constant"
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """The learning rate of an epoch, counted from 0, of so many."""
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
 
     def protocol(self) -> dict[str, Any]:
         """The settings as plain values."""

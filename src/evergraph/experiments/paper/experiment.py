@@ -20,8 +20,8 @@ from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
 from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.result_file import CELLS, is_trial, known_result, read_results, write_results
-from evergraph.experiments.run import describe_device, versions
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import make_folder, taken_folder, write_atomically
 from evergraph.persistence.reading import read_text

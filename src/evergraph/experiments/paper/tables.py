@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.method_table import keeps_old_data
 from evergraph.experiments.paper.protocol import Protocol, read
 from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_csv
 
 NOT_MEASURED = "not measured here"
 
@@ -190,18 +189,17 @@ def latex(rows: list[dict[str, Any]]) -> str:
     return tabular("l|rr|rr|rr", head, lines)
 
 
-def as_csv(rows: list[dict[str, Any]]) -> str:
+def table_as_csv(rows: list[dict[str, Any]]) -> str:
     """A CSV with means and deviations in columns of their own; empty where nothing was measured."""
     test_graph, other_graph = _graphs(rows)
-    text = io.StringIO()
     measures = [
         f"{key}_{graph}_{part}"
         for graph in (test_graph, other_graph)
         for key in ("ap", "af")
         for part in ("mean", "std")
     ]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["protocol", "dataset", "row", "title", "paper_ap", "paper_af", *measures, "seconds", "distance"])
+    columns = ["protocol", "dataset", "row", "title", "paper_ap", "paper_af"]
+    lines = []
     for row in rows:
         result = row["result"]
         values: list[Any] = [None] * (len(measures) + 2)
@@ -211,16 +209,14 @@ def as_csv(rows: list[dict[str, Any]]) -> str:
                 s[key][part] if s else None for s in summaries for key in ("ap", "af") for part in ("mean", "std")
             ]
             values += [result["seconds"], distance(row)]
-        writer.writerow(
-            [row["protocol"], row["dataset"], row["row"], row["title"], row["paper_ap"], row["paper_af"], *values]
-        )
-    return text.getvalue()
+        lines.append([*(row[key] for key in columns), *values])
+    return as_csv([*columns, *measures, "seconds", "distance"], lines)
 
 
 def write_tables(rows: list[dict[str, Any]], folder: Path, heading: str) -> Path:
     """All three formats; returns the Markdown's path."""
     table = markdown_with_differences if "all_orders" in rows[0] else markdown
     write_atomically(folder / "table.md", f"{heading}\n\n{table(rows)}")
-    write_atomically(folder / "table.csv", as_csv(rows))
+    write_atomically(folder / "table.csv", table_as_csv(rows))
     write_atomically(folder / "table.tex", latex(rows))
     return folder / "table.md"

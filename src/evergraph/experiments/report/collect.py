@@ -21,7 +21,7 @@ from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
 from evergraph.experiments.report.answer import COLOURS, role_of, style_of
 from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, is_trial, read_results
-from evergraph.experiments.run import read_result
+from evergraph.experiments.run_folder import read_result
 from evergraph.experiments.told import bytes_kept, uses
 from evergraph.persistence.reading import read_rows
 

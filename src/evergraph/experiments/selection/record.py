@@ -11,7 +11,7 @@ from typing import Any
 
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
-from evergraph.experiments.run import versions
+from evergraph.experiments.provenance import versions
 from evergraph.experiments.selection.proposals import has_optuna, spread
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec

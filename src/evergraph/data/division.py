@@ -1,0 +1,79 @@
+"""How the examples of a graph are divided into tasks and parts: by their classes, or by an attribute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergraph.data.arrangement import Order, group_classes, split_nodes, split_within_tasks, tasks_of_classes
+from evergraph.data.attributes import Attribute
+from evergraph.data.graph import Graph
+from evergraph.data.scenarios import tasks_by_attribute
+from evergraph.errors import EvergraphError
+
+AS_GIVEN = "as the data came"
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which example belongs where.
+
+    Args:
+        classes: positions of the classes that are kept, in the order of arrival.
+        task_of: the task of each example; -1 where it is left out.
+        part: the part of each example: 0 to train on, 1 to validate, 2 to test; -1 where it is in none.
+        names: what the tasks are called; None where they go by their classes' names.
+        split: how the parts were chosen, in words.
+    """
+
+    classes: list[int]
+    task_of: Tensor
+    part: Tensor
+    names: list[str] | None
+    split: str
+
+
+def divided_by_classes(
+    graph: Graph, order: Order, classes_per_task: int, min_class_size: int, part: Tensor | None, seed: int
+) -> Division:
+    """Tasks made of classes, split as given by `part`, else 60/20/20 within each class."""
+    if not graph.has_classes:
+        raise EvergraphError(
+            f"{graph.name}: its examples have several labels or numbers, not one class each; make tasks of an "
+            "attribute with by= (--by), or use --scenario domain or time"
+        )
+    groups = group_classes(graph, order, classes_per_task, min_class_size, seed)
+    classes = list(dict.fromkeys(position for group in groups for position in group))
+    split = AS_GIVEN
+    if part is None:
+        split = "60/20/20 per class"
+        part = torch.full((graph.num_examples,), -1)
+        for number, chosen in enumerate(split_nodes(graph, classes, seed)):
+            part[chosen] = number
+    task_of = tasks_of_classes(graph, groups, part, seed)
+    return Division(classes, task_of, torch.where(task_of >= 0, part, -1), None, split)
+
+
+def divided_by_attribute(
+    graph: Graph, by: str, attribute: Attribute, bins: int, min_class_size: int, part: Tensor | None, seed: int
+) -> Division:
+    """Tasks made of an attribute's values, split as given by `part`, else 60/20/20 within each task and class."""
+    task_of, names = tasks_by_attribute(attribute, bins, f"{graph.name}: {by!r}")
+    classes = list(range(graph.num_classes))
+    if graph.has_classes:
+        sizes = graph.class_sizes().tolist()
+        classes = [position for position in classes if sizes[position] >= max(min_class_size, 1)]
+        dropped = torch.ones(graph.num_classes + 1, dtype=torch.bool)
+        dropped[[*classes, -1]] = False  # examples without a label stay: they are somebody's neighbours
+        task_of = torch.where(dropped[graph.y], -1, task_of)
+    split = AS_GIVEN
+    if part is None:
+        split = "60/20/20 per task and class" if graph.has_classes else "60/20/20 per task"
+        part = split_within_tasks(graph, task_of, seed)
+    part = torch.where((task_of >= 0) & graph.labelled, part, -1)
+    for task, name in enumerate(names):
+        if not bool(((task_of == task) & (part == 0)).any()):
+            raise EvergraphError(f"{graph.name}: task {task} ({by} {name}) has nothing to train on")
+    return Division(classes, task_of, part, names, split)

@@ -1,0 +1,79 @@
+"""Where streams come from: a dataset's name, the path of a file, or a graph at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from evergraph.core.settings import NonNegativeInt, PositiveInt, checked
+from evergraph.data.datasets import DATASETS, Dataset
+from evergraph.data.datasets.base import find_data_root
+from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
+from evergraph.data.graph import Graph
+from evergraph.data.streams import TaskStream
+from evergraph.errors import EvergraphError, unknown
+from evergraph.persistence.reading import exists
+
+DEFAULT_STREAM = "digits"
+
+
+@checked
+def stream(
+    source: str | Path | Graph | Any = DEFAULT_STREAM,
+    *,
+    classes_per_task: PositiveInt | None = None,
+    min_class_size: NonNegativeInt | None = None,
+    data_root: str | Path | None = None,
+    first_tasks: NonNegativeInt = 0,
+    pseudo_stream: bool = False,
+    undirected: bool | None = None,
+    **options: Any,
+) -> TaskStream:
+    """A stream by name, from a file, or from a graph at hand.
+
+    Args:
+        source: a dataset (`evergraph streams` lists them), `sbm:KEY=VALUE,…`, the path of an .npz or .pt
+            file, a PyG `Data` object or a `Graph`.
+        classes_per_task: classes per task; the dataset's (2 for a graph of your own) where not given.
+        min_class_size: smallest class kept; the dataset's where not given.
+        data_root: folder of the datasets; else `EVERGRAPH_DATA`, else a cache in the home folder.
+        first_tasks: the first so many tasks alone (`TaskStream.first`); 0 for all.
+        pseudo_stream: a small stream of the first task's classes instead (`TaskStream.within_task`).
+        undirected: how a graph of your own is read: False keeps the directions of its edges, True reads all of them
+            in both; None does so too, and says it where only one direction was given.
+        options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`, `scenario`, `by`,
+            `bins`, `blur`, `split`.
+    """
+    graph, dataset = find_graph(source, data_root, undirected)
+    preset = {"scenario": dataset.scenario, **dataset.stream}
+    if any(options.get(key) for key in ("scenario", "by", "task_incremental")):  # another arrangement than the preset's
+        preset = {key: value for key, value in preset.items() if key not in ("scenario", "by", "bins")}
+    tasks = TaskStream(
+        graph,
+        dataset.classes_per_task if classes_per_task is None else classes_per_task,
+        min_class_size=dataset.min_class_size if min_class_size is None else min_class_size,
+        **{"problem": dataset.problem or None, **preset, **options},
+    )
+    tasks = tasks.first(first_tasks) if first_tasks else tasks
+    tasks = tasks.within_task(0) if pseudo_stream else tasks
+    tasks.graph_mark = content_mark(graph)
+    return tasks
+
+
+def find_graph(
+    source: str | Path | Graph | Any, data_root: str | Path | None = None, undirected: bool | None = None
+) -> tuple[Graph, Dataset]:
+    """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said."""
+    if data_root is not None:
+        find_data_root(data_root)  # a folder that is not there is refused even where nothing is read from it
+    unnamed = Dataset("graph", lambda data_root: as_graph(source), problem="")
+    if not isinstance(source, (str, Path)):
+        return as_graph(source, undirected=undirected), unnamed
+    name, _, settings = str(source).partition(":")
+    if name in DATASETS:
+        if undirected is False:
+            raise EvergraphError(f"{name} is an undirected graph; keep directions (--directed) of graphs of your own")
+        return DATASETS[name].graph(data_root, settings), DATASETS[name]
+    if Path(source).suffix in GRAPH_FILES or exists(source):
+        return as_graph(source, undirected=undirected), unnamed
+    raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file"])

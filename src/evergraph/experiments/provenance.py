@@ -1,0 +1,28 @@
+"""What a number may depend on besides its settings: versions of packages, and the device."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from evergraph.version import __version__
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything a number may depend on."""
+    known_versions = {"evergraph": __version__, "python": platform.python_version()}
+    for package in ("torch", "torch_geometric", "numpy", "scipy", "scikit-learn"):
+        try:
+            known_versions[package] = version(package)
+        except PackageNotFoundError:
+            known_versions[package] = "missing"
+    return known_versions
+
+
+def describe_device(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads)"

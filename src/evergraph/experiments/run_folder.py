@@ -1,0 +1,146 @@
+"""The folder of a run: what its files hold, and that all of them are of one run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from evergraph.core.settings import NotEmpty
+from evergraph.data import DATASETS, TaskStream, find_graph
+from evergraph.data.files import content_mark
+from evergraph.errors import EvergraphError
+from evergraph.experiments.provenance import describe_device, versions
+from evergraph.experiments.specification import RunSpec
+from evergraph.persistence.files import holds_something
+from evergraph.persistence.reading import HASH, as_json, content_hash, exists, read_json, read_record, write_record
+from evergraph.training import pick_device
+
+Row = list[float | None]
+Rows = list[Row]
+"""A matrix as JSON holds it: after each task, the measure on every task; None on those not learned yet."""
+
+
+class RunRecord(TypedDict):
+    """What `run.json` holds."""
+
+    spec: dict[str, Any]
+    graph: str
+    versions: dict[str, str]
+    device: str
+
+
+class SeedRecord(TypedDict):
+    """What `matrix.json` holds."""
+
+    matrix: Rows
+    also_tested: dict[str, Rows]
+    validation: Rows
+    log: list[dict[str, Any]]
+    kept_bytes: list[int]
+    seconds: float
+    finished: bool
+    run: str
+    seed: int
+
+
+class ResultRecord(TypedDict):
+    """What `result.json` holds at least."""
+
+    stream: str
+    method: str
+    matrices: Annotated[list[Rows], NotEmpty()]
+    ap: dict[str, float]
+    af: dict[str, float]
+    protocol: dict[str, Any]
+    seeds: Annotated[list[int], NotEmpty()]
+
+
+def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
+    """Refuse to mix two runs in one folder."""
+    config = folder / "run.json"
+    if not config.exists():
+        if holds_something(folder) and not config.exists():  # another seed's process may have begun the run just now
+            raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
+        return
+    if not resume:
+        raise EvergraphError(f"{folder} holds a run already; add --resume to go on with it, or name another with --out")
+    saved = read_record(config, RunRecord, "name another folder with --out")["spec"]
+    if keys := spec.differences(saved):
+        raise EvergraphError(f"{folder} holds a run with other settings ({', '.join(keys)}); name another with --out")
+
+
+def check_same_graph(graph: str, known: str, place: str | Path) -> None:
+    """An error where a run would be mixed from two graphs, given the marks of both."""
+    if graph != known:
+        raise EvergraphError(f"{place} was run on another graph: the file has changed since; name another with --out")
+
+
+def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
+    """An error where the graph file that a finished run was made of has changed; named datasets check their own."""
+    if known is not None and spec.source.partition(":")[0] not in DATASETS:
+        check_same_graph(
+            content_mark(find_graph(spec.source, undirected=spec.stream.get("undirected"))[0]), known, place
+        )
+
+
+def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
+    """What the run is, written once; a run resumed under other versions says so. Returns the run's mark."""
+    path = folder / "run.json"
+    now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
+    if not path.exists():
+        content = {"spec": json.loads(as_json(spec.as_dict())), "graph": tasks.graph_mark, **now}
+    else:
+        content = read_record(path, RunRecord, "name another folder with --out")
+        check_same_graph(tasks.graph_mark, content["graph"], folder)
+        same = now in ({key: content[key] for key in now}, content.get("resumed_with"))
+        if same and content["spec"].get("seeds") == spec.seeds:
+            return run_mark(content)
+        content["spec"]["seeds"] = spec.seeds
+        content |= {} if same else {"resumed_with": now}
+    write_record(path, content, indent=1)
+    return run_mark(content)
+
+
+def run_mark(record: Mapping[str, Any]) -> str:
+    """What every part of a run carries: a hash of its settings and its graph; seeds and devices may be added later."""
+    settings = {key: value for key, value in record["spec"].items() if key not in {"seeds", "device"}}
+    return content_hash([settings, record["graph"]])
+
+
+def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
+    """The result of a run in its folder; None where it is not finished, or seeds were added to it."""
+    if not (folder / "result.json").exists():
+        return None
+    result = read_result(folder)
+    if result.get("seeds", spec.seeds) != spec.seeds:
+        return None
+    check_graph(spec, result.get("graph"), folder)
+    return result
+
+
+def read_result(folder: str | Path) -> dict[str, Any]:
+    """A finished run's result."""
+    path = Path(folder) / "result.json"
+    if not path.exists():
+        state = "a run that is not finished" if (Path(folder) / "run.json").exists() else "no run"
+        raise EvergraphError(f"{folder} holds {state}; finish it with --resume or name a run's folder")
+    result: dict[str, Any] = read_json(path, ResultRecord)
+    if HASH in result or "run" in result:  # those of version 0.1 have none
+        result = read_record(path, ResultRecord)
+        config = Path(folder) / "run.json"
+        if exists(config) and run_mark(read_record(config, RunRecord)) != result.get("run"):
+            raise EvergraphError(f"{path} is another run's than {config}; restore it from a copy")
+    return {**result, "run_dir": str(folder)}
+
+
+def default_folder(source: str, method: str) -> Path:
+    """A new folder under `runs/`, named after the stream, the method and the time."""
+    name = f"{Path(source.split(':')[0]).stem[:80]}-{method[:80]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder

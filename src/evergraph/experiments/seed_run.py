@@ -1,0 +1,147 @@
+"""One seed of a run: its tasks in turn, measured after each, saved so that it can go on where it was stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evergraph.data import Part, TaskStream, leak_score
+from evergraph.errors import EvergraphError
+from evergraph.experiments.loggers.base import Logging
+from evergraph.experiments.run_folder import Row, SeedRecord
+from evergraph.experiments.specification import RunSpec
+from evergraph.methods.state import count_bytes
+from evergraph.persistence.checkpoint import INDEX, remove_tree
+from evergraph.persistence.files import make_folder, remove_scratch, write_atomically
+from evergraph.persistence.reading import as_csv, exists, read_record, write_record
+from evergraph.training import Learner, Progress
+from evergraph.training.driver import Driver
+
+OnProgress = Callable[[int, int, int, int, int], None]
+"""Called as (seed number, task, number of tasks, epoch, number of epochs)."""
+
+
+class SeedRun:
+    """All tasks of one seed, from wherever an earlier attempt left off.
+
+    The learner and the rows measured so far are saved in one atomic write, so they always fit together.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        tasks: TaskStream,
+        seed: int,
+        number: int,
+        on_progress: OnProgress | None,
+        logging: Logging,
+        mark: str,
+    ) -> None:
+        make_folder(folder)
+        remove_scratch(folder)
+        self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
+        self.on_progress, self.logging = on_progress, logging
+        self.mark = {"run": mark, "seed": seed}  # every part of the seed's folder carries it
+        self.checkpoint = folder / "checkpoint"
+        self.driver = Driver(self.checkpoint, advice="; the run can go on with --resume when there is room")
+        self.clock = time.perf_counter()
+
+    def finish(self) -> dict[str, Any]:
+        """Learn the tasks that remain; returns the seed's matrix, log and seconds."""
+        done = self._read_finished()
+        if done is not None:
+            remove_tree(self.checkpoint)
+            return done
+        learner = self.spec.learner(self.seed, self.tasks.problem)
+        state: dict[str, Any] = {"matrix": [], "also_tested": {name: [] for name in self.spec.also_test}}
+        state |= {"validation": [], "log": [], "kept_bytes": [], "model_bytes": [], "seconds": 0.0, "finished": False}
+        state |= self.mark
+        if (self.checkpoint / INDEX).exists():
+            learner = self._load()
+            state = learner.notes
+        for index in range(learner.num_tasks, len(self.tasks)):
+            self._learn(learner, index, state)
+        state["leak"] = self._leak()
+        state["finished"] = True
+        write_atomically(self.folder / "log.csv", _log_table(state["log"]))
+        write_record(self.folder / "matrix.json", state)  # from here on the seed is done
+        remove_tree(self.checkpoint)
+        return state
+
+    def _learn(self, learner: Learner, index: int, state: dict[str, Any]) -> None:
+        """One task, and its row."""
+
+        def on_epoch(progress: Progress, epochs: int) -> None:
+            if self.on_progress is not None:
+                self.on_progress(self.number, index, len(self.tasks), progress.epoch, epochs)
+            self.logging.epoch(self.seed, index, len(state["log"]) + progress.epoch, progress.log[-1])
+
+        def notes() -> dict[str, Any]:
+            now = time.perf_counter()
+            state["seconds"] += now - self.clock
+            self.clock = now
+            return state
+
+        log = self.driver.learn(learner, self.tasks[index], on_epoch=on_epoch, notes=notes)
+        state["matrix"].append(self._row(learner, self.tasks.test_graph))
+        for name in self.spec.also_test:
+            state["also_tested"][name].append(self._row(learner, name))
+        if self.spec.validate:
+            state["validation"].append(self._row(learner, self.tasks.test_graph, "val"))
+        state["log"] += [{"task": index, **row} for row in log]
+        # what the model has grown by since the first task is kept too
+        sizes = state.setdefault("model_bytes", [])
+        sizes.append(count_bytes(dict(learner.model.state_dict())))
+        state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
+        self.logging.task(self.seed, state["matrix"])
+        self.driver.commit(learner, notes)
+        write_record(self.folder / "matrix.json", state)
+
+    def _row(self, learner: Learner, test_graph: str, part: Part = "test") -> Row:
+        """The newest row of an accuracy matrix."""
+        metric = self.spec.metric or None
+        values: Row = [*learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part).accuracies]
+        return values + [None] * (len(self.tasks) - len(values))
+
+    def _leak(self) -> dict[str, float]:
+        """How much each test graph gives away, where classes make the tasks and prediction is among those of all tasks.
+
+        Runs that settings are chosen by do not look at test nodes.
+        """
+        scenario = self.tasks.scenario
+        told_apart = not (scenario.task_known or scenario.by_attribute) and self.tasks.graph.level == "node"
+        if self.spec.validate or not told_apart:
+            return {}
+        return {name: leak_score(self.tasks, name) for name in (self.tasks.test_graph, *self.spec.also_test)}
+
+    def _load(self) -> Learner:
+        advice = f"remove {self.checkpoint} to begin seed {self.seed} anew"
+        try:
+            learner = Learner.load(self.checkpoint, device=self.spec.device)
+        except EvergraphError as error:
+            raise EvergraphError(f"{error}; {advice}") from None
+        self._check_mark(learner.notes, self.checkpoint, advice)
+        return learner
+
+    def _check_mark(self, record: Mapping[str, Any], place: Path, advice: str) -> None:
+        """An error where a part of the folder is another run's or another seed's."""
+        if any(record.get(key) != value for key, value in self.mark.items()):
+            raise EvergraphError(f"{place} is another run's or another seed's; {advice}")
+
+    def _read_finished(self) -> dict[str, Any] | None:
+        """The seed's result, if it is done."""
+        path, advice = self.folder / "matrix.json", f"remove {self.folder} to begin seed {self.seed} anew"
+        if not exists(path):
+            return None
+        state = read_record(path, SeedRecord, advice)
+        self._check_mark(state, path, advice)
+        return state if state["finished"] else None
+
+
+def _log_table(log: list[dict[str, Any]]) -> str:
+    """The log as CSV; a column for whatever any epoch has, empty where it has none."""
+    columns = list(dict.fromkeys(key for row in log for key in row)) or ["task", "epoch", "loss"]
+    return as_csv(columns, ([row.get(key, "") for key in columns] for row in log))

@@ -1,0 +1,133 @@
+"""How a learner learns a task: what has to fit, and the order in which everything is called up to the last test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from evergraph.core.finite import has_nan, is_finite, is_overflow
+from evergraph.data import Task
+from evergraph.errors import EvergraphError, tell
+from evergraph.methods import Context
+from evergraph.problems import problem_of
+from evergraph.training.inputs import new_names
+from evergraph.training.loop import OnEpoch, diverged, train
+from evergraph.training.predicting import tested
+from evergraph.training.transaction import between_epochs, own_random_numbers, transaction
+
+if TYPE_CHECKING:
+    from evergraph.training.learner import Learner
+
+
+def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[str, float]]:
+    """See `Learner.learn`; the task has been checked."""
+    with own_random_numbers(learner), transaction(learner, task) as resumed:
+        _set_up(learner, task)
+        if not resumed and (learner.model.out_channels or 0) < len(learner.classes_):
+            grow(learner, len(learner.classes_))
+        context = make_context(learner, task, task)
+        if not resumed:
+            learner.method.start_task(context)
+        if (data := learner.method.training_data(context)) is not None:
+            context = make_context(learner, data, task)
+        learner.method.prepare(context)
+        assert learner.progress is not None
+        progress = learner.progress
+        try:
+            train(context, learner.method, learner.training, progress, between_epochs(learner, on_epoch))
+            learner.model.eval()
+            learner.method.end_task(context)
+        except (RuntimeError, OverflowError) as error:
+            if not is_overflow(error):
+                raise
+            raise diverged(context, learner.training, progress) from None
+        if not is_finite(learner.model.parameters()) or has_nan(learner.method.state_dict()):
+            raise diverged(context, learner.training, progress)
+        learner.first_accuracies = [*learner.first_accuracies, tested(learner, task)]
+        measured = {} if learner.first_accuracies[-1] is None else {task.mark(): learner.first_accuracies[-1]}
+        learner.records = [*learner.records, {"mark": task.mark(), "tested": measured}]
+    learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
+    learner.progress, learner.task_mark = None, None
+    learner.num_tasks += 1
+    trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
+    learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
+    return progress.log
+
+
+def check_fit(learner: Learner, task: Task) -> None:
+    """Raise the error for a task that the learner cannot learn as the next one."""
+    if task.train.numel() == 0:
+        raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
+    if task.graph.level != learner.problem.level:
+        raise EvergraphError(
+            f"{task.graph.name} has {task.graph.level}s as examples, and {learner.problem.name} is about "
+            f"{learner.problem.level}s; name the problem: Learner(problem={problem_of(task.graph)!r})"
+        )
+    if task.graph.num_features != (learner.model.in_channels or task.graph.num_features):
+        raise EvergraphError(
+            f"task {learner.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
+            f"{learner.model.in_channels}; all tasks must have the same features"
+        )
+    if not learner.in_mid_task:
+        new_names(learner.classes_, task)  # a class under two names is refused here
+
+
+def _set_up(learner: Learner, task: Task) -> None:
+    """Build the model at the first task; let the method adapt it to later ones."""
+    if learner.model.in_channels is None:
+        learner.num_classes = max(learner.num_classes or task.num_classes, len(learner.classes_))
+        learner.model.setup(task.graph.num_features, learner.num_classes)
+    if not learner.model.reads_edge_weights and bool((task.graph.adjacency.values != 1).any()):
+        tell(f"{task.graph.name}: {type(learner.model).__name__} does not use edge weights; it reads every edge alike")
+    learner.method.adapt_model(learner.model, task)
+    learner.model.to(device=learner.device, dtype=learner.dtype)
+    if any(isinstance(value, nn.UninitializedParameter) for value in learner.model.parameters()):
+        learner.model.eval()
+        with torch.no_grad():  # a foreign module's lazy layers take their sizes from a first pass
+            batcher = learner.problem.batcher(learner.model, task.graph, device=learner.device)
+            learner.model(batcher.batch(task.train[:1].to(learner.device)))
+
+
+def grow(learner: Learner, num_classes: int) -> None:
+    """Give the output layer more units; the method's state follows."""
+    before = {name: value.detach().clone() for name, value in learner.model.named_parameters()}
+    learner.model.grow(num_classes)
+    learner.model.to(learner.device)
+    after = {name: value.detach().clone() for name, value in learner.model.named_parameters()}
+    learner.method.grow(before, after)
+    learner.num_classes = num_classes
+
+
+def make_context(learner: Learner, data: Task, arrived: Task) -> Context:
+    """What the method sees of the data it trains on."""
+    names, units = set(data.class_names), range(len(learner.classes_))
+    scope = {
+        "current": [unit for unit in units if learner.classes_[unit] in names],
+        "seen": list(units),
+        "all": list(range(learner.model.out_channels or 0)),
+    }[learner.training.label_scope]
+    earlier = {name for entry in learner.history for name in entry["classes"]}
+    old = [unit for unit in units if learner.classes_[unit] in earlier]
+    batcher = learner.problem.batcher(
+        learner.model,
+        data.graph,
+        targets=learner.problem.targets(data.graph, learner.classes_),
+        fan_out=learner.training.fan_out,
+        device=learner.device,
+    )
+    return Context(
+        model=learner.model,
+        task=data,
+        problem=learner.problem.within(torch.tensor(scope, device=learner.device)),
+        index=learner.num_tasks,
+        old=torch.tensor(old, dtype=torch.long, device=learner.device),
+        batcher=batcher,
+        batch_size=learner.training.batch_size or None,
+        generator=learner.generator,
+        reduction=learner.training.reduction,
+        arrived=arrived,
+        method=learner.method,
+        num_seen=len(learner.classes_),
+    )

@@ -1,0 +1,106 @@
+"""Learning a task as a transaction: a failure leaves the learner as it was, and nobody else's random numbers change."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from evergraph.data import Task
+from evergraph.errors import EvergraphError
+from evergraph.training.inputs import new_names
+from evergraph.training.loop import OnEpoch, Progress
+
+if TYPE_CHECKING:
+    from evergraph.training.learner import Learner
+
+
+@contextmanager
+def transaction(learner: Learner, task: Task) -> Iterator[bool]:
+    """Enter a task, or go on with the one that was left; says which. A failure leaves everything as it was."""
+    mark, resumed = task.mark(), learner.in_mid_task
+    if learner.progress is not None and mark != learner.task_mark:
+        raise EvergraphError(
+            f"the learner is in the middle of another task (epoch {learner.progress.epoch}); "
+            "learn that one to its end, or load an earlier checkpoint"
+        )
+    plain = ("classes_", "first_accuracies", "records", "progress", "task_mark", "num_classes", "random_state")
+    before = {name: copy.deepcopy(getattr(learner, name)) for name in (*plain, "optimizer_state")}
+    restore_model = remembered(learner.model)
+    state, generator = learner.method.copied_state(), learner.generator.get_state()
+    if not resumed:
+        learner.classes_ = learner.classes_ + new_names(learner.classes_, task)
+        kept = learner.optimizer_state if learner.training.keep_optimizer else None
+        learner.progress, learner.task_mark, learner.optimizer_state = Progress(optimizer=kept), mark, None
+    try:
+        yield resumed
+    except _StoppedBetweenEpochs as stopped:
+        raise stopped.reason from None
+    except BaseException:
+        for name, value in before.items():
+            setattr(learner, name, value)
+        restore_model()
+        learner.method.load_state_dict(state)
+        learner.generator.set_state(generator)
+        raise
+
+
+class _StoppedBetweenEpochs(BaseException):
+    """Carries what a caller's hook raised past the clean-up for failures."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__()
+        self.reason = reason
+
+
+def between_epochs(learner: Learner, on_epoch: OnEpoch | None) -> OnEpoch:
+    """The caller's hook, called with the learner in a state that can be saved."""
+
+    def hook(progress: Progress, epochs: int) -> None:
+        learner.random_state = torch.get_rng_state()
+        if on_epoch is None:
+            return
+        try:
+            on_epoch(progress, epochs)
+        except BaseException as reason:
+            raise _StoppedBetweenEpochs(reason) from None
+        torch.set_rng_state(learner.random_state)  # whatever the hook drew
+
+    return hook
+
+
+@contextmanager
+def own_random_numbers(learner: Learner) -> Iterator[None]:
+    """Run with the learner's random numbers, and leave everybody else's alone."""
+    devices = [learner.device] if learner.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.set_rng_state(learner.random_state)
+        if devices:
+            torch.cuda.manual_seed(zlib.crc32(learner.random_state.numpy().tobytes()))  # draws nothing here
+        yield
+        learner.random_state = torch.get_rng_state()
+
+
+def remembered(model: nn.Module) -> Callable[[], None]:
+    """A function that gives a model its present parameters, buffers and parts again, whatever happens to it.
+
+    Every module stays the object it was: a caller's own module is put back too, not replaced by a copy.
+    """
+    copies: dict[int, Any] = {}
+    copy.deepcopy(model, copies)  # fills in the copy of each object under the object's id
+    modules = list(model.modules())
+
+    def restore() -> None:
+        original = {id(copies[id(module)]): module for module in modules}
+        for module in modules:
+            saved = vars(copies[id(module)])
+            parts = {name: None if part is None else original[id(part)] for name, part in saved["_modules"].items()}
+            vars(module).clear()
+            vars(module).update({**saved, "_modules": parts})
+
+    return restore
