@@ -250,9 +250,16 @@ def test_a_node_is_what_its_atoms_match() -> None:
             assert float(got[position, unit]) == pytest.approx(score, abs=1e-5)
 
 
-def test_hpn_keeps_extractors_and_old_prototypes() -> None:
-    learner = eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), eg.HPN(threshold=0.3), **SETTINGS)
+@pytest.mark.parametrize("extractors", ["random", "first-task"])
+def test_hpn_keeps_extractors_and_old_prototypes(extractors: str) -> None:
+    method = eg.HPN(threshold=0.3, extractors=extractors)
+    learner = eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), method, **SETTINGS)
+    untrained = eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), "hpn", **{**SETTINGS, "epochs": 0})
+    untrained.learn(STREAM[0])
+    drawn = eg.copy_params(untrained.model)
     learner.learn(STREAM[0])
+    for name in ("own", "around"):
+        assert torch.equal(eg.copy_params(learner.model)[name], drawn[name]) == (extractors == "random")
     counts, before = learner.model.established.tolist(), eg.copy_params(learner.model)
     learner.learn(STREAM[1])
     after = eg.copy_params(learner.model)

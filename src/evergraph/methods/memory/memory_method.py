@@ -127,8 +127,9 @@ class MemoryMethod(Method):
     def most_examples(self, context: Context) -> int:
         """How many examples of one class the budget could hold if there were nothing else."""
         x, size = context.task.graph.x, next(context.model.parameters()).element_size()
-        entries = int((x.counts() if isinstance(x, SparseMatrix) else torch.count_nonzero(x, dim=1)).min())
-        return self.budget().most_examples(self.nodes_met_, entries * size)
+        entries = x.counts() if isinstance(x, SparseMatrix) else torch.count_nonzero(x, dim=1)
+        target = 4  # bytes
+        return self.budget().most_examples(self.nodes_met_, entries[context.task.train] * size + target)
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
         """The `number` most wanted of the nodes of one class, in order; by default at random."""

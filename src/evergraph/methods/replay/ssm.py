@@ -21,7 +21,9 @@ class SubgraphMemory(ReplayMethod):
     """Replay of random nodes of each class, each with a few of its neighbours; a subclass picks which."""
 
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
-    training = MappingProxyType({**ReplayMethod.training, "lr": 1e-4})  # what no example reads shall not drift
+    # small steps: what no kept example reads shall not drift; and enough of them for dense features
+    training = MappingProxyType({**ReplayMethod.training, "lr": 3e-4, "epochs": 200})
+    search_space = MappingProxyType({**ReplayMethod.search_space, "lr": (1e-5, 1e-3)})
 
     strength: NonNegative = 10.0
     neighbours: tuple[NonNegativeInt, ...] = (3, 1)
