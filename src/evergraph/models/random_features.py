@@ -60,6 +60,11 @@ class RandomFeatures(GraphModel):
         self.block_width = hidden // len(self.blocks)
         self.projection_seed: Tensor
 
+    @capability(rests_on=READS)
+    def of_width(self, width: int) -> RandomFeatures:
+        """A model with fewer or more features of the same kinds; training changes none of them."""
+        return RandomFeatures(width, self.blocks)
+
     def hyperparameters(self) -> dict[str, object]:
         """Constructor arguments that make an equal model."""
         return {"hidden": self.hidden, "blocks": [list(block) for block in self.blocks]}

@@ -27,12 +27,14 @@ class HPN(Method):
     """Prototypes of atoms, nodes and classes that are added where no old one is near, and matched where one is.
 
     After the first part of a task's epochs, after each step, an embedding whose cosine with every prototype of its
-    level is below 1 − threshold becomes a prototype itself, and the head learns from what is matched. The loss is the head's cross entropy on prototypes
+    level is below 1 − threshold becomes a prototype itself, and the head learns from what is matched. The loss is the
+    head's cross entropy on prototypes
 
         + cross entropy of a head on the embeddings + distance · Σ_levels mean ‖embedding − matched prototype‖²
         + diversity · mean squared cosine between the columns of different extractors.
 
-    The extractors and the prototypes of earlier tasks stand still, so that old nodes go on matching what they matched. Every atom prototype remembers which classes matched it, with which atom.
+    The extractors and the prototypes of earlier tasks stand still, so that old nodes go on matching what they matched.
+    Every atom prototype remembers which classes matched it, with which atom.
 
     Args:
         prediction: `prototypes` takes the class c with the largest Σ_i max cos(a_i, p), over a node's atoms a_i and the

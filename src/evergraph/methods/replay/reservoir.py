@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evergraph.methods.base import METHODS
+from evergraph.methods.base import METHODS, Method
 from evergraph.methods.memory import ReplayMethod, Weighting
 
 
 @METHODS.register
 @dataclass(repr=False)
 class Reservoir(ReplayMethod):
-    """A uniform random sample of all training nodes met so far, features and labels alone, trained on again.
+    """A uniform random sample of all training examples met, trained on again; of nodes features and labels alone.
 
-    Each node draws a random number when it is met, and those with the smallest numbers stay: for a memory of fixed
-    size that is a reservoir (Vitter, 1985; Li, 1994), in which every node met is equally likely to be.
+    Each example draws a random number when it is met, and those with the smallest numbers stay: for a memory of fixed
+    size that is a reservoir (Vitter, 1985; Li, 1994), in which every example met is equally likely to be.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
@@ -28,6 +28,7 @@ class Reservoir(ReplayMethod):
 
     name = "reservoir"
     reference = "Chaudhry et al.: On Tiny Episodic Memories in Continual Learning, 2019; Vitter: reservoirs, 1985"
+    levels, kinds = Method.levels, Method.kinds
 
     by_chance = True
 
