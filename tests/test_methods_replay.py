@@ -32,7 +32,7 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.memory import Budget, Piece, joined
 from evergraph.methods.memory.ricci import EdgeCurvature
 from evergraph.methods.memory.samplers import covered, influences, nearest_to_mean, strangers_within
-from evergraph.methods.memory.subgraphs import with_neighbours
+from evergraph.methods.memory.subgraphs import drawn_neighbours, with_neighbours
 from evergraph.methods.replay.gem import projection
 
 # projections
@@ -315,6 +315,24 @@ def test_a_subgraph_has_so_many_neighbours_at_each_hop_and_all_edges_between_the
         assert int(piece.owner[seed]) <= example
         brought = int((piece.owner == example).sum())
         assert brought <= 1 + 2 + 2
+
+
+def test_neighbours_are_drawn_by_their_weights_and_those_wanted_first_come_first() -> None:
+    context, neighbours = make("gcn").context(), torch.tensor([1, 4, 7, 8])
+    weights = torch.zeros(12, dtype=torch.float64)
+    weights[neighbours] = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    pick = drawn_neighbours(context, weights)
+    counts = torch.zeros(12)
+    for _ in range(4000):
+        counts[pick(0, neighbours, 1)] += 1
+    assert torch.allclose(counts[neighbours] / 4000, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.03)
+    first = torch.zeros(12, dtype=torch.float64)
+    first[4] = 1
+    pick = drawn_neighbours(context, weights, first)
+    for _ in range(20):
+        drawn = pick(0, neighbours, 2).tolist()
+        assert drawn[0] == 4
+        assert drawn[1] in (1, 7, 8)
 
 
 def test_sem_keeps_the_neighbours_of_highest_curvature() -> None:

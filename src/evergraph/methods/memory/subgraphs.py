@@ -16,14 +16,24 @@ Pick = Callable[[int, Tensor, int], Tensor]
 """From a node, its neighbours and a number to so many of the neighbours, or all."""
 
 
-def drawn_neighbours(context: Context, weights: Tensor | None = None) -> Pick:
-    """Picks neighbours at random without replacement, uniformly or by the weights of nodes."""
+def drawn_neighbours(context: Context, weights: Tensor | None = None, first: Tensor | None = None) -> Pick:
+    """Picks neighbours at random without replacement: uniformly or by weights, those of `first` before all others.
+
+    Args:
+        context: the task.
+        weights: of the graph's nodes; None for all alike.
+        first: whether a node comes before others; None for no such order.
+    """
 
     def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
         if neighbours.numel() <= number or not number:
             return neighbours[:number]
-        chance = torch.ones(neighbours.numel()) if weights is None else weights[neighbours]
-        return neighbours[torch.multinomial(chance + 1e-9, number, generator=context.generator)]
+        key = torch.rand(neighbours.numel(), generator=context.generator, dtype=torch.float64)
+        if weights is not None:  # the largest u^(1/w) are a weighted draw without replacement (Efraimidis, Spirakis)
+            key = key ** (1 / weights[neighbours].clamp(min=1e-9))
+        if first is not None:
+            key = key + first[neighbours]
+        return neighbours[key.topk(number).indices]
 
     return pick
 

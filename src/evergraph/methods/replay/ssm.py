@@ -61,7 +61,8 @@ class SSM(SubgraphMemory):
             the memory as a whole counts as the task does; `examples`, each counts 1.
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
         neighbours: how many neighbours are kept for each node of the hop before, from the examples outwards.
-        label_neighbours: train on kept neighbours too if they are training nodes; the paper trains on examples alone.
+        label_neighbours: train on kept neighbours too if they are training nodes, which are then drawn first; the paper
+            trains on examples alone.
         sampler: draws neighbours `uniform`ly, or with probability proportional to their `degree`.
     """
 
@@ -71,6 +72,9 @@ class SSM(SubgraphMemory):
     sampler: Literal["uniform", "degree"] = "uniform"
 
     def pick(self, context: Context) -> Pick:
-        """At random, without replacement."""
-        degrees = context.task.graph.adjacency.counts().double()
-        return drawn_neighbours(context, degrees if self.sampler == "degree" else None)
+        """At random, without replacement; if neighbours are trained on, training nodes first: they count twice."""
+        degrees, first = context.task.graph.adjacency.counts().double(), None
+        if self.label_neighbours:
+            first = torch.zeros_like(degrees)
+            first[context.task.train] = 1
+        return drawn_neighbours(context, degrees if self.sampler == "degree" else None, first)
