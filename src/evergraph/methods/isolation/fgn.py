@@ -37,6 +37,7 @@ class FGN(ReplayMethod):
 
     name = "fgn"
     family = "architecture"
+    besides = "the graph of the memory"
     reference = "Wang, Qiu, Gao and Scherer: Lifelong Graph Learning, CVPR 2022"
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
     model = "feature-graph"
