@@ -34,7 +34,9 @@ Results = dict[str, dict[str, Any]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Iterator[tuple["Cell", dict[str, Any]]]]
 Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
 TOGETHER = 4  # seeds that share a process on a GPU, and more where there are more than that for each process
-LONGEST_FIRST = ("twp", "joint", "curvature", "lwf")  # so that no long run starts when all others are done
+LONGEST_FIRST = (  # so that no long run starts when all others are done
+    "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
