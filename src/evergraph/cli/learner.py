@@ -28,7 +28,7 @@ from evergraph.training.driver import learn_in_folder
 from evergraph.training.snapshot import model_name
 
 GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
-Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
+Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.", callback=common.folder_name)]
 Classes = Annotated[str | None, typer.Option(help="Names with commas.")]
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root")
