@@ -449,13 +449,6 @@ def test_bad_settings_are_refused(make_one: object, message: str) -> None:
         make_one()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", ["reservoir", "gdumb", "gem", "cat", "puma", "delome"])
-@pytest.mark.parametrize("problem", ["graph-classification", "link-prediction", "node-regression"])
-def test_a_memory_is_of_nodes_with_classes(name: str, problem: str) -> None:
-    with pytest.raises(EvergraphError, match=f"{name} works on nodes with classes, and {problem} has "):
-        eg.Learner(method=name, problem=problem)
-
-
 # from the command line
 
 

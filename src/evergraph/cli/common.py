@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS
+from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, ClassName, find_graph
 from evergraph.errors import EvergraphError, shown
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
@@ -28,10 +29,25 @@ from evergraph.experiments.seed_run import OnProgress
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
-from evergraph.problems import PROBLEMS
+from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import LABEL_SCOPES, Training, default_method
 
+
+def folder_name(option: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Refuse the next option where the name of a folder was forgotten."""
+    if str(value or "").startswith("--"):
+        raise EvergraphError(f"--{option.name} {shown(str(value))} is an option, not a folder; name one")
+    return value
+
+
 DEFAULTS = Training()
+GraphSource = Annotated[
+    str,
+    typer.Argument(
+        help="The path of a graph (.npz, .pt), nodes.csv:edges=edges.csv, or a stream's name for its graph."
+    ),
+]
+Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.", callback=folder_name)]
 
 
 def _choices(names: Any) -> str:
@@ -46,7 +62,7 @@ ChosenMethod = Annotated[
     str | None,
     typer.Option(
         help="A method's name; by default auto for nodes, with --model the paper's at stand-ins, analytic for "
-        "graphs with classes, curvature elsewhere."
+        "graphs and links with classes and links to predict, curvature elsewhere."
     ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
@@ -61,15 +77,6 @@ Seeds = Annotated[int, typer.Option(help="Number of seeds: 0, 1, …", min=1)]
 Jobs = Annotated[int | None, typer.Option(help="Processes side by side, one seed each.", min=1, max=1024)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets, in PyG's layout (or EVERGRAPH_DATA).")]
-
-
-def folder_name(option: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuse the next option where the name of a folder was forgotten."""
-    if str(value or "").startswith("--"):
-        raise EvergraphError(f"--{option.name} {shown(str(value))} is an option, not a folder; name one")
-    return value
-
-
 Out = Annotated[
     Path | None,
     typer.Option(help="Folder for the results; a new one under runs/ by default.", callback=folder_name),
@@ -88,6 +95,14 @@ Scenario = Annotated[
 By = Annotated[str | None, typer.Option(help="The attribute that makes the tasks: a year, a country.")]
 Bins = Annotated[int | None, typer.Option(help="Intervals that --by is cut into; 0 makes a task of each value.", min=0)]
 Blur = Annotated[float | None, typer.Option(help="Share of training examples that arrive with other tasks.")]
+Pieces = Annotated[
+    int | None,
+    typer.Option(
+        help="Tasks arrive without boundaries, so many training examples at a time, each learned as it comes; "
+        "a single pass unless --epochs says otherwise.",
+        min=1,
+    ),
+]
 Split = Annotated[str | None, typer.Option(help="given: the data's own masks, where it has some; random: 60/20/20.")]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
@@ -141,6 +156,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "by": (By, None),
     "bins": (Bins, None),
     "blur": (Blur, None),
+    "pieces": (Pieces, None),
     "split": (Split, None),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
@@ -194,6 +210,24 @@ def takes_options(*names: str) -> Callable[[Command], Command]:
         return wrapper
 
     return decorate
+
+
+def class_names(text: str | None, option: str = "--classes") -> list[str] | None:
+    """Names with commas; a name that has a comma itself stands in double quotes, as in a CSV file."""
+    if text is None:
+        return None
+    parts = next(csv.reader([text], skipinitialspace=True), [])
+    names = [name.strip() for name in parts if name.strip()]
+    if not names:
+        raise EvergraphError(f"{option} is empty; give names with commas, e.g. {option} 3,5")
+    return names
+
+
+def listed(names: Iterable[ClassName], most: int = 8) -> str:
+    """Names as messages show them, the first few alone."""
+    shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
+    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + rest
 
 
 def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, str]:
@@ -258,11 +292,13 @@ STREAM_OPTIONS = (
 
 
 def named_method(method: str | None, source: str, options: dict[str, Any]) -> str:
-    """The method asked for; else the default for the problem, which the stream says where it is not named."""
+    """The method asked for; else the default for the problem, which the stream or file says where it is not named."""
     if method is not None:
         return method
     dataset = DATASETS.get(source.partition(":")[0])
-    problem = options["problem"] or (dataset.problem if dataset is not None else "node-classification")
+    problem = options["problem"] or (dataset.problem if dataset is not None else "")
+    if not problem:
+        problem = problem_of(find_graph(source, options["data_root"], False if options["directed"] else None)[0])
     return default_method(options["model"], problem)
 
 
@@ -275,6 +311,8 @@ def make_spec(
     """
     chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
     preferred = dict(make_method(method, settings).training) if own_training else {}
+    if options["pieces"]:
+        preferred["epochs"] = 1
     test_graph, *also_test = names_of("test graph", [options["test_graph"]])
     directed = {"undirected": False} if options["directed"] else {}
     return RunSpec(
@@ -289,6 +327,7 @@ def make_spec(
         also_test=also_test,
         problem=options["problem"] or "",
         metric=options["metric"] or "",
+        pieces=options["pieces"] or 0,
     )
 
 

@@ -145,6 +145,7 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
             "problem": dataset.problem,
             "scenario": dataset.scenario,
             "at_hand": dataset.at_hand(data_root),
+            "checked_by": dataset.checked_by,
             "about": dataset.about,
         }
         for name, dataset in DATASETS.items()
@@ -157,6 +158,6 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
         by_class = row["scenario"] in ("class", "task")
         how = [row["problem"], row["scenario"], *([f"{row['classes_per_task']} classes per task"] if by_class else [])]
         how += [f"classes of {row['min_class_size']} examples or more"] if row["min_class_size"] else []
-        at_hand = "yes" if row["at_hand"] else "download"
+        at_hand = "yes" if row["at_hand"] else f"download, checked by {row['checked_by']}"
         table.add_row(str(row["name"]), at_hand, f"{row['about']}\n{', '.join(map(str, how))}")
     common.console().print(table)

@@ -42,8 +42,9 @@ def result_table(results: list[dict[str, Any]]) -> Group:
     protocol = results[0]["protocol"]
     rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
     about = f"{protocol['tasks']} tasks, {protocol['scenario']}, "
+    pieces = f" of pieces of {protocol['pieces']}" if "pieces" in protocol else ""
     caption = (
-        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs, "
+        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs{pieces}, "
         f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
     )
     return _tables(rows, about, caption)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evergraph.data import Part, TaskStream, leak_score
+from evergraph.data import Part, Task, TaskStream, leak_score
 from evergraph.errors import EvergraphError
 from evergraph.experiments.loggers.base import Logging
 from evergraph.experiments.run_folder import Row, SeedRecord
@@ -18,6 +17,7 @@ from evergraph.persistence.files import make_folder, remove_scratch, write_atomi
 from evergraph.persistence.reading import as_csv, exists, read_record, write_record
 from evergraph.training import Learner, Progress
 from evergraph.training.driver import Driver
+from evergraph.training.side_by_side import clock
 
 OnProgress = Callable[[int, int, int, int, int], None]
 """Called as (seed number, task, number of tasks, epoch, number of epochs)."""
@@ -47,7 +47,7 @@ class SeedRun:
         self.mark = {"run": mark, "seed": seed}  # every part of the seed's folder carries it
         self.checkpoint = folder / "checkpoint"
         self.driver = Driver(self.checkpoint, advice="; the run can go on with --resume when there is room")
-        self.clock = time.perf_counter()
+        self.clock = clock()
 
     def finish(self) -> dict[str, Any]:
         """Learn the tasks that remain; returns the seed's matrix, log and seconds."""
@@ -62,7 +62,7 @@ class SeedRun:
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
-        for index in range(learner.num_tasks, len(self.tasks)):
+        for index in range(len(state["matrix"]), len(self.tasks)):
             self._learn(learner, index, state)
         state["leak"] = self._leak()
         state["finished"] = True
@@ -72,7 +72,7 @@ class SeedRun:
         return state
 
     def _learn(self, learner: Learner, index: int, state: dict[str, Any]) -> None:
-        """One task, and its row."""
+        """One task, whole or in pieces, and its row."""
 
         def on_epoch(progress: Progress, epochs: int) -> None:
             if self.on_progress is not None:
@@ -80,30 +80,39 @@ class SeedRun:
             self.logging.epoch(self.seed, index, len(state["log"]) + progress.epoch, progress.log[-1])
 
         def notes() -> dict[str, Any]:
-            now = time.perf_counter()
+            now = clock()
             state["seconds"] += now - self.clock
             self.clock = now
             return state
 
-        log = self.driver.learn(learner, self.tasks[index], on_epoch=on_epoch, notes=notes)
-        state["matrix"].append(self._row(learner, self.tasks.test_graph))
+        learned_before = sum(len(self._arrivals(earlier)) for earlier in range(index))
+        for arrived in self._arrivals(index)[learner.num_tasks - learned_before :]:
+            log = self.driver.learn(learner, arrived, on_epoch=on_epoch, notes=notes)
+            state["log"] += [{"task": index, **row} for row in log]
+        state["matrix"].append(self._row(learner, index, self.tasks.test_graph))
         for name in self.spec.also_test:
-            state["also_tested"][name].append(self._row(learner, name))
+            state["also_tested"][name].append(self._row(learner, index, name))
         if self.spec.validate:
-            state["validation"].append(self._row(learner, self.tasks.test_graph, "val"))
-        state["log"] += [{"task": index, **row} for row in log]
+            state["validation"].append(self._row(learner, index, self.tasks.test_graph, "val"))
         # what the model has grown by since the first task is kept too
         sizes = state.setdefault("model_bytes", [])
         sizes.append(count_bytes(dict(learner.model.state_dict())))
         state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
+        state.setdefault("steps", []).append(learner.history[-1]["steps"])
         self.logging.task(self.seed, state["matrix"])
         self.driver.commit(learner, notes)
         write_record(self.folder / "matrix.json", state)
 
-    def _row(self, learner: Learner, test_graph: str, part: Part = "test") -> Row:
-        """The newest row of an accuracy matrix."""
-        metric = self.spec.metric or None
-        values: Row = [*learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part).accuracies]
+    def _arrivals(self, index: int) -> list[Task]:
+        """What `learn` is called with for a task: the task, or where it arrives without boundaries its pieces."""
+        task = self.tasks[index]
+        return list(task.pieces(self.spec.pieces)) if self.spec.pieces else [task]
+
+    def _row(self, learner: Learner, index: int, test_graph: str, part: Part = "test") -> Row:
+        """The row of an accuracy matrix after a task."""
+        metric, after = self.spec.metric or None, index if self.spec.pieces else None
+        measured = learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part, after=after)
+        values: Row = [*measured.accuracies]
         return values + [None] * (len(self.tasks) - len(values))
 
     def _leak(self) -> dict[str, float]:

@@ -7,16 +7,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evergraph.core.capabilities import capability, capable
+from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.recording import linear
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import GraphModel
+from evergraph.models.base import Form, GraphModel, unpadded
 from evergraph.models.receptive_field import measure_width
 from evergraph.models.weights import draw, grown_with_bias
+
+FIXED_WIDTH = 640  # of random features at each end of a link, where nothing else is said
 
 
 class Readout(GraphModel):
@@ -95,7 +97,7 @@ class Pooled(Readout):
 
     def logits(self, batch: Batch) -> Tensor:
         """Outputs of the batch's graphs."""
-        return self._pool(batch, self.node_model(batch))
+        return self._pool(batch, self.node_model(batch.whole()))
 
     def _pool(self, batch: Batch, rows: Tensor) -> Tensor:
         assert batch.members is not None, "a batch of graphs"
@@ -104,6 +106,13 @@ class Pooled(Readout):
             sizes = members.counts().clamp(min=1).to(rows.dtype)
             members = members.with_values(members.values / sizes[members.row_of_entry()])
         return members @ rows
+
+    @capability(rests_on=("forward", "logits", "operator", "inputs"), through="node_model")
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """As those of the model of nodes; batches of graphs are not padded."""
+        claim = capable(self.node_model, "steps_can_be_captured")
+        assert claim is not None
+        return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
 
     @capability(rests_on=("forward", "logits"), through="node_model")
     def features(self, batch: Batch) -> Tensor:
@@ -124,9 +133,12 @@ class Pooled(Readout):
 class Paired(Readout):
     """Links: [h_u ∘ h_v, h_u, h_v, 1] W, h the rows that the model of nodes gives the source u and the target v.
 
+    Of random features h are the features themselves, for a head in closed form.
+
     Args:
         node_model: the model of the nodes.
-        width: numbers in h; by default the width of its hidden layers. A module of your own keeps its width.
+        width: numbers in h; by default the width of its hidden layers (of random features at most 640). A module of
+            your own keeps its width.
     """
 
     level = "link"
@@ -143,6 +155,10 @@ class Paired(Readout):
     def setup(self, in_channels: int, out_channels: int) -> None:
         """A Glorot-uniform head with zero biases, on top of the model of nodes."""
         self.in_channels, self.out_channels = in_channels, out_channels
+        if (of_width := capable(self.node_model, "of_width")) is not None:
+            given = int(self.node_model.hyperparameters()["hidden"])
+            self.node_model = of_width(self.width or min(given, FIXED_WIDTH))
+            self.width = int(self.node_model.hyperparameters()["hidden"])
         module = getattr(self.node_model, "module", None)
         if self.width is None:
             self.width = int(getattr(self.node_model, "hidden", 64)) if module is None else None
@@ -165,11 +181,23 @@ class Paired(Readout):
         """Outputs of the batch's links."""
         return linear(self.features(batch), self.head, of_examples=True)
 
+    @capability(rests_on=("forward", "logits", "operator", "inputs"), through="node_model")
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """As those of the model of nodes; batches of links are not padded."""
+        claim = capable(self.node_model, "steps_can_be_captured")
+        assert claim is not None
+        return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
+
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
         """[h_u ∘ h_v, h_u, h_v, 1]: what the head multiplies."""
         assert batch.members is not None, "a batch of links"
-        h = self.node_model(batch)
+        if capable(self.node_model, "of_width") is not None:
+            features = capable(self.node_model, "features")
+            assert features is not None
+            h = features(batch)[:, :-1]  # without the column of ones
+        else:
+            h = self.node_model(batch.whole())
         source, target = (h[ends] for ends in batch.members.indices.view(-1, 2).T)
         return with_ones(torch.cat([source * target, source, target], dim=1))
 

@@ -27,6 +27,7 @@ class ReplayMethod(MemoryMethod):
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
     """
 
+    besides = "the graph of the memory"
     search_space = search_over(strength=(0.1, 1000.0), weighting=["classes", "nodes", "sets"])
 
     strength: NonNegative = 1.0
@@ -58,15 +59,15 @@ class ReplayMethod(MemoryMethod):
         return found
 
     def replayed_weight(self, context: Context) -> Tensor | None:
-        """The weights of each class's examples, added up."""
+        """The weights of each class's examples, added up; None where they have no classes."""
         replayed = self.replayed(context)
-        if replayed is None or not self.strength:
+        if replayed is None or not self.strength or context.problem.kind != "classes":
             return None
         weights = self.strength * self.weights(context, replayed)
         total = weights.new_zeros(context.model.out_channels or 0)
-        return total.index_add(0, replayed.batch.y, weights)
+        return total.index_add(0, replayed.units, weights)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """If the whole memory is replayed: a draw is made on the CPU, and its neighbourhoods have no fixed shape."""
-        return self.replay_size == 0
+        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        return True

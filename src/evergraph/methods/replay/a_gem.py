@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from evergraph.core.capabilities import capability
 from evergraph.core.settings import NonNegativeInt
-from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.memory import MemoryMethod
 from evergraph.methods.replay.gem import add_to_gradient, flat_gradient, memory_gradients
 
@@ -25,8 +23,10 @@ class AGEM(MemoryMethod):
     """
 
     name = "a-gem"
+    besides = "the graph of the memory"
     reference = "Chaudhry et al.: Efficient Lifelong Learning with A-GEM, ICLR 2019"
     search_space = search_over(replay_size=[0, 32, 128])
+    levels, kinds = Method.levels, Method.kinds
     hold = ()
 
     replay_size: NonNegativeInt = 0
@@ -39,11 +39,11 @@ class AGEM(MemoryMethod):
         batch = replayed.batch
         if 0 < self.replay_size < batch.num_examples:
             batch, _ = replayed.drawn(self.replay_size, context.generator)
-        memory = memory_gradients(context, replayed.problem, batch, torch.zeros_like(batch.y), 1)[0]
+        memory = memory_gradients(context, replayed.problem, batch, replayed.tasks.new_zeros(batch.num_examples), 1)[0]
         product = flat_gradient(context.params) @ memory
         add_to_gradient(context.params, -product.clamp(max=0) / (memory @ memory).clamp(min=1e-30) * memory)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """If the whole memory judges: a draw is made on the CPU, and its neighbourhoods have no fixed shape."""
-        return self.replay_size == 0
+        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        return True
