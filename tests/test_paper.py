@@ -455,12 +455,12 @@ def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
         time.sleep(0.1)
     if how == "SIGINT":
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=120)
         assert process.returncode == 130
         assert "stopped; go on with: evergraph paper" in said
     else:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
     for _ in range(100):  # nobody of its session is left, and no lock is held
         try:
             os.killpg(process.pid, 0)
