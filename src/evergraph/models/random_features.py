@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import PositiveInt
-from evergraph.core.sparse import Features, SparseMatrix, with_column, with_ones, with_self_loops
+from evergraph.core.sparse import Features, SparseMatrix, take_rows, with_column, with_ones, with_self_loops
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.score_pieces import Piece, arriving, reach_of
 
 Block = tuple[int, float]
 BLOCKS: tuple[Block, ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
@@ -161,6 +162,26 @@ class RandomFeatures(GraphModel):
         """The depth of each block, and the block of each feature; -1 for the column of ones."""
         block = torch.arange(len(self.blocks)).repeat_interleave(self.block_width)
         return [depth for depth, _ in self.blocks], torch.cat([block, block.new_full((1,), -1)])
+
+    @capability(rests_on=(*READS, "graph_features"))
+    def score_pieces(
+        self, x: Features, operator: SparseMatrix, node: int, weights: Tensor
+    ) -> tuple[float, list[Piece]]:
+        """φ_v · weights as a constant and pieces that are linear in features, in float64, for one node v.
+
+        The sum is exact. What is held as it is at this node: which random features are positive there (the ReLU), and
+        the length that its rows are scaled by.
+        """
+        x, operator, weights = x.to("cpu"), operator.to("cpu"), weights.detach().cpu().double()
+        projection, pieces = self.projection.cpu().double(), []
+        for depth, balance, columns in self._blocks():
+            nodes, reach = reach_of(operator, node, depth, balance)
+            rows = unit_rows(take_rows(x, nodes).to(torch.float64))
+            h = arriving(rows, reach) @ projection[:, columns]
+            scale = (self.block_width / len(self.blocks)) ** 0.5 / float(h.norm().clamp(min=1e-9))
+            pull = projection[:, columns] @ ((h > 0) * weights[columns]) * scale
+            pieces.append(Piece(depth, nodes, reach, rows, pull))
+        return float(weights[-1]), pieces
 
     def _blocks(self) -> list[tuple[int, float, slice]]:
         width = self.block_width

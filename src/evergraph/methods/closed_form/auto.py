@@ -9,14 +9,9 @@ import torch
 from evergraph.core.capabilities import capable
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import (
-    RIDGES,
-    Analytic,
-    count_changes,
-    rows_of,
-    validation_hits,
-)
+from evergraph.methods.closed_form.analytic import RIDGES, Analytic
 from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
 from evergraph.methods.closed_form.sums import SMALL, accumulate, solve
 from evergraph.methods.state import state
 
