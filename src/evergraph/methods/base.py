@@ -203,7 +203,7 @@ class Method(metaclass=Checked):
 
     Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
     (`evergraph.core.settings`); attributes that end in `_` are learned state: tensors, numbers, lists or dictionaries
-    of them, saved and loaded without another line; `state` declares how they grow. Hooks never call backward.
+    of them, saved and loaded without another line; `state` declares how they grow. Hooks never call backward or step.
     """
 
     name: ClassVar[str] = "finetune"
@@ -391,9 +391,8 @@ class Method(metaclass=Checked):
 
 
 def _state_fields(method: Method) -> list[dataclasses.Field[Any]]:
-    if not dataclasses.is_dataclass(method):
-        return []
-    return [f for f in dataclasses.fields(method) if not f.init and f.name.endswith("_")]
+    fields: Any = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    return [f for f in fields if not f.init and f.name.endswith("_")]
 
 
 def _shallow(value: Any) -> Any:
