@@ -64,7 +64,7 @@ def _over_parts(learner: Learner, task: Task, context: Context, held_out: Abstra
     with held_out:
         for piece, outputs in outputs_in_pieces(learner, task.graph, task.val) if task.val.numel() else ():
             known = outputs[:, : len(learner.classes_)]
-            losses += torch.tensor(losses_at_temperatures(known, targets[piece]), dtype=torch.float64)
+            losses += torch.tensor(losses_at_temperatures(learner.problem, known, targets[piece]), dtype=torch.float64)
     return {"calibration": context.total(losses).tolist()}
 
 
