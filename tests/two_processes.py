@@ -118,7 +118,18 @@ DRAWS: dict[str, Callable[[], eg.Learner]] = {
 def values(learner: eg.Learner) -> list[torch.Tensor]:
     same = learner.problem.level == "node" and learner.model.in_channels == conformance.GRAPH.num_features
     logits = learner.logits(conformance.GRAPH) if same else torch.zeros(1)
-    return [*learner.model.state_dict().values(), *conformance.tensors(learner.method.state_dict()), logits]
+    state = learner.method.state_dict()
+    counts = torch.tensor(numbers(state), dtype=torch.float64)
+    return [*learner.model.state_dict().values(), *conformance.tensors(state), counts, logits]
+
+
+def numbers(state: object) -> list[float]:
+    """The plain numbers in a state: counts, sizes, choices."""
+    if isinstance(state, dict):
+        return [number for value in state.values() for number in numbers(value)]
+    if isinstance(state, (list, tuple)):
+        return [number for value in state for number in numbers(value)]
+    return [float(state)] if isinstance(state, (bool, int, float)) else []
 
 
 def difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
