@@ -23,16 +23,18 @@ import pytest
 import torch
 
 import evergraph as eg
+from evergraph.core.settings import settings_of
 from evergraph.experiments.cells import Cell, CellsFailedError, Choice, run_cells
 from evergraph.experiments.engines import Work
 from evergraph.experiments.engines.processes import in_words
 from evergraph.experiments.paper.experiment import run_paper
-from evergraph.experiments.paper.protocol import DATASETS, PROTOCOLS, Protocol, read
+from evergraph.experiments.paper.protocol import BOTH, DATASETS, Protocol, read
 from evergraph.experiments.paper.tables import markdown_with_differences, with_differences
+from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.run import run, run_seed
 from evergraph.experiments.specification import RunSpec
-from evergraph.methods import make_method
+from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.persistence.reading import read_record
 from evergraph.training import Training
 from graph_files import change_official, npz_bytes, ogb_bytes, skewed_graph
@@ -58,7 +60,7 @@ def official(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_protocols_have_the_papers_rows_and_every_row_can_be_built(name: str, dataset: str) -> None:
     protocol = Protocol.load(name, dataset, seeds=3)
@@ -68,6 +70,48 @@ def test_protocols_have_the_papers_rows_and_every_row_can_be_built(name: str, da
         make_method(spec.method, spec.settings)
         assert spec.seeds == [0, 1, 2]
     assert protocol.content["model"]["hidden"] == 256
+
+
+DUPLICATES = {"batch-curvature", "interpolated-curvature", "queue-curvature"}  # forms of `curvature`
+
+
+def test_the_field_has_every_method_and_its_memories_are_equal_in_bytes() -> None:
+    protocol = Protocol.load("field", "coauthor-cs", seeds=3)
+    rows = protocol.rows()
+    assert {row["method"] for row in rows.values()} >= METHODS.keys() - DUPLICATES
+    for name, row in rows.items():
+        has_memory = any("memory" in settings_of(METHODS[part]) for part in parts_of(row["method"]))
+        assert has_memory == name.endswith(("-500KB", "-2MB")), name
+        protocol.spec(row, range(3)).check()
+    for choice in protocol.choices():
+        assert 2 <= len(choice.trials) <= 4
+        assert choice.trials[0].spec.also_test == []
+        for trial in choice.trials:
+            trial.spec.check()
+    joint = {protocol.spec(row, [0]).stream["test_graph"] for row in rows.values() if row["method"] == "joint"}
+    assert joint == {"task", "seen"}  # it trains on the graph that tests run on
+
+
+def test_a_cell_of_the_field_that_fails_is_named_and_the_others_are_measured(
+    official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(self: eg.Method, context: object) -> None:
+        raise RuntimeError("no such luck")
+
+    settings = {"seeds": 1, "epochs": 1, "device": "cpu", "data_root": official, "jobs": 1, "out": tmp_path / "out"}
+    settings |= {"datasets": ("corafull",), "protocols": ("field",), "rows": ["finetune", "ema", "reservoir-100KB"]}
+    with monkeypatch.context() as patch:
+        patch.setattr(METHODS["ema"], "end_task", breaks)
+        table = run_paper(**settings)["tables"][0]
+    text = Path(table["markdown"]).read_text()
+    assert "- ema: no such luck" in text
+    for graph in ("task", "seen", "node"):
+        assert re.search(rf"\| corafull \| {graph} \| [\d.]+ \| finetune \|", text)
+    assert "| reservoir |" in text
+    shown = read_runs(find_runs([Path(table["markdown"]).parent])[0])
+    assert [run["method"] for run in shown] == ["finetune"] * 3 + ["reservoir"] * 3  # no trials
+    again = run_paper(**settings)["tables"][0]  # what failed is run again
+    assert "no such luck" not in Path(again["markdown"]).read_text()
 
 
 def test_the_papers_settings_are_in_its_protocol() -> None:
@@ -100,7 +144,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(eg.EvergraphError, match="unknown row of protocol paper 'gem'"):
         Protocol.load("paper", "coauthor-cs", 1).rows(["gem"])
     with pytest.raises(eg.EvergraphError, match="unknown row 'gem'"):
-        run_paper(datasets=["coauthor-cs"], protocols=PROTOCOLS, seeds=1, rows=["ours", "gem"], out="nowhere")
+        run_paper(datasets=["coauthor-cs"], protocols=BOTH, seeds=1, rows=["ours", "gem"], out="nowhere")
 
 
 def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
@@ -411,12 +455,12 @@ def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
         time.sleep(0.1)
     if how == "SIGINT":
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=120)
         assert process.returncode == 130
         assert "stopped; go on with: evergraph paper" in said
     else:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
     for _ in range(100):  # nobody of its session is left, and no lock is held
         try:
             os.killpg(process.pid, 0)

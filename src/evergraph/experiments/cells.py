@@ -24,9 +24,11 @@ from evergraph.persistence.files import remove_file, taken_folder, write_atomica
 Results = dict[str, dict[str, Any]]
 Finished = Iterator[tuple["Cell", "dict[str, Any] | Exception"]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
-Failed = Callable[["Cell", EvergraphError], "dict[str, Any] | None"]
+Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
 FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
-LONGEST_FIRST = ("twp", "joint", "curvature", "lwf")  # so that no long run starts when all others are done
+LONGEST_FIRST = (  # so that no long run starts when all others are done
+    "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ def run_cells(
     jobs: int = 1,
     engine: MakeEngine | None = None,
     on_done: Callable[[str, int, int], None] | None = None,
+    on_result: Callable[[Results], None] | None = None,
 ) -> Results:
     """Run all cells, `jobs` processes side by side or wherever `engine` runs them; returns the results by key.
 
@@ -103,6 +106,7 @@ def run_cells(
         jobs: processes side by side; 1 works in this process.
         engine: makes the engine that carries out the runs, in place of processes of this machine.
         on_done: called as (key, cells done, cells in all).
+        on_result: called after every cell with the results so far.
     """
     open_choices = list(choices)
     waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
@@ -114,12 +118,14 @@ def run_cells(
     with making(Path(out)) if making is not None else nullcontext() as carried_out_by:
         finish = _in_turn if carried_out_by is None else partial(_by_engine, carried_out_by)
         for cell, ended in _known_first(finish, known, waiting, str(out), data_root):
-            result = ended if isinstance(ended, dict) else _instead(failed, cell, ended)
+            result = ended if isinstance(ended, dict) else failed(cell, ended)
             if result is None:
                 assert isinstance(ended, Exception)
                 errors[cell.key] = ended
             else:
                 results[cell.key] = result
+                if on_result is not None:
+                    on_result(results)
             if on_done is not None:
                 done = len(results) + len(errors)
                 on_done(f"{cell.key}{' failed' if result is None else ''}", done, max(total, done))
@@ -145,11 +151,6 @@ def all_or_error(results: Results, errors: Mapping[str, Exception], out: str | P
 
 def _in_a_line(error: Exception) -> str:
     return str(error) if isinstance(error, EvergraphError) else f"{type(error).__name__}: {first_line(error)}"
-
-
-def _instead(failed: Failed, cell: Cell, error: Exception) -> dict[str, Any] | None:
-    """What stands for the result of a cell that ended in an error, if anything does."""
-    return failed(cell, error) if isinstance(error, EvergraphError) else None
 
 
 def _known_first(

@@ -207,9 +207,8 @@ class Method(metaclass=Checked):
     """A way to learn a new task without forgetting the old ones. Every hook may be left out.
 
     Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
-    (`evergraph.core.settings`); attributes that end in `_`
-    are learned state: tensors, numbers, and lists or dictionaries of them. They are saved and loaded
-    without another line; `state` declares how they grow. Hooks never call backward, zero_grad or optimizer.step.
+    (`evergraph.core.settings`); attributes that end in `_` are learned state: tensors, numbers, lists or dictionaries
+    of them, saved and loaded without another line; `state` declares how they grow. Hooks never call backward or step.
     """
 
     name: ClassVar[str] = "finetune"
@@ -297,18 +296,14 @@ class Method(metaclass=Checked):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> Answer:
-        """Whether the hooks within a step are the same kernels every time, as long as the phase is the same.
+        """Whether the hooks within a step are the same kernels every time in one phase; `No(reason)` says why not.
 
-        No value is read back, no tensor's size depends on values, and on a GPU random numbers are the device's own
-        (`evergraph.core.randomness`). `No(reason)` says why not.
+        They read no value back, and on a GPU draw from the device's own numbers (`evergraph.core.randomness`).
         """
         return True
 
     def phase(self, context: Context) -> Hashable:
-        """What the hooks within a step go by besides the batch: they are the same kernels as long as it is the same.
-
-        For methods that train in phases (`context.epoch`); whoever records steps records each phase's own.
-        """
+        """What tells apart steps with different kernels, for methods that train in phases (`context.epoch`)."""
         return None
 
     # leaving a task
@@ -401,9 +396,8 @@ class Method(metaclass=Checked):
 
 
 def _state_fields(method: Method) -> list[dataclasses.Field[Any]]:
-    if not dataclasses.is_dataclass(method):
-        return []
-    return [f for f in dataclasses.fields(method) if not f.init and f.name.endswith("_")]
+    fields: Any = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    return [f for f in fields if not f.init and f.name.endswith("_")]
 
 
 def _shallow(value: Any) -> Any:

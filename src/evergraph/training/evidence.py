@@ -55,7 +55,7 @@ def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
         outputs = learner.outputs(task.graph, task.val)[:, : len(learner.classes_)]
         values = strangeness(learner, task.graph, task.val)
     targets = learner.problem.targets(task.graph, learner.classes_)[task.val]
-    return {"calibration": losses_at_temperatures(outputs, targets), "familiar": counted(values)}
+    return {"calibration": losses_at_temperatures(learner.problem, outputs, targets), "familiar": counted(values)}
 
 
 def _over_parts(learner: Learner, task: Task, context: Context, held_out: AbstractContextManager[None]) -> Evidence:
@@ -64,7 +64,7 @@ def _over_parts(learner: Learner, task: Task, context: Context, held_out: Abstra
     with held_out:
         for piece, outputs in outputs_in_pieces(learner, task.graph, task.val) if task.val.numel() else ():
             known = outputs[:, : len(learner.classes_)]
-            losses += torch.tensor(losses_at_temperatures(known, targets[piece]), dtype=torch.float64)
+            losses += torch.tensor(losses_at_temperatures(learner.problem, known, targets[piece]), dtype=torch.float64)
     return {"calibration": context.total(losses).tolist()}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import DivergedError, EvergraphError
+from evergraph.errors import DivergedError
 from evergraph.experiments.cells import Cell, run_cells
 from evergraph.experiments.engines import MakeEngine
 from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
@@ -73,7 +73,7 @@ class Search:
         def known(cell: Cell) -> dict[str, Any] | None:
             return {"error": diverged[cell.key]} if cell.key in diverged else known_result(entries, cell.key, cell.spec)
 
-        def failed(cell: Cell, error: EvergraphError) -> dict[str, Any] | None:
+        def failed(cell: Cell, error: Exception) -> dict[str, Any] | None:
             if not isinstance(error, DivergedError):  # anything else is wrong with the input or the machine
                 return None
             diverged[cell.key] = str(error)
