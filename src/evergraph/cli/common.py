@@ -24,6 +24,7 @@ from evergraph.errors import EvergraphError, shown
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
 from evergraph.experiments.comparison import check_names
+from evergraph.experiments.engines import ENGINES, FOLDER, SCRIPT
 from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.seed_run import OnProgress
 from evergraph.methods import METHODS, make_method, parts_of
@@ -75,6 +76,10 @@ ModelSet = Annotated[
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds: 0, 1, …", min=1)]
 Jobs = Annotated[int | None, typer.Option(help="Processes side by side, one seed each.", min=1, max=1024)]
+On = Annotated[
+    str,
+    typer.Option(help="Where runs are carried out. " + "; ".join(f"{name}: {what}" for name, what in ENGINES.items())),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets, in PyG's layout (or EVERGRAPH_DATA).")]
 Out = Annotated[
@@ -176,6 +181,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "optimizer": (Optimizer, None),
     "schedule": (Schedule, None),
     "jobs": (Jobs, None),
+    "on": (On, "local"),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),
     "out": (Out, None),
@@ -341,7 +347,7 @@ def model_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _begun(folder: Path) -> bool:
     """Whether a folder holds runs or their results."""
-    return any(any(folder.rglob(name)) for name in ("run.json", RESULTS))
+    return any(any(folder.rglob(name)) for name in ("run.json", RESULTS, f"{FOLDER}/{SCRIPT}"))
 
 
 def look_for_results(folder: Path, what: str) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from evergraph.data.attributes import masks_as_splits
 from evergraph.data.conversion import from_objects
 from evergraph.data.from_tables import from_networkx, is_networkx, is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.mapped import is_mapped, read_mapped
+from evergraph.data.mapped import is_mapped, is_parts, read_mapped
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.reading import DAMAGE, MissingFileError, exists, regular_file
 
@@ -55,6 +55,10 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Grap
     if is_table(path):
         return read_tables(path, undirected=undirected)
     path = Path(path)
+    if is_parts(path):
+        raise EvergraphError(
+            f"{path} is a graph in parts, for `evergraph learn` and `predict`; convert without --parts"
+        )
     if is_mapped(path):
         return read_mapped(path)
     if path.suffix not in GRAPH_FILES:

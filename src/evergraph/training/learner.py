@@ -228,9 +228,9 @@ class Learner(metaclass=Checked):
     def predict(
         self,
         graph: Graph | Any,
-        nodes: Tensor | Sequence[int] | Sequence[str] | str | Any = None,  # one number, a mask, … : `asked` reads it
+        nodes: Any = None,
         *,
-        classes: Sequence[ClassName] | Any = None,
+        classes: Any = None,
         unknown: Annotated[float, Bounds(above=0, below=1)] | None = None,
         calibrated: bool = True,
     ) -> Prediction:

@@ -66,18 +66,20 @@ class Auto(Analytic):
         """The first candidate, or the best of those that are clearly better."""
         depths, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         candidates = [chosen for chosen in DEPTHS if set(chosen) <= set(depths)] or [tuple(sorted(set(depths)))]
-        if not context.task.val.numel() or len(candidates) == 1:
+        if not context.count(context.task.val) or len(candidates) == 1:
             return candidates[0]
         features, head = linear_head(context.model)
-        sizes = torch.bincount(context.batcher.y[context.train], minlength=head.size(1)).double()
+        own = context.batcher.y[context.own(context.train)]
+        sizes = context.total(torch.bincount(own, minlength=head.size(1))).double()
         weights, ridge = sizes.clamp(min=1) ** -self.balance, self.ridge or RIDGES[1]
         sums = accumulate(context, features, head, context.train, weights, None, exact=ridge < SMALL)
         rows = [rows_of(block_of_row, [depth in chosen for depth in depths]) for chosen in candidates]
         hits = validation_hits(context, [solve([ridge], [sums], chosen)[0] for chosen in rows])
-        clear = []
+        clear, right = [], context.total(hits.sum(1)).tolist()
         for number in range(1, len(candidates)):
             changes = [0, 0]
             count_changes(changes, hits[0], hits[number])
+            changes = context.total(torch.tensor(changes)).tolist()
             if changes[0] - changes[1] > 3 * sum(changes) ** 0.5:
                 clear.append(number)
-        return candidates[max(clear, key=lambda number: int(hits[number].sum()), default=0)]
+        return candidates[max(clear, key=lambda number: right[number], default=0)]
