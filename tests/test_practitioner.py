@@ -14,7 +14,8 @@ from torch_geometric.data import Data
 import evergraph as eg
 from evergraph.data import find_graph
 from evergraph.experiments import RunSpec
-from evergraph.experiments.cells import Cell, default_jobs, run_cells
+from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.engines import default_jobs
 from evergraph.experiments.result_file import read_results
 from evergraph.methods import METHODS
 from evergraph.training import Training

@@ -17,7 +17,9 @@ from evergraph.core.params import copy_params
 from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec
-from evergraph.experiments.cells import AT_ONCE, TOGETHER, Cell, _groups, run_cells
+from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.engines import Work
+from evergraph.experiments.engines.processes import AT_ONCE, TOGETHER, grouped
 from evergraph.methods import make_method
 from evergraph.training import side_by_side as module
 from evergraph.training.side_by_side import clock, give_way, side_by_side, together
@@ -143,15 +145,15 @@ def _with_turns(trainings: Any, device: torch.device) -> list[Any]:
 
 
 def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [(Cell(str(number), spec()), number) for number in range(42)]
-    assert [len(group) for group in _groups(cells, 15)] == [1] * 42
-    monkeypatch.setattr("evergraph.experiments.cells.pick_device", lambda name: torch.device("cuda"))
+    works = [Work(str(number), spec(), "folder", number) for number in range(42)]
+    assert [len(group) for group in grouped(works, 15)] == [1] * 42
+    monkeypatch.setattr("evergraph.experiments.engines.processes.pick_device", lambda name: torch.device("cuda"))
     for jobs, most in ((15, TOGETHER), (6, 7), (1, 14)):
-        groups = _groups(cells, jobs)
-        assert sorted(number for group in groups for _, number in group) == list(range(42))
+        groups = grouped(works, jobs)
+        assert sorted(work.seed for group in groups for work in group) == list(range(42))
         assert max(map(len, groups)) == most
-    assert max(map(len, _groups(cells, 1))) <= AT_ONCE
-    assert _groups([], 3) == []
+    assert max(map(len, grouped(works, 1))) <= AT_ONCE
+    assert grouped([], 3) == []
 
 
 def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_hooks_run_in_the_order_of_the_contract(small_stream: eg.TaskStream) -> 
         "replay", "observe", "edit_grads", "after_step",
     ]  # fmt: skip
     assert step == list(STEP_HOOKS)
-    # the first accuracy of the task is measured by the method's own prediction
-    assert recorder.calls == [*entering, *step, *step, "end_task", "predict"]
+    # validation nodes calibrate and say what is familiar; then the first accuracy: by the method's own prediction
+    assert recorder.calls == [*entering, *step, *step, "end_task", *["predict"] * 3]
 
 
 def by_hand(recorder: Recorder, loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -472,8 +472,9 @@ def test_probabilities_of_all_classes(small_graph: eg.Graph) -> None:
         found = made.predict_proba(small_graph)
         assert found.shape == (60, 2 * after + 2)
         torch.testing.assert_close(found.sum(1), torch.ones(60))
-        expected = made.logits(small_graph)[:, : 2 * after + 2].softmax(1)
-        torch.testing.assert_close(found, expected)
+        expected = made.logits(small_graph)[:, : 2 * after + 2]
+        torch.testing.assert_close(found, (expected / made.temperature).softmax(1))
+        torch.testing.assert_close(made.predict_proba(small_graph, calibrated=False), expected.softmax(1))
         predicted = made.predict(small_graph)
         assert [made.classes_[unit] for unit in found.argmax(1).tolist()] == predicted.labels
         torch.testing.assert_close(found.max(1).values, predicted.probabilities)
