@@ -110,6 +110,13 @@ def page(streams: Path, tmp_path_factory: pytest.TempPathFactory):
         yield browser
 
 
+def scroll_to(page, element: str) -> None:
+    """Bring an element to the top, once the page has settled."""
+    time.sleep(0.3)
+    run_js(page, f"document.getElementById('{element}').scrollIntoView({{behavior: 'instant'}})")
+    time.sleep(0.2)
+
+
 def picture(browser, name: str, tmp_path: Path) -> None:
     folder = PICTURES if str(PICTURES) != "." else tmp_path
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,9 +157,7 @@ def test_the_first_screen_answers(page, tmp_path: Path, width: int, height: int)
 
 def test_on_a_phone_every_value_of_the_table_is_on_the_screen(page, tmp_path: Path) -> None:
     look(page, 390, 844, phone=True)
-    time.sleep(0.3)
-    run_js(page, "document.getElementById('compare').scrollIntoView({behavior: 'instant'})")
-    time.sleep(0.2)
+    scroll_to(page, "compare")
     picture(page, "report-table-390.png", tmp_path)
     outside = run_js(
         page,
@@ -181,9 +186,7 @@ def test_the_ceiling_is_no_competitor(page) -> None:
 
 def test_labels_neither_collide_nor_are_clipped(page, tmp_path: Path) -> None:
     look(page, 1280)
-    time.sleep(0.3)
-    run_js(page, "document.getElementById('plane').scrollIntoView({behavior: 'instant'})")
-    time.sleep(0.2)
+    scroll_to(page, "plane")
     picture(page, "report-plane-1280.png", tmp_path)
     boxes = run_js(
         page,

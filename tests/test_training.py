@@ -111,7 +111,7 @@ def test_hooks_run_in_the_order_of_the_contract(small_stream: eg.TaskStream) -> 
     ]  # fmt: skip
     assert step == list(STEP_HOOKS)
     # validation nodes calibrate and say what is familiar; then the first accuracy: by the method's own prediction
-    assert recorder.calls == [*entering, *step, *step, "end_task", *["predict"] * 3]
+    assert recorder.calls == [*entering, *step, *step, "end_task", *["predict"] * 2]
 
 
 def by_hand(recorder: Recorder, loss: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from evergraph.experiments.told import other_test_nodes
 from evergraph.persistence.files import make_folder, only_writer, taken_folder
 from evergraph.persistence.reading import write_record
 from evergraph.training import Learner, pick_device
-from evergraph.training.side_by_side import side_by_side, together
+from evergraph.training.side_by_side import together
 from evergraph.training.snapshot import model_name
 
 
@@ -101,14 +101,6 @@ def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path
     make_folder(seed_folder)
     with only_writer(seed_folder), Logging(()) as logging:
         SeedRun(spec, seed_folder, tasks, seed, spec.seeds.index(seed), None, logging, mark).finish()
-
-
-def run_seeds(
-    parts: Sequence[tuple[RunSpec, Path, int]], *, data_root: str | Path | None = None
-) -> list[Exception | None]:
-    """Single seeds of runs, in one process and on a GPU side by side; the error of each that ended in one."""
-    trainings = [partial(run_seed, spec, folder, seed, data_root=data_root) for spec, folder, seed in parts]
-    return side_by_side(trainings, pick_device(parts[0][0].device))
 
 
 def _result(

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 Evidence = dict[str, Any]
 
 
-def strangeness(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
-    """How strange examples look to the learner, in one or two numbers each."""
+def strangeness(learner: Learner, graph: Graph, nodes: Tensor, outputs: Tensor | None = None) -> Tensor:
+    """How strange examples look to the learner, in one or two numbers each; `outputs` where they are at hand."""
     claim = capable(learner.method, "strangeness")
     if claim is None:
-        return confidence(learner.outputs(graph, nodes)[:, : len(learner.classes_)])
+        outputs = learner.outputs(graph, nodes) if outputs is None else outputs
+        return confidence(outputs[:, : len(learner.classes_)])
     found: Tensor = claim(View(learner.model.eval(), learner.problem, graph, nodes, learner.device))
     return found
 
@@ -53,7 +54,7 @@ def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
         return _over_parts(learner, task, context, held_out)
     with held_out:
         outputs = learner.outputs(task.graph, task.val)[:, : len(learner.classes_)]
-        values = strangeness(learner, task.graph, task.val)
+        values = strangeness(learner, task.graph, task.val, outputs)
     targets = learner.problem.targets(task.graph, learner.classes_)[task.val]
     return {"calibration": losses_at_temperatures(learner.problem, outputs, targets), "familiar": counted(values)}
 

@@ -66,9 +66,8 @@ def predict(
     """See `Learner.predict`."""
     units = chosen_units(classes, learner.classes_)
     graph, chosen = asked(learner, graph, nodes)
-    found = learner.outputs(graph, chosen)
-    if calibrated and learner.problem.kind == "classes":
-        found = found / learner.temperature
+    outputs = learner.outputs(graph, chosen)
+    found = outputs / learner.temperature if calibrated and learner.problem.kind == "classes" else outputs
     names = [learner.classes_[unit] for unit in units]
     labels, probabilities = learner.problem.read(found, units, names)
     ids = example_ids(graph)
@@ -85,7 +84,7 @@ def predict(
             raise EvergraphError(
                 "unknown classes need validation examples, and no task had any; learn with some held out"
             )
-        prediction.strangeness = familiar.score(strangeness(learner, graph, chosen))
+        prediction.strangeness = familiar.score(strangeness(learner, graph, chosen, outputs))
         prediction.unknown = prediction.strangeness > familiar.threshold(unknown)
     return prediction
 
