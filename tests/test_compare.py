@@ -250,6 +250,7 @@ def test_settings_of_one_methods_model_and_training(evergraph) -> None:
     assert "unknown setting of auto 'hiden'" in error
 
 
+@pytest.mark.spawned  # a process that imports everything has to find the file too
 @pytest.mark.parametrize("command", ["run", "compare", "methods"])
 def test_a_method_from_ones_own_file(evergraph, tmp_path: Path, command: str) -> None:
     from evergraph.methods import METHODS
@@ -264,7 +265,7 @@ def test_a_method_from_ones_own_file(evergraph, tmp_path: Path, command: str) ->
             "--methods",
             "damped-compare",
             "--seeds",
-            "2",
+            "1",
             "--jobs",
             "2",
             *QUICK,

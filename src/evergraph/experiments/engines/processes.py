@@ -73,7 +73,7 @@ class ProcessEngine(Engine):
         return done
 
     def _is_done_early(self, work: Work) -> bool:
-        """Whether work has all its results and its group goes on; a folder that cannot be read is the group's to say."""
+        """Whether work has all its results while its group goes on; of a folder that cannot be read the group tells."""
         with suppress(EvergraphError):
             return work not in self._told and work.is_done()
         return False

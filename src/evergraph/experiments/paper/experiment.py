@@ -108,10 +108,9 @@ def run_paper(
     with holding as entries, _logged(out, device, settings["jobs"]) as cells_run:
         failed = partial(_failed, {plan.key("") for plan in plans if plan.goes_on})
         save = partial(_save, available, out, chosen)
+        settings["on_result"] = EverySoOften(save)
         try:
-            results = run_cells(
-                cells, out / CELLS, choices=choices, known=known, failed=failed, on_result=EverySoOften(save), **settings
-            )
+            results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=failed, **settings)
         except CellsFailedError as failure:
             if failure.results:
                 save(failure.results)
