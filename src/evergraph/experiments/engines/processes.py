@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
@@ -17,10 +16,10 @@ import torch
 from evergraph.errors import EvergraphError, EvergraphWarning, first_line
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
-from evergraph.training.side_by_side import AT_ONCE, side_by_side
+from evergraph.training.side_by_side import side_by_side
 
 LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
-TOGETHER = 4  # seeds that share a process on a GPU, and more where there are more than that for each process
+TOGETHER = 4  # pieces of work that share a process on a GPU at most
 
 
 class ProcessDiedError(EvergraphError):
@@ -97,16 +96,14 @@ class ProcessEngine(Engine):
 
 
 def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
-    """The work that shares a process: each piece alone on a CPU; on a GPU several, which take turns there.
+    """The work that shares a process: each piece alone on a CPU; on a GPU a few, which take turns there.
 
-    It is dealt out like cards, so that every group has its share of the longest.
+    Neighbours stay together, so that the seeds of a run end at about the same time; no process is left idle for it.
     """
-    if not works:
-        return []
-    on_gpu = pick_device(works[0].spec.device).type == "cuda"
-    size = min(AT_ONCE, max(TOGETHER, math.ceil(len(works) / jobs))) if on_gpu else 1
-    number = math.ceil(len(works) / size)
-    return [works[first::number] for first in range(number)]
+    size = 1
+    if works and pick_device(works[0].spec.device).type == "cuda":
+        size = max(1, min(TOGETHER, len(works) // jobs))
+    return [works[first : first + size] for first in range(0, len(works), size)]
 
 
 def _do_together(group: list[Work]) -> list[Exception | None]:
