@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from torch import Tensor
 
-from evergraph.cli import common, together
+from evergraph.cli import common, parsing, together
 from evergraph.core.workers import join_workers, launched, workers
 from evergraph.data import Task, find_graph
 from evergraph.data.mapped import is_parts
@@ -97,10 +97,10 @@ def learn_command(
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
         if in_parts:
-            task, tests["nodes"] = task_of_parts(data, common.class_names(classes), learner.num_tasks)
+            task, tests["nodes"] = task_of_parts(data, parsing.class_names(classes), learner.num_tasks)
         else:
             task = Task.of(
-                data, common.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+                data, parsing.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
             )
         before = None if again else learner.learned_as(task)
         if before is not None:
@@ -142,7 +142,7 @@ def learn_command(
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
     sys.stdout.write(
-        f"learned {common.listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
+        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
         f"{held_out or 'none held out to test on'}\n"
         f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
     )
@@ -198,7 +198,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
         learned = (
-            f"{common.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {task['epochs']} epochs, {accuracy}"
+            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {task['epochs']} epochs, {accuracy}"
         )
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
@@ -242,4 +242,4 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
-    return common.listed(value, 40) if isinstance(value, list) else str(value)
+    return parsing.listed(value, 40) if isinstance(value, list) else str(value)

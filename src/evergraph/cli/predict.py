@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common, together
+from evergraph.cli import common, parsing, together
 from evergraph.cli.parts import predict_parts
 from evergraph.core.workers import launched
 from evergraph.data import Graph, find_graph
@@ -80,7 +80,7 @@ def predict_command(
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
     by_name = {str(name): name for name in learner.classes_}
-    chosen = [by_name.get(name, name) for name in common.class_names(classes) or ()]
+    chosen = [by_name.get(name, name) for name in parsing.class_names(classes) or ()]
     prediction = learner.predict(
         data, parse_nodes(nodes), classes=chosen or None, unknown=unknown, calibrated=not uncalibrated
     )
@@ -94,7 +94,7 @@ def predict_command(
 
 def parse_nodes(text: str | None) -> list[int] | list[str] | None:
     """Numbers, or ids, with commas."""
-    names = common.class_names(text, "--nodes")
+    names = parsing.class_names(text, "--nodes")
     if names is None:
         return None
     return [int(name) for name in names] if all(name.isdecimal() for name in names) else names
@@ -108,7 +108,7 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
     missing = [name for name in present if name not in learner.classes_]
     if missing:
         raise EvergraphError(
-            f"{data.name}: unknown classes {common.listed(missing)}: {checkpoint} has not learned them; learn them "
+            f"{data.name}: unknown classes {parsing.listed(missing)}: {checkpoint} has not learned them; learn them "
             "first, add --unknown 0.05 to put such nodes aside, or --ignore-labels to choose among the classes it knows"
         )
 
