@@ -142,7 +142,7 @@ def test_no_method_was_worse_at_its_defaults_than_fine_tuning(stream: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", STREAMS)
 def test_no_method_at_its_defaults_is_worse_than_fine_tuning(stream: str, real_data: Path, tmp_path: Path) -> None:
-    """Every registered method, those of other packages too, that has not been measured; with nothing said, as users do."""
+    """Every registered method that has not been measured, those of other packages too, with nothing said."""
     cells = [
         Cell(name, RunSpec(stream, method=name, training=Training(**kind().training), device="cpu"))
         for name, kind in METHODS.items()
