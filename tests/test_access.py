@@ -15,7 +15,7 @@ from evergraph.methods import METHODS, Compose
 from evergraph.methods.base import Context, Method, View
 from evergraph.methods.state import count_bytes
 from evergraph.models.base import GraphModel
-from test_conformance import GRAPH, STREAM, SUITE, every_method, learned, learner
+from test_conformance import GRAPH, STREAM, SUITE, every_name, learned, learner
 
 NODE_STREAM = eg.TaskStream(GRAPH, 2, test_graph="node")
 
@@ -47,7 +47,7 @@ def check_kept(of: eg.Learner) -> None:
     assert kept or not declared, f"{of.method.title} declares {declared} and no byte is counted"
 
 
-@every_method
+@every_name
 def test_what_is_kept_is_declared_and_counted(name: str) -> None:
     check_kept(learner(SUITE[name](), epochs=1, dtype=torch.float64))
 
@@ -175,7 +175,7 @@ def check_joining(of: eg.Learner) -> None:
             assert torch.allclose(outputs, together[number], rtol=1e-6, atol=1e-8), f"{of.method.title}, node {node}"
 
 
-@every_method
+@every_name
 def test_predictions_depend_on_what_is_declared(name: str) -> None:
     of = learned(learner(SUITE[name](), epochs=1, dtype=torch.float64), 2)
     check_predictions(of)

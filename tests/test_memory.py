@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -151,7 +149,8 @@ def after_each_task(method: eg.Method, model: eg.GraphModel | None = None) -> li
         yield method
 
 
-@pytest.mark.parametrize(("name", "memory"), itertools.product(REPLAYING, ["1500", "2.5KB", "10%"]))
+@pytest.mark.parametrize("name", REPLAYING)
+@pytest.mark.parametrize("memory", ["1500", pytest.param("2.5KB", marks=pytest.mark.slow), "10%"])
 def test_the_budget_is_never_exceeded(name: str, memory: str) -> None:
     few = {"neighbours": "1,1"} if "neighbours" in eg.METHODS[name]().hyperparameters() else {}  # room for every class
     method = eg.make_method(name, {"memory": memory, **few})

@@ -155,7 +155,7 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("problem", "scenario"), COMBINATIONS)
-@pytest.mark.parametrize("between", [False, True], ids=["apart", "joined"])
+@pytest.mark.parametrize("between", [pytest.param(False, marks=pytest.mark.slow), True], ids=["apart", "joined"])
 def test_every_scenario_with_every_problem(problem: str, scenario: str, between: bool, tmp_path: Path) -> None:
     """To the end of the stream, saved on the way, and predicted; with edges between tasks and without."""
     level, kind = problem.split("-")
