@@ -102,8 +102,9 @@ class FeatureGraphNetwork(GraphModel):
     def features(self, batch: Batch) -> Tensor:
         """What the head reads at the seeds: the second layer, and a one."""
         x = batch.x @ self.stem if self.stem is not None else batch.dense_x
-        with_zeros = F.pad(x, (0, 0, 0, 1))  # a neighbour that is not there: zeros stay zeros and add nothing
-        groups = batch.layer(0).padded_rows()  # a node has two neighbours or two thousand
+        near = batch.layer(0)
+        with_zeros = F.pad(x[: near.num_columns], (0, 0, 0, 1))  # a neighbour that is not there adds nothing
+        groups = near.padded_rows()  # a node has two neighbours or two thousand
         parts = [self._second_layer(x[nodes], with_zeros[neighbours]) for nodes, neighbours in groups]
         nodes, hidden = torch.cat([nodes for nodes, _ in groups]), torch.cat(parts)
         return with_ones(torch.zeros_like(hidden).index_copy(0, nodes, hidden))
