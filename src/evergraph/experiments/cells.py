@@ -159,6 +159,7 @@ def write_tracebacks(errors: Mapping[str, Exception], out: str | Path) -> None:
 
 
 def in_a_line(error: Exception) -> str:
+    """What an error says, in one line; of one that is not about the input, its type too."""
     return str(error) if isinstance(error, EvergraphError) else f"{type(error).__name__}: {first_line(error)}"
 
 
