@@ -17,7 +17,7 @@ from evergraph.core.workers import launched, workers
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
-from evergraph.experiments.cells import Cell, all_or_error, run_cells
+from evergraph.experiments.cells import Cell, all_or_error, run_cells, write_tracebacks
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.plots import heatmaps
@@ -118,6 +118,7 @@ def run_all(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) ->
             results[key] = run_one(spec, folder / key, options)
         except Exception as error:
             errors[key] = error
+    write_tracebacks(errors, folder)
     return all_or_error(results, errors, folder)
 
 
