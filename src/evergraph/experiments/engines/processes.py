@@ -9,6 +9,7 @@ import threading
 import warnings
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 
 import torch
 
@@ -17,6 +18,7 @@ from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
 from evergraph.training.side_by_side import side_by_side
 
+LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
 TOGETHER = 4  # pieces of work that share a process on a GPU at most
 
 
@@ -35,18 +37,27 @@ class ProcessEngine(Engine):
         self._idle: list[ProcessPoolExecutor] = []
         self._room, self._new, self._waiting = jobs, list[Work](), list[list[Work]]()
         self._running: dict[Future[list[Exception | None]], tuple[list[Work], ProcessPoolExecutor]] = {}
+        self._told: set[Work] = set()  # done, though the group that it is of is not
+        self._closed = False
 
     def submit(self, work: Work) -> None:
         """Started by `wait`, which knows what else there is."""
         self._new.append(work)
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
-        """The work that is done next."""
+        """The work that is done next; of a group, each piece as it is."""
+        if self._closed:
+            raise EvergraphError("stopped; --resume goes on with what is there")
         self._waiting += grouped(self._new, self._room)
         self._new = []
         self._start()
-        done = []
-        for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+        done: list[tuple[Work, Exception | None]] = []
+        in_groups = any(len(group) > 1 for group, _ in self._running.values())
+        while not (ended := wait(self._running, LOOK_EVERY if in_groups else None, FIRST_COMPLETED).done):
+            if early := [work for group, _ in self._running.values() for work in group if self._is_done_early(work)]:
+                self._told.update(early)
+                return [(work, None) for work in early]
+        for future in ended:
             group, pool = self._running.pop(future)
             error = future.exception()
             if isinstance(error, BrokenProcessPool):
@@ -54,12 +65,21 @@ class ProcessEngine(Engine):
             else:
                 self._idle.append(pool)
             outcomes = future.result() if error is None else [error] * len(group)
-            done += [(work, in_words(outcome, work)) for work, outcome in zip(group, outcomes)]
+            told = [(work, in_words(outcome, work)) for work, outcome in zip(group, outcomes)]
+            done += [(work, outcome) for work, outcome in told if work not in self._told]
+            self._told.difference_update(group)
         self._start()
         return done
 
+    def _is_done_early(self, work: Work) -> bool:
+        """Whether work has all its results while its group goes on; of a folder that cannot be read the group tells."""
+        with suppress(EvergraphError):
+            return work not in self._told and work.is_done()
+        return False
+
     def close(self, *, at_once: bool) -> None:
         """End the processes. Work that is stopped goes on where it was when it is submitted again."""
+        self._closed = True
         pools = [*self._idle, *(pool for _, pool in self._running.values())]
         if at_once:
             for pool in pools:
@@ -69,7 +89,7 @@ class ProcessEngine(Engine):
             pool.shutdown(cancel_futures=True)
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < self._room:
+        while self._waiting and len(self._running) < self._room and not self._closed:
             pool = self._idle.pop() if self._idle else _one_process()
             group = self._waiting.pop(0)
             self._running[pool.submit(_do_together, group)] = (group, pool)
