@@ -74,6 +74,18 @@ def first_seeds() -> dict[str, dict[str, object]]:
     return found
 
 
+def written() -> dict[str, dict[str, object]]:
+    """What the lines of an earlier call say, by method, settings and training."""
+    found = {}
+    for line in map(json.loads, FILE.read_text().splitlines() if FILE.exists() else ()):
+        measured = {graph: {key: {"mean": value} for key, value in line[graph].items()} for graph in ("task", "seen")}
+        found[line["reading"] + fingerprint("", line["settings"], line["combination"])] = {
+            **measured["task"],
+            "also_tested": {"seen": measured["seen"]},
+        }
+    return found
+
+
 def fingerprint(method: str, settings: dict[str, object], training: dict[str, object]) -> str:
     """What tells runs of the search apart."""
     return json.dumps([method, settings, training], sort_keys=True)
@@ -124,12 +136,18 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the ranking of what is in the file; run nothing")
     given = parser.parse_args()
     if not given.table:
-        wanted, measured = cells(given.device), first_seeds()
+        wanted, measured, earlier = cells(given.device), first_seeds(), written()
+
+        def known(cell: Cell) -> dict[str, object] | None:
+            _, combination, spec = wanted[cell.key]
+            line = cell.key.rpartition("/")[2] + fingerprint("", spec.settings, combination)
+            return earlier.get(line) or measured.get(fingerprint(spec.method, spec.settings, combination))
+
         with taken_folder(Path(given.out), lambda: None):
             run_cells(
                 [Cell(name, spec) for name, (_, _, spec) in wanted.items()],
                 given.out,
-                known=lambda cell: measured.get(fingerprint(cell.spec.method, cell.spec.settings, wanted[cell.key][1])),
+                known=known,
                 data_root=given.data_root,
                 jobs=given.jobs,
                 on_result=lambda results: write_atomically(FILE, lines_of(wanted, results)),

@@ -17,7 +17,7 @@ from evergraph.core.workers import launched, workers
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
-from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells
+from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells, write_tracebacks
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.plots import heatmaps
@@ -124,6 +124,7 @@ def run_all(
             on_result(results)
         except Exception as error:
             errors[key] = error
+    write_tracebacks(errors, folder)
     return all_or_error(results, errors, folder)
 
 

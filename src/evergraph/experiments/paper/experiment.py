@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import DivergedError, EvergraphError, first_line, unknown
-from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
+from evergraph.errors import DivergedError, EvergraphError, unknown
+from evergraph.experiments.cells import Cell, CellsFailedError, in_a_line, run_cells
 from evergraph.experiments.engines import MakeEngine, default_jobs
 from evergraph.experiments.paper.field import write_field
 from evergraph.experiments.paper.figures import Lines, final_rows, study
@@ -175,7 +175,7 @@ def _failed(go_on: Collection[str], cell: Cell, error: Exception) -> dict[str, A
     """A trial that diverges is never chosen. Anything else that fails ends the experiment, unless it goes on."""
     diverged = is_trial(cell.key) and isinstance(error, DivergedError)
     tolerated = any(cell.key.startswith(start) for start in go_on)
-    return {"error": first_line(error)} if diverged or tolerated else None
+    return {"error": in_a_line(error)} if diverged or tolerated else None
 
 
 def _draw_studies(
