@@ -158,7 +158,7 @@ def test_no_method_at_its_defaults_is_worse_than_fine_tuning(stream: str, real_d
     ("table", "methods"),
     [
         ("table.md", "ewc,ewc++,lwf,mas,si,stand-in-curvature"),
-        ("three-tasks/table.md", "batch-curvature,queue-curvature"),
+        ("three-tasks/table.md", "batch-curvature"),
     ],
 )
 def test_defaults_are_those_that_the_rule_chose(table: str, methods: str) -> None:
