@@ -121,7 +121,7 @@ def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
     assert engine_for("local", 1) is None
 
 
-def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path) -> None:
+def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path, without_pictures: None) -> None:
     """The script's own lines do the work; a failed task is named and written again; then the table is gathered."""
     out, words = tmp_path / "out", [*COMPARE, "--on", "slurm", "--jobs", "3"]
     status, said, _ = evergraph(*words, "--out", out)

@@ -293,7 +293,7 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     words = ["--checkpoint", tmp_path / "learner", "--device", "cpu"]
     status, out, err = evergraph("learn", name, *words, "--method", "lwf", "--epochs", 1, "--hidden", 4)
     assert status == 0, err
-    assert "links in 1 epochs; accuracy on held-out links" in out
+    assert "links in 1 epoch; accuracy on held-out links" in out
     status, out, err = evergraph("predict", name, *words)
     assert status == 0, err
     assert out.splitlines()[0] == "node,class,probability"

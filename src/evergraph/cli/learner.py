@@ -142,7 +142,7 @@ def learn_command(
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
     sys.stdout.write(
-        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
+        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {_passes(last['epochs'])}; "
         f"{held_out or 'none held out to test on'}\n"
         f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
     )
@@ -198,7 +198,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
         learned = (
-            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {task['epochs']} epochs, {accuracy}"
+            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {_passes(task['epochs'])}, {accuracy}"
         )
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
@@ -243,3 +243,8 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     return parsing.listed(value, 40) if isinstance(value, list) else str(value)
+
+
+def _passes(epochs: int) -> str:
+    """How often training nodes were read; a closed form does without epochs."""
+    return f"{epochs} epoch{'s' * (epochs > 1)}" if epochs else "one pass"

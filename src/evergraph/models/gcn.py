@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.recording import linear, recording
-from evergraph.core.settings import BelowOne, PositiveInt
+from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
     Features,
@@ -59,7 +59,7 @@ class GCN(StackedWeights):
     def __init__(
         self,
         hidden: PositiveInt = 256,
-        num_layers: PositiveInt = 2,
+        num_layers: Depth = 2,
         dropout: BelowOne = 0.0,
         propagate_inputs: bool | None = None,
     ) -> None:
