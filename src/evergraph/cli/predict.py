@@ -90,6 +90,8 @@ def predict_command(
         sys.stdout.write(text) if out is None else write_atomically(out, text)
     elif out is not None:
         write_atomically(out, _as_parquet(columns, parquet))
+    if out is not None:
+        sys.stdout.write(f"{len(prediction):,} predictions: {out}\n")
 
 
 def parse_nodes(text: str | None) -> list[int] | list[str] | None:
