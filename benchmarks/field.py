@@ -7,13 +7,14 @@ puts them into the page. Nothing is trained: `results/paper/field/README.md` has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.problems import BEGIN, END
-from evergraph.experiments.comparison import row_label, table_rows
+from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.paper.protocol import Protocol
-from evergraph.experiments.result_file import is_trial, read_results
+from evergraph.experiments.result_file import read_results
 
 RESULTS = Path("results/paper/field")
 PAGE = Path("docs/results-field.md")
@@ -26,27 +27,23 @@ HEAD = (
 
 
 def tables(results: Path = RESULTS) -> str:
-    """A table for each stream that has been measured, and the leak score of each test graph above it."""
-    parts = []
-    for stream in STREAMS:
-        measured = [e["result"] for key, e in read_results(results / stream).items() if not is_trial(key)]
-        if measured:
-            parts.append(table(stream, measured))
-    return "\n\n".join(parts) if parts else "Not measured yet."
+    """A table for each stream that has been measured, with the leak score of each test graph above it."""
+    measured = {stream: read_results(results / stream) for stream in STREAMS}
+    return "\n\n".join(table(stream, found) for stream, found in measured.items() if found) or "Not measured yet."
 
 
-def table(stream: str, measured: list[dict[str, Any]]) -> str:
-    """One stream's table: a line for each row of the protocol, all test graphs in it."""
+def table(stream: str, entries: Mapping[str, dict[str, Any]]) -> str:
+    """One stream's table: a line for each title of the protocol, all test graphs in it."""
     protocol = Protocol.load("field", stream, seeds=1)
-    tuned: dict[str, set[str]] = {}
-    for row in protocol.rows().values():
-        tuned.setdefault(row["method"], set()).update(protocol.searched_settings(row))
     lines: dict[str, dict[str, dict[str, Any]]] = {}
     leaks: dict[str, str] = {}
-    for row in table_rows(measured, tuned):
-        lines.setdefault(row_label(row), {})[row["test_graph"]] = row
-        if row["leak"]:
-            leaks.setdefault(row["test_graph"], f"{row['leak']['mean']:.0f} on `{row['test_graph']}`")
+    for name, row in protocol.rows().items():
+        if (key := protocol.key(name)) not in entries:
+            continue
+        for found in table_rows([entries[key]["result"]]):
+            lines.setdefault(row["title"], {}).setdefault(found["test_graph"], found)
+            if found["leak"]:
+                leaks.setdefault(found["test_graph"], f"{found['leak']['mean']:.0f} on `{found['test_graph']}`")
     told = [leaks[graph] for graph in TEST_GRAPHS if graph in leaks]
     title = f"**{stream}**" + (f" (leak score {', '.join(told)})" if told else "")
     return "\n".join([title, "", *HEAD, *(_line(label, graphs) for label, graphs in lines.items())])

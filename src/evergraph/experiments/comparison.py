@@ -194,7 +194,12 @@ def _made_with(result: Mapping[str, Any]) -> dict[str, Any]:
     known = settings_of(Training)
     training = {key: value for key, value in result["protocol"].items() if key in known}
     model = {f"model.{key}": value for key, value in result.get("model", {}).items()}
-    own = result.get("hyperparameters", {})
+    own: dict[str, Any] = {}
+    for key, value in result.get("hyperparameters", {}).items():
+        if isinstance(value, dict):  # of a part of a composition, which is called by its number and its name
+            own |= {f"{key.partition('.')[2]}.{name}": setting for name, setting in value.items()}
+        else:
+            own[key] = value
     return {**own, **model, **{key: value for key, value in training.items() if key not in own}}
 
 
