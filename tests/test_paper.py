@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import field
 
 import evergraph as eg
 from evergraph.core.settings import settings_of
@@ -109,6 +110,17 @@ def test_a_cell_of_the_field_that_fails_is_named_and_the_others_are_measured(
     for graph in ("task", "seen", "node"):
         assert re.search(rf"\| corafull \| {graph} \| [\d.]+ \| finetune \|", text)
     assert "| reservoir |" in text
+    monkeypatch.setattr(field, "STREAMS", ("corafull",))
+    shown = field.tables(tmp_path / "out" / "field")
+    assert re.search(
+        r"^\*\*corafull\*\* \(leak score \d+ on `task`, \d+ on `seen`, \d+ on `node`\)$", shown, re.MULTILINE
+    )
+    assert re.search(
+        r"^\| finetune \| [\d.]+ ± 0\.0 / −?[\d.]+ ± 0\.0 \| [\d.]+ ± 0\.0 \| [\d.]+ ± 0\.0 \| 0 \|",
+        shown,
+        re.MULTILINE,
+    )
+    assert "Not measured yet." in field.tables(tmp_path)
     shown = read_runs(find_runs([Path(table["markdown"]).parent])[0])
     assert [run["method"] for run in shown] == ["finetune"] * 3 + ["reservoir"] * 3  # no trials
     again = run_paper(**settings)["tables"][0]  # what failed is run again
