@@ -34,7 +34,7 @@ ALIKE = "--tune first-tasks --trials 10 --label-scope seen"
 NODES = "--hidden 64 --epochs 100 --batch-size 0 --set auto.hidden=5120"
 BOTH = f"{NODES} --test-graph task,seen"
 GRAPHS = "--model gin --hidden 64 --epochs 50 --set analytic.model=random-features --set analytic.hidden=640"
-LINKS = "--hidden 32 --epochs 10 --batch-size 512 --metric balanced-accuracy --set analytic.hidden=640"
+LINKS = "--hidden 32 --epochs 10 --batch-size 512 --class-balanced --metric balanced-accuracy --set analytic.hidden=640"
 TABLES: dict[str, tuple[str, str, str]] = {
     "chameleon-filtered": ("chameleon-filtered", "auto", BOTH),
     "squirrel-filtered": ("squirrel-filtered", "auto", BOTH),
