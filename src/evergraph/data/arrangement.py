@@ -29,8 +29,8 @@ def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor
         size = nodes.numel()
         if size < LEAST_TO_SPLIT:
             raise EvergraphError(
-                f"{graph.name}: class {graph.class_names[position]!r} has {size} {graph.level}s, too few to split 60/20/20; "
-                f"leave small classes out with min_class_size (at least {LEAST_TO_SPLIT})"
+                f"{graph.name}: class {graph.class_names[position]!r} has {size} {graph.level}s, too few to split "
+                f"60/20/20; leave small classes out with min_class_size (at least {LEAST_TO_SPLIT})"
             )
         generator = torch.Generator().manual_seed(1_000_003 * seed + position)
         mixed = nodes[torch.randperm(size, generator=generator)]
