@@ -26,8 +26,9 @@ from evergraph.data.attributes import (
     masks_as_splits,
     read_attributes,
     read_splits,
+    tell_of_edge_features,
 )
-from evergraph.errors import EvergraphError, tell
+from evergraph.errors import EvergraphError
 
 if TYPE_CHECKING:
     from evergraph.data.parts import Rows
@@ -241,8 +242,7 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph") 
     missing = [key for key in ("x", "edge_index") if getattr(data, key, None) is None]
     if missing:
         raise EvergraphError(f"{name}: the PyG object has no {' and no '.join(missing)}; evergraph needs both")
-    if getattr(data, "edge_attr", None) is not None and getattr(data, "edge_weight", None) is None:
-        tell(f"{name}: edge_attr is not used; put one weight per edge into edge_weight to propagate with it")
+    tell_of_edge_features([data], name)
     count = as_array(data.x).shape[0] if isinstance(data.x, (list, tuple)) else data.x.shape[0]
     return make_graph(
         data.x,

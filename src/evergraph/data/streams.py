@@ -178,8 +178,8 @@ class TaskStream(metaclass=Checked):
         known = (self._task_of == range(len(self))[index]) & (self._part >= 0) & (self._part < 2)
         limited = copy.copy(self)
         limited.classes_per_task, limited._test_part = size, 1
-        limited._extent = f"the classes of task {index}, without its test nodes"
-        limited._split = "75/25 per class for training and validation; tests on validation nodes"
+        limited._extent = f"the classes of task {index}, without its test examples"
+        limited._split = "75/25 per class for training and validation; tests on validation examples"
         groups = [classes[start : start + size] for start in range(0, len(classes), size)]
         task_of = torch.where(known, tasks_of_classes(self.graph, groups, self._part, self.seed), -1)
         limited._take(self.graph, classes, task_of, self._part, None)

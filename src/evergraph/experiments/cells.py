@@ -27,7 +27,7 @@ Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
 Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
 FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
 LONGEST_FIRST = (  # so that no long run starts when all others are done
-    "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
+    "auto", "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
 )  # fmt: skip
 
 

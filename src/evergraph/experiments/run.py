@@ -113,12 +113,12 @@ def _result(
 ) -> dict[str, Any]:
     """What `result.json` holds."""
     metric = spec.metric or learner.problem.metric
-    access = learner.method.access
+    access = learner.method.access_at(learner.problem.level)
 
     def tested(test_graph: str, matrices: list[Rows]) -> dict[str, Any]:
         scores = [result["leak"][test_graph] for result in results if test_graph in result.get("leak", {})]
         leak = {**mean_std(scores), "values": scores, "chance": 100 / len(first)} if scores else None
-        reads = other_test_nodes(access, test_graph)
+        reads = other_test_nodes(access, test_graph, learner.problem.level)
         return {**_measures(matrices, metric), "leak": leak, "test_nodes_read": reads}
 
     return {

@@ -71,6 +71,10 @@ class Method(metaclass=Checked):
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
     """What may be known of them: one class of several, labels that hold or do not, numbers."""
 
+    def access_at(self, level: str) -> Access:
+        """What it keeps and is told where examples are nodes, graphs or links."""
+        return self.access.at(level)
+
     # entering a task
 
     def prepare(self, context: Context) -> None:
