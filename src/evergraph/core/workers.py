@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -47,6 +47,10 @@ class Workers:
     def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
         """Send rows to one process while another one sends some here; returns those: `number` of them, where known."""
         return rows
+
+    def begin_swap(self, rows: Tensor, to: int, back: int, number: int) -> Callable[[], Tensor]:
+        """Begin a swap; the result waits for its end and returns the rows that came. All swap in the same order."""
+        return lambda: rows
 
     def everywhere(self, value: Any) -> Any:
         """The first process's value; the others' are not looked at."""
@@ -104,15 +108,23 @@ class ProcessGroup(Workers):
             return rows
         if number is None:
             count = torch.tensor([rows.size(0)])
-            number = int(self._swap(count, torch.empty_like(count), to, back))
-        return self._swap(rows.contiguous(), rows.new_empty(number, *rows.shape[1:]), to, back)
+            number = int(self.begin_swap(count, to, back, 1)())
+        return self.begin_swap(rows, to, back, number)()
 
-    def _swap(self, sent: Tensor, received: Tensor, to: int, back: int) -> Tensor:
+    def begin_swap(self, rows: Tensor, to: int, back: int, number: int) -> Callable[[], Tensor]:
+        """Both directions at once, in the background."""
+        sent, received = rows.contiguous(), rows.new_empty(number, *rows.shape[1:])
         with _told():
             exchanges = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, back)]
-            for exchange in dist.batch_isend_irecv([one for one in exchanges if one.tensor.numel()]):
-                exchange.wait()
-        return received
+            begun = dist.batch_isend_irecv([one for one in exchanges if one.tensor.numel()])
+
+        def wait(_kept: Tensor = sent) -> Tensor:
+            with _told():
+                for exchange in begun:
+                    exchange.wait()
+            return received
+
+        return wait
 
     def everywhere(self, value: Any) -> Any:
         """Sent as Python objects; the processes are of one program and trust one another."""
