@@ -23,8 +23,9 @@ from benchmarks.cost_model import (
     traffic,
     worker_bytes,
 )  # fmt: skip
-from benchmarks.distributed import CLASSES, FEATURES, MATCHINGS, _make_part, scaling
+from benchmarks.distributed import scaling
 from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
+from benchmarks.generated_parts import CLASSES, FEATURES, MATCHINGS, make_part
 from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.large import write_large
 from benchmarks.methods import SecondTaskSteps, method_figures
@@ -269,13 +270,15 @@ def test_the_graph_in_parts_is_one_graph(tmp_path: Path) -> None:
     """Made part by part, edges are the same from both ends, and most keep the class."""
     nodes = 3200
     for number in range(2):
-        _make_part(str(tmp_path), nodes, 2, number)
+        make_part(str(tmp_path), nodes, 2, number)
     write_parts_header(tmp_path, "generated", list(range(CLASSES)), FEATURES, [0, nodes // 2])
     graph, own = read_parts(tmp_path)
-    assert (own, graph.num_nodes, graph.num_edges) == ([0, 1], nodes, nodes * 2 * MATCHINGS)
-    adjacency = graph.adjacency.to_scipy()
+    assert graph.rows is not None
+    edges = graph.rows.edges()
+    assert (own, graph.num_nodes, edges.nnz) == ([0, 1], nodes, nodes * 2 * MATCHINGS)
+    adjacency = edges.to_scipy()
     assert (adjacency != adjacency.T).nnz == 0
-    alike = graph.y[graph.adjacency.indices] == graph.y[graph.adjacency.row_of_entry()]
+    alike = graph.y[edges.indices] == graph.y[edges.row_of_entry()]
     assert 0.78 < float(alike.double().mean()) < 0.84
 
 
@@ -302,8 +305,9 @@ def test_runs_become_speed_ups_and_shares() -> None:
     found = {1: (80.0, 800.0), 2: (40.0, 440.0)}
     work = Workload(1000, 20, 32, 80)
     runs = [
-        Run("strong", count, work, {"seconds": seconds, "own_seconds": seconds, "own_mb": mb})
+        Run("strong", count, work, {"seconds": seconds, "own_seconds": seconds, "own_mb": mb, "peak_mb": mb + 100})
         for count, (seconds, mb) in found.items()
     ]
     figures = scaling(runs)
     assert (figures["strong_2"], figures["memory_share_2"]) == (2.0, pytest.approx(1.1))
+    assert figures["resident_share_2"] == pytest.approx(2 * 540 / 900)

@@ -307,7 +307,11 @@ AnyFeatures = TypeVar("AnyFeatures", Tensor, SparseMatrix, Features)
 
 def take_rows(features: Features, rows: Tensor) -> Features:
     """Rows of a dense or sparse feature matrix."""
-    return features.rows(rows) if isinstance(features, SparseMatrix) else features.index_select(0, rows.to(features.device))
+    return (
+        features.rows(rows)
+        if isinstance(features, SparseMatrix)
+        else features.index_select(0, rows.to(features.device))
+    )
 
 
 def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:

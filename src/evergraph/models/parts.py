@@ -98,28 +98,19 @@ class Exchange:
         alone = len(balances) == 1
         before = self.degree ** -balances[0] if alone else None
         degrees = None if alone else {piece.turn: degree for _, piece, degree in self._arriving(self.degree, None)}
-        totals: list[Tensor] = []
-        sums: list[Tensor] = []  # of some columns, which are next to one another here
+        totals = [values * self.degree**-balance for balance in balances]
         for columns, piece, rows in self._arriving(values, before):
-            if not piece.turn:
-                sums = [rows * self.degree**-balance for balance in balances]
-            for position, balance in enumerate(balances):
-                if not piece.turn:
-                    dense = sums[position].clone()
+            for balance, total in zip(balances, totals):
+                if not piece.turn:  # the first to be added: the sums are the scaled rows themselves so far
+                    dense = total[:, columns].clone(memory_format=torch.contiguous_format)
                 else:
                     dense = rows if degrees is None else rows * degrees[piece.turn] ** -balance
-                piece.add_product(dense, sums[position])
+                piece.add_product(dense, total[:, columns])
                 del dense
             del rows  # before more arrive
-            if piece is not self.pieces[-1]:
-                continue
-            for balance, total in zip(balances, sums):
+        for balance, total in zip(balances, totals):
+            if balance != 1:
                 total *= self.degree ** (balance - 1)
-            if sums[0].shape == values.shape:
-                return sums
-            totals = totals or [torch.empty_like(values) for _ in balances]
-            for total in totals:
-                total[:, columns] = sums.pop(0)
         return totals
 
     def _arriving(self, values: Tensor, scale: Tensor | None) -> Iterator[tuple[slice, Piece, Tensor]]:
@@ -203,9 +194,7 @@ class PartNeighbourhoods(Neighbourhoods):
             )
         assert graph.rows is not None
         self._features_from, self._parts = features_from, propagated(graph, inputs(), dtype)
-        empty = torch.zeros(graph.num_nodes + 1, dtype=torch.long)
-        self._nowhere = SparseMatrix(empty, empty[:0], torch.empty(0, dtype=dtype), graph.num_nodes)
-        super().__init__(graph.x, self._nowhere, y, max(depth for depth, _ in inputs()))
+        super().__init__(graph.x, graph.adjacency.to(dtype), y, max(depth for depth, _ in inputs()))
 
     def batch(self, examples: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The features of some own nodes."""
@@ -223,7 +212,7 @@ def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype
     key = f"propagated {dtype} {inputs}"
     if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))
-        exchange = Exchange(graph.adjacency, graph.rows, dtype)
+        exchange = Exchange(graph.rows.edges(), graph.rows, dtype)
         found: dict[tuple[int, float], Features] = {pair: x for pair in inputs if not pair[0]}
         deepest = {balance: max(depth for depth, other in inputs if other == balance) for _, balance in inputs}
         balances = [balance for balance, depth in deepest.items() if depth]
