@@ -88,6 +88,23 @@ def test_a_graph_in_parts_on_the_command_line(tmp_path: Path, evergraph: Callabl
     known = eg.Learner.load(learner, device="cpu").predict(graph)
     alike = [a == b for a, b in zip(columns["class"].to_pylist(), known.labels)]
     assert sum(alike) > 140  # in one process the edges of a graph that fits into memory are judged too
+    whole = ["predict", parts, "--checkpoint", learner, "--device", "cpu", "--out"]
+    assert evergraph(*whole, tmp_path / "few", "--classes", "0,3", "--all-classes", "--uncalibrated")[0] == 0
+    few = parquet.read_table(tmp_path / "few/part-00001.parquet").to_pydict()
+    assert few.keys() == {"node", "class", "probability", "p(0)", "p(3)"}
+    assert {*few["class"]} == {0, 3}
+    assert all(abs(p + q - 1) < 1e-6 and max(p, q) == r for p, q, r in zip(*list(few.values())[3:], few["probability"]))
+    for words in (["--nodes", "1,2"], ["--unknown", "0.05"], ["--directed"]):
+        status, _, said = evergraph(*whole, tmp_path / "refused", *words)
+        assert (status, said.count("\n"), words[0] in said) == (2, 1, True)
+    first_task = tmp_path / "first"
+    evergraph(
+        "learn", parts, "--checkpoint", first_task, "--classes", "0,1", "--model-set", "hidden=40", "--device", "cpu"
+    )
+    whole[whole.index(learner)] = first_task
+    status, _, said = evergraph(*whole, tmp_path / "strange")
+    assert (status, said.count("\n"), "unknown classes 2, 3" in said) == (2, 1, True)
+    assert evergraph(*whole, tmp_path / "strange", "--ignore-labels")[0] == 0
     for words in (["run", parts], ["learn", parts, "--checkpoint", tmp_path / "other", "--method", "ewc"]):
         status, _, said = evergraph(*words)
         assert status == 2
