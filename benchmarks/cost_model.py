@@ -162,12 +162,43 @@ def plan(constants: Constants, counts: Sequence[int] = (8, 32, 128)) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Print the plan by the constants in a file that `evergraph bench --distributed --json` has written.
+def scaling_table(figures: dict[str, Any]) -> str:
+    """The runs as a Markdown table: seconds, speed-up or efficiency, memory; processor time in brackets."""
+    lines = [
+        "| scaling | processes | nodes | seconds | over one process | MB above libraries | of equal share | all MB |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for run in sorted(figures["runs"], key=lambda run: (run["scaling"], run["processes"])):
+        kind, count = run["scaling"], run["processes"]
+        ratio, own = figures[f"{kind}_{count}"], figures[f"{kind}_{count}_own_time"]
+        share = f"{figures[f'memory_share_{count}']:.2f}" if kind == "strong" else ""
+        numbers = f"{run['seconds']:.1f} ({run['own_seconds']:.1f}) | {ratio:.2f} ({own:.2f}) | {run['own_mb']:,.0f}"
+        lines.append(f"| {kind} | {count} | {run['nodes']:,} | {numbers} | {share} | {run['peak_mb']:,.0f} |")
+    return "\n".join(lines)
 
-    With a second argument: processor time, and a network of so many bytes a second for each process.
+
+def error_table(model: dict[str, Any]) -> str:
+    """What the model says of the runs that it was not fitted to, as a Markdown table."""
+    lines = [
+        "| processes | nodes | seconds said | measured | error | MB said | measured | error |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in sorted(model["runs"], key=lambda row: (row["processes"], row["nodes"])):
+        seconds = f"{row['said']:.1f} | {row['took']:.1f} | {row['error']:+.0%}"
+        memory = f"{row['mb_said']:,.0f} | {row['mb_took']:,.0f} | {row['mb_error']:+.0%}"
+        lines.append(f"| {row['processes']} | {row['nodes']:,} | {seconds} | {memory} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print scaling, errors and the plan by a file that `evergraph bench --distributed --save` has written.
+
+    With a second argument the plan has processor time, and a network of so many bytes a second for each process.
     """
     figures = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    print(scaling_table(figures), end="\n\n")
+    for name, clock in (("model", "by the clock"), ("model_own", "by processor time")):
+        print(f"The model, {clock}:", error_table(figures[name]), sep="\n\n", end="\n\n")
     if len(sys.argv) > 2:
         print(plan(Constants(figures["model_own"]["seconds_per_unit"], float(sys.argv[2]))))
     else:
