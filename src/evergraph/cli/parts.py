@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from evergraph.core.workers import join_workers
+from evergraph.core.workers import ConnectionLostError, Workers, join_workers
 from evergraph.data import Graph
 from evergraph.data.parts import part_sizes, read_parts
-from evergraph.errors import EvergraphError
-from evergraph.persistence.files import make_folder, write_atomically
+from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.files import make_folder, remove_file, write_atomically
 from evergraph.training import Learner, Prediction
 from evergraph.training.parts import NODES_AT_ONCE
 
@@ -33,7 +36,7 @@ def predict_parts(
     Args:
         graph: its folder.
         checkpoint: the learner's folder.
-        out: the folder of the predictions.
+        out: the folder of the predictions; it must not exist, and is there when all of them are.
         device: where to compute.
         check: refuses a graph whose labels the learner has never met.
         predict: what the learner says of some of this process's nodes.
@@ -47,16 +50,44 @@ def predict_parts(
     assert data.rows is not None
     if check is not None:
         check(data, learner, checkpoint)
-    make_folder(out, "name another with --out")
     sizes, first = part_sizes(graph), 0
-    for number in own:
-        rows = torch.arange(first, first + sizes[number])
-        found = joined([predict(learner, data, piece) for piece in rows.split(NODES_AT_ONCE)])
-        found.nodes = found.nodes + data.rows.start
-        write_atomically(out / f"part-{number:05d}.parquet", as_bytes(found))
-        first += sizes[number]
-    group.barrier()
+    with filled_together(out, [f"part-{number:05d}.parquet" for number in own], group) as files:
+        for number, file in zip(own, files):
+            rows = torch.arange(first, first + sizes[number])
+            found = joined([predict(learner, data, piece) for piece in rows.split(NODES_AT_ONCE)])
+            found.nodes = found.nodes + data.rows.start
+            write_atomically(file, as_bytes(found))
+            first += sizes[number]
     sys.stdout.write(f"{out}: {len(sizes)} files, {sum(sizes)} nodes\n")
+
+
+@contextmanager
+def filled_together(folder: Path, names: list[str], group: Workers) -> Iterator[list[Path]]:
+    """The files that this process is to write in a new folder, which gets its name when all processes have written.
+
+    Until then it has a hidden name beside it. The processes of a machine share it; machines need no file system in
+    common.
+    """
+    if os.path.lexists(folder):
+        raise EvergraphError(f"{folder} exists; name a folder that does not with --out")
+    hidden = folder.with_name(f".{folder.name}.{group.everywhere(os.urandom(4).hex())}.part")
+    make_folder(hidden, "name another with --out")
+    files = [hidden / name for name in names]
+    try:
+        yield files
+        group.barrier()
+        with suppress(FileNotFoundError):  # another process of this machine was the first to
+            hidden.rename(folder)
+    except ConnectionLostError:  # nobody goes on, so what a killed process has written can go too
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another with --out") from None
+    finally:
+        for file in files:
+            remove_file(file)
+        with suppress(OSError):  # the others' files may be there
+            hidden.rmdir()
 
 
 def joined(predictions: list[Prediction]) -> Prediction:

@@ -19,6 +19,7 @@ from torch import Tensor
 from evergraph.errors import EvergraphError, first_line
 
 TIMEOUT = timedelta(minutes=10)  # how long a process waits for another one before it gives up
+GO_ON = "the same command goes on with as many processes (run: with --resume)"  # what an error says besides
 SMALL = 2**14  # numbers up to which a sum is one exchange, of everything with everybody
 
 
@@ -142,8 +143,8 @@ class ProcessGroup(Workers):
                 tensor.copy_(sent)
 
     def barrier(self) -> None:
-        """Wait for all."""
-        self.everywhere(None)
+        """Everybody hears from everybody; of a broadcast the sender would not wait for all."""
+        self._gather(torch.zeros(1))
 
     def _gather(self, flat: Tensor) -> Tensor:
         gathered = flat.new_empty(self.size * flat.numel())
@@ -161,8 +162,7 @@ class _told:  # noqa: N801  # reads as a phrase
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         if isinstance(error, RuntimeError):
             raise ConnectionLostError(
-                f"another process of this run is gone or cannot be reached ({_reason(error)}); "
-                "start it again with --resume and as many processes"
+                f"another process of this run is gone or cannot be reached ({_reason(error)}); {GO_ON}"
             ) from None
 
 
