@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from evergraph.cli import common, parsing, together
-from evergraph.core.workers import join_workers, launched, workers
+from evergraph.core.workers import join_workers, launched
 from evergraph.data import Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
@@ -107,6 +107,11 @@ def learn_command(
             raise _LearnedAlready(f"{graph} was learned already, as task {before + 1}; --again learns it once more")
         return learner, task
 
+    def test(learner: Learner) -> None:
+        """Of a graph in parts, each process tests its own nodes."""
+        if in_parts:
+            learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
+
     hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
     bar = common.progress_bar(f"{graph} {chosen}", 1)
     with common.on_interrupt(lambda: hint), together.shared_folder(checkpoint) as folder, bar as update:
@@ -118,14 +123,11 @@ def learn_command(
                 restart=restart,
                 on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
                 fits=fits,
+                on_learned=test,
             )
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
             return
-        if in_parts:
-            learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
-            if workers().rank == 0:
-                learner.save(folder)
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
         last["epochs"]

@@ -141,6 +141,10 @@ class SparseMatrix:
         rows = torch.arange(self.num_rows, device=self.device)
         return torch.repeat_interleave(rows, self.counts(), output_size=self.nnz)
 
+    def all_ones(self) -> bool:
+        """Whether every entry is the same 1 in memory, as where a graph on disk has no edge weights."""
+        return self.nnz > 0 and self.values.stride(0) == 0 and float(self.values[0]) == 1
+
     def with_values(self, values: Tensor) -> SparseMatrix:
         """The same pattern with other entries."""
         return SparseMatrix(self.indptr, self.indices, values, self.num_columns, _ends=self._ends)
@@ -208,13 +212,15 @@ class SparseMatrix:
         if suited and fast("bags") and not torch._C._functorch.is_legacy_batchedtensor(dense):
             return self._bags(dense.detach())
         if self._native is None:
-            self._native = torch.sparse_csr_tensor(self.indptr, self.indices, self.values, self.shape)
+            entries = self.values.contiguous()
+            self._native = torch.sparse_csr_tensor(self.indptr, self.indices, entries, self.shape)
         return self._native @ dense
 
     def _bags(self, dense: Tensor) -> Tensor:
         """The product as weighted sums of rows: FBGEMM's kernel for it beats MKL's by a factor of two or so."""
+        weights = None if self.all_ones() else self.values
         return F.embedding_bag(
-            self.indices, dense.contiguous(), self.indptr, mode="sum", per_sample_weights=self.values,
+            self.indices, dense.contiguous(), self.indptr, mode="sum", per_sample_weights=weights,
             include_last_offset=True,
         )  # fmt: skip
 
@@ -312,7 +318,11 @@ AnyFeatures = TypeVar("AnyFeatures", Tensor, SparseMatrix, Features)
 
 def take_rows(features: Features, rows: Tensor) -> Features:
     """Rows of a dense or sparse feature matrix."""
-    return features.rows(rows) if isinstance(features, SparseMatrix) else features[rows]
+    return (
+        features.rows(rows)
+        if isinstance(features, SparseMatrix)
+        else features.index_select(0, rows.to(features.device))
+    )
 
 
 def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ class Graph:
             what is predicted at one of them may not depend on another.
         feature_names: what the columns of `x` are called; None where they have no names.
         rows: of a graph in parts (`evergraph.data.parts`): which nodes are this process's. The graph then holds these
-            alone, and the columns of its adjacency are the nodes of all processes.
+            alone, without edges.
     """
 
     x: Features
