@@ -154,6 +154,11 @@ class GCN(StackedWeights):
         return scores
 
     @capability(rests_on=OUTPUTS)
+    def first_layer(self, batch: Batch) -> list[Features]:
+        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1]."""
+        return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
+
+    @capability(rests_on=OUTPUTS)
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
         hidden, moved = self._first_layer(batch, direction)
