@@ -35,7 +35,9 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
     """Ã = D^(-1/2) (A + I) D^(-1/2) with D the in-degrees of A + I."""
     looped = with_self_loops(graph.adjacency.to(torch.float64))
     scale = looped.row_sums().rsqrt()
-    return looped.with_values(looped.values * scale[looped.indices] * scale[looped.row_of_entry()])
+    for ends in (looped.indices, looped.row_of_entry()):  # in place: of a large graph, these are what takes the memory
+        looped.values.mul_(scale.index_select(0, ends))
+    return looped
 
 
 OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the layer equations rest on

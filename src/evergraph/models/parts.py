@@ -1,4 +1,6 @@
-"""Features of a graph in parts: propagation by exchanging rows with the processes that hold the neighbours.
+"""Features from inputs that are propagated once: of a graph in parts, or of one whose features take too much memory.
+
+Propagation exchanges rows with the processes that hold the neighbours, if there are any.
 
 Rows travel in turns: in turn r a process gives the process r places further the rows that it needs, and gets the rows
 that it needs itself from the process r places back. So it never holds more than its own rows, their sums, and what it
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows
+from evergraph.core.workers import ALONE
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.parts import Rows
@@ -117,7 +120,7 @@ def _compact(indptr: Tensor, columns: Tensor, values: Tensor, num_columns: int) 
 
 
 class PartNeighbourhoods(Neighbourhoods):
-    """Batches of a process's own nodes of a graph in parts: their features, from inputs that are propagated once.
+    """Batches of a process's own nodes of a graph in parts (else of all): features of inputs that are propagated once.
 
     `num_hops` is the model's, since no neighbour is at hand; the batches themselves read no more.
     """
@@ -129,7 +132,6 @@ class PartNeighbourhoods(Neighbourhoods):
                 f"{graph.name} is in parts, and {type(model).__name__} cannot be computed on parts; use --method "
                 "analytic with its own model"
             )
-        assert graph.rows is not None
         self._features_from, self._parts = features_from, propagated(graph, inputs(), dtype)
         empty = torch.zeros(graph.num_nodes + 1, dtype=torch.long)
         self._nowhere = SparseMatrix(empty, empty[:0], torch.empty(0, dtype=dtype), graph.num_nodes)
@@ -142,16 +144,21 @@ class PartNeighbourhoods(Neighbourhoods):
         return Batch(x, nothing, (examples.numel(),), examples, self.y[examples], self)
 
 
+    def twin(self) -> Neighbourhoods:
+        """Itself: batches need no work space."""
+        return self
+
+
 @torch.no_grad()
 def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype) -> list[Features]:
     """P_b^k X̂ for each pair (k, b): what is propagated before it is projected, since both are linear."""
     from evergraph.models.random_features import unit_rows
 
-    assert graph.rows is not None
     key = f"propagated {dtype} {inputs}"
     if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))
-        exchange = Exchange(graph.adjacency, graph.rows, dtype)
+        rows = graph.rows or Rows([0, graph.num_nodes], ALONE, "")
+        exchange = Exchange(graph.adjacency, rows, dtype)
         found: dict[tuple[int, float], Features] = {}
         for balance in dict.fromkeys(balance for _, balance in inputs):
             depths = {depth for depth, other in inputs if other == balance}

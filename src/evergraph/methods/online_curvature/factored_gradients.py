@@ -24,7 +24,7 @@ other layers; how many rows each gradient has of a weight."""
 
 
 def factors_pay(context: Context) -> bool:
-    """Whether gradients of single nodes are to be kept as factors: sparse inputs at hand, and a model that shows how."""
+    """Whether gradients of single nodes are to be kept as factors: sparse inputs, a model that shows how."""
     batcher = context.batcher
     exact = batcher.fan_out is None and batcher.members is None
     at_hand = context.device.type == "cpu" and isinstance(batcher.x, SparseMatrix) and workers().size == 1
