@@ -143,7 +143,6 @@ class PartNeighbourhoods(Neighbourhoods):
         nothing = SparseMatrix(examples.new_zeros(examples.numel() + 1), examples[:0], x.new_empty(0), examples.numel())
         return Batch(x, nothing, (examples.numel(),), examples, self.y[examples], self)
 
-
     def twin(self) -> Neighbourhoods:
         """Itself: batches need no work space."""
         return self

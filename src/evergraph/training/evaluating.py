@@ -82,21 +82,33 @@ def _measured(
             raise EvergraphError(f"task {index} has classes the learner has not met: {missing[0]!r}; learn it first")
     values: list[float] = []
     # examples of one graph are computed together, and graphs one after another: all at once may not fit
-    for pairs in ([pair] for pair in listed) if apart else _by_graph(listed):
-        graph, sizes = pairs[0][0], [nodes.numel() for _, nodes in pairs]
-        if not all(sizes):
-            number = len(values) + sizes.index(0)
-            raise EvergraphError(
-                f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
-            )
-        truth = learner.problem.targets(graph, learner.classes_)
-        outputs = learner.outputs(graph, torch.cat([nodes for _, nodes in pairs]))
-        if measure.of_probabilities:
-            outputs = outputs / learner.temperature
-        for (_, nodes), rows in zip(pairs, outputs.split(sizes)):
-            values.append(measure(rows, truth[nodes], [unit_of[name] for name in among[len(values)]]))
-        del graph, pairs, nodes  # a graph from disk goes before the next is read
+    for pairs in map(_alone, listed) if apart else _by_graph(listed):
+        graph, numbers = pairs[0][0], range(len(values), len(values) + len(pairs))
+        for number, (_, nodes) in zip(numbers, pairs):
+            if not nodes.numel():
+                raise EvergraphError(
+                    f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
+                )
+        values += _on_graph(learner, pairs, measure, [[unit_of[name] for name in among[n]] for n in numbers])
+        del graph, pairs, _  # a graph from disk goes before the next is read
     return values, titles[: len(values)]
+
+
+def _on_graph(
+    learner: Learner, pairs: list[tuple[Graph, Tensor]], measure: Metric, among: list[list[int]]
+) -> list[float]:
+    """The metric on several sets of examples of one graph, each among some of the output units."""
+    graph, parts = pairs[0][0], [nodes for _, nodes in pairs]
+    truth = learner.problem.targets(graph, learner.classes_)
+    outputs = learner.outputs(graph, torch.cat(parts))
+    if measure.of_probabilities:
+        outputs = outputs / learner.temperature
+    rows = outputs.split([nodes.numel() for nodes in parts])
+    return [measure(own, truth[nodes], units) for own, nodes, units in zip(rows, parts, among)]
+
+
+def _alone(pair: tuple[Graph, Tensor]) -> list[tuple[Graph, Tensor]]:
+    return [pair]
 
 
 def _by_graph(listed: Iterable[tuple[Graph, Tensor]]) -> Iterator[list[tuple[Graph, Tensor]]]:
