@@ -26,6 +26,7 @@ from brute_force import (
     step_gradient,
     tiny_graph,
 )
+from evergraph.core.shortcuts import fast_paths
 from evergraph.core.sparse import Features, SparseMatrix, as_dense
 from evergraph.curvature import pick_labels
 from evergraph.data.graph import Graph, make_graph
@@ -40,6 +41,7 @@ from evergraph.methods import (
 )
 from evergraph.methods.base import Context
 from evergraph.methods.online_curvature.class_means import class_sums
+from evergraph.methods.online_curvature.factored_gradients import SEEDS, factors_pay
 from evergraph.methods.online_curvature.prototypes import cluster_sums, propagated
 from evergraph.training.loop import Progress
 
@@ -129,6 +131,38 @@ def test_the_queue_is_algorithm_1(case: str, rule: str, most: int, steps: int) -
     assert method.methods[1].queue_
     method.start_task(context)
     assert not method.methods[1].queue_  # a new task starts with an empty queue
+
+
+def sparse_setting(case: str) -> Setting:
+    """Sparse inputs: gradients of single nodes are kept as factors."""
+    dense = tiny_graph()
+    return make(case, graph=dataclasses.replace(dense, x=SparseMatrix.from_dense(dense.x)))
+
+
+@pytest.mark.parametrize("case", ["gcn", "gcn-unpropagated", "gcn-1-layer", "gcn-3-layers"])
+@pytest.mark.parametrize("steps", [2, 7])
+def test_gradients_kept_as_factors_are_the_queue_of_algorithm_1(case: str, steps: int) -> None:
+    setting = sparse_setting(case)
+    context, method = setting.context(), curvature(estimator="queue", queue_size=3)
+    after(setting, context, method)
+    context.generator = seeded()
+    for _ in range(steps):
+        got = pull(method, context)
+    queue = method.methods[1].queue_
+    assert queue[SEEDS].numel() == min(steps, 3)  # and not a ring of gradients written out
+    close(got, STRENGTH * setting.nodes.numel() / min(steps, 3) * queue_by_hand(setting, steps, 3))
+
+
+def test_gradients_are_written_out_where_factors_do_not_pay() -> None:
+    for case in ("sage", "gat"):  # which do not show their first layer
+        assert not factors_pay(sparse_setting(case).context())
+    assert not factors_pay(make("gcn").context())  # dense inputs
+    setting = sparse_setting("gcn")
+    assert factors_pay(setting.context())
+    with fast_paths("bags", "anchors"):
+        assert not factors_pay(setting.context())
+    setting.batcher.fan_out = (2, 2)
+    assert not factors_pay(setting.context())
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,11 @@ class TaskStream(metaclass=Checked):
             raise IndexError(f"task {index} of a stream of {len(self)}")
         index %= len(self)
         if index not in self._tasks:
-            if self.graph.on_disk:
-                self._tasks.clear()  # one task in memory at a time
+            if self.graph.on_disk:  # one task in memory at a time, and of one that somebody still has, its arrays alone
+                for task in self._tasks.values():
+                    task.graph.cache.clear()
+                    task.graph.private_cache.clear()
+                self._tasks.clear()
             first = 0 if self.edges_between_tasks else index
             task = self._gather(index, first, joined=True, members=[index])
             task.so_far = functools.partial(self.so_far, index)

@@ -126,7 +126,9 @@ def neighbourhoods(
     parameter = next(model.parameters(), None)
     dtype = parameter.dtype if parameter is not None else torch.float32
     device = torch.device(device) if device is not None else graph.y.device
-    if graph.rows is not None:
+    plain = propagate is None and fan_out is None and device.type == "cpu"
+    once = capable(model, "propagates_once") if plain else None
+    if graph.rows is not None or (once is not None and once(graph)):
         return PartNeighbourhoods(model, graph, graph.y if y is None else y, dtype)
     shared = capable(model, "input_key")  # a model without one shares its inputs with no other
     cache = graph.cache if shared else graph.private_cache.setdefault(model, {})

@@ -1,4 +1,6 @@
-"""Features of a graph in parts: propagation by exchanging rows with the processes that hold the neighbours.
+"""Features from inputs that are propagated once: of a graph in parts, or of one whose features take too much memory.
+
+Propagation exchanges rows with the processes that hold the neighbours, if there are any.
 
 Rows travel in turns: in turn r a process gives the process r places further the rows that it needs, and gets the rows
 that it needs itself from the process r places back, while it adds up those of the turn before. So it never holds more
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows
+from evergraph.core.workers import ALONE
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.parts import Rows
@@ -180,7 +183,7 @@ def _compact(matrix: SparseMatrix) -> SparseMatrix:
 
 
 class PartNeighbourhoods(Neighbourhoods):
-    """Batches of a process's own nodes of a graph in parts: their features, from inputs that are propagated once.
+    """Batches of a process's own nodes of a graph in parts (else of all): features of inputs that are propagated once.
 
     `num_hops` is the model's, since no neighbour is at hand; the batches themselves read no more.
     """
@@ -192,9 +195,10 @@ class PartNeighbourhoods(Neighbourhoods):
                 f"{graph.name} is in parts, and {type(model).__name__} cannot be computed on parts; use --method "
                 "analytic with its own model"
             )
-        assert graph.rows is not None
         self._features_from, self._parts = features_from, propagated(graph, inputs(), dtype)
-        super().__init__(graph.x, graph.adjacency.to(dtype), y, max(depth for depth, _ in inputs()))
+        empty = torch.zeros(graph.num_nodes + 1, dtype=torch.long)
+        nowhere = SparseMatrix(empty, empty[:0], torch.empty(0, dtype=dtype), graph.num_nodes)
+        super().__init__(graph.x, nowhere, y, max(depth for depth, _ in inputs()))
 
     def batch(self, examples: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The features of some own nodes."""
@@ -202,17 +206,21 @@ class PartNeighbourhoods(Neighbourhoods):
         nothing = SparseMatrix(examples.new_zeros(examples.numel() + 1), examples[:0], x.new_empty(0), examples.numel())
         return Batch(x, nothing, (examples.numel(),), examples, self.y[examples], self)
 
+    def twin(self) -> Neighbourhoods:
+        """Itself: batches need no work space."""
+        return self
+
 
 @torch.no_grad()
 def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype) -> list[Features]:
     """P_b^k X̂ for each pair (k, b): what is propagated before it is projected, since both are linear."""
     from evergraph.models.random_features import unit_rows
 
-    assert graph.rows is not None
     key = f"propagated {dtype} {inputs}"
     if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))
-        exchange = Exchange(graph.rows.edges(), graph.rows, dtype)
+        rows = graph.rows or Rows([0, graph.num_nodes], ALONE, "", lambda: graph.adjacency)
+        exchange = Exchange(rows.edges(), rows, dtype)
         found: dict[tuple[int, float], Features] = {pair: x for pair in inputs if not pair[0]}
         deepest = {balance: max(depth for depth, other in inputs if other == balance) for _, balance in inputs}
         balances = [balance for balance, depth in deepest.items() if depth]

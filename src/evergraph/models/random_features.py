@@ -157,6 +157,15 @@ class RandomFeatures(GraphModel):
             parts.append(self._activate(h))
         return with_ones(torch.cat(parts, dim=1))
 
+    @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
+    def propagates_once(self, graph: Graph) -> bool:
+        """Whether the features of a graph are too large to be kept, and its propagated inputs are not."""
+        if isinstance(graph.x, SparseMatrix) or graph.joining is not None or graph.members is not None:
+            return False
+        row = self.head.element_size() * graph.num_nodes
+        wide = sum(depth > 0 for depth, _ in self.blocks) * graph.x.size(1)
+        return row * self.head.size(0) > AT_HAND >= row * wide
+
     @capability(rests_on=READS)
     def propagated_inputs(self) -> list[Block]:
         """(k, b) of each block: its features are those of P_b^k X̂, row by row."""

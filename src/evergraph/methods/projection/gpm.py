@@ -78,7 +78,7 @@ class GPM(Method):
         for name, value in step.model.named_parameters():
             if value.grad is not None and name in self.basis_ and self.num_tasks_:
                 basis = self.basis_[name]
-                value.grad.sub_(basis @ (basis.T @ value.grad))
+                value.grad.addmm_(basis, basis.T @ value.grad, alpha=-1)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
@@ -89,7 +89,7 @@ class GPM(Method):
             held = self.held_[name]
             if name in self.basis_:
                 basis = self.basis_[name]
-                value.sub_(basis @ (basis.T @ value - held))
+                value.addmm_(basis, basis.T @ value - held, alpha=-1)
             elif held.shape == value.shape:
                 value.copy_(held)
             else:
