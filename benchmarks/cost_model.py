@@ -73,7 +73,7 @@ def units(work: Workload, processes: int) -> dict[str, float]:
 
 
 def traffic(work: Workload, processes: int) -> float:
-    """Bytes that a process sends for one step of propagation, where neighbours are anywhere."""
+    """Bytes that a process sends in one exchange of rows, where neighbours are anywhere."""
     needed = 1 - math.exp(-work.neighbours / processes)
     return work.nodes / processes * (processes - 1) * needed * 4 * work.features
 
@@ -149,7 +149,7 @@ PLANS = {
 def plan(constants: Constants, counts: Sequence[int] = (8, 32, 128)) -> str:
     """What the model says of the graphs past our machines, as a Markdown table; a process has one core."""
     lines = [
-        "| graph | processes | GB a process | GB sent a step, each | propagate | sums | whole |",
+        "| graph | processes | GB a process | GB sent an exchange, each | propagate | sums | whole |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, work in PLANS.items():

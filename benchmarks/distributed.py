@@ -22,6 +22,7 @@ from evergraph.errors import EvergraphError
 
 NODES, HIDDEN = 10_000_000, 80
 SECONDS = 300.0  # that one run may take
+LEAST_MB = 2**-8  # a page: what a run counts as whose peak is not above that of the small graph before it
 
 
 # what a process does
@@ -70,7 +71,7 @@ def _closed_form(folder: str) -> dict[str, Any]:
         **{f"own_{name}_seconds": float(peaks[:, 2 + i].max()) for i, name in enumerate(own_seconds)},
         "own_seconds": float(peaks[:, 2:].max(0).values.sum()),  # processor time of the busiest process: no waiting
         "peak_mb": float(peaks[:, 0].max()),
-        "own_mb": float((peaks[:, 0] - peaks[:, 1]).max()),
+        "own_mb": max(float((peaks[:, 0] - peaks[:, 1]).max()), LEAST_MB),
         "sent_mb": sent / 2**20,
         "accuracy": accuracy,
     }

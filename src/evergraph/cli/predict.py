@@ -32,7 +32,7 @@ def predict_command(
     checkpoint: common.Checkpoint,
     out: Annotated[
         Path | None,
-        typer.Option(help="A .csv or .parquet file; CSV on stdout by default. Of a graph in parts, a folder."),
+        typer.Option(help="A .csv or .parquet file; CSV on stdout by default. Of a graph in parts, a new folder."),
     ] = None,
     processes: together.Processes = 1,
     nodes: Nodes = None,
