@@ -153,6 +153,20 @@ def test_gradients_kept_as_factors_are_the_queue_of_algorithm_1(case: str, steps
     close(got, STRENGTH * setting.nodes.numel() / min(steps, 3) * queue_by_hand(setting, steps, 3))
 
 
+def test_a_queue_of_factors_goes_on_to_the_bit_after_a_stop(small_stream: eg.TaskStream, tmp_path: Path) -> None:
+    graph = small_stream.graph
+    sparse = make_graph(sp.csr_matrix(graph.x.clamp(min=0).numpy()), graph.edge_index, graph.y)
+    stream = eg.TaskStream(sparse, small_stream.classes_per_task)
+    learner = eg.Learner(eg.GCN(hidden=6), QueueCurvature(queue_size=3), epochs=3, batch_size=9, device="cpu")
+    learner.learn(stream[0])
+    learner.learn(stream[1], lambda progress, epochs: learner.save(tmp_path / str(progress.epoch)))
+    again = eg.Learner.load(tmp_path / "2", device="cpu")
+    assert again.method.queue_[SEEDS].numel() == 3
+    again.learn(stream[1])
+    for value, want in zip(again.model.parameters(), learner.model.parameters()):
+        assert torch.equal(value, want)
+
+
 def test_gradients_are_written_out_where_factors_do_not_pay() -> None:
     for case in ("sage", "gat"):  # which do not show their first layer
         assert not factors_pay(sparse_setting(case).context())

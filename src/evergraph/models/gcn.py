@@ -155,6 +155,11 @@ class GCN(StackedWeights):
             hidden = operator @ z
         return scores
 
+    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    def self_edges(self) -> bool:
+        """A node that is its own neighbour is read as one whose neighbour has the same features and neighbours."""
+        return True
+
     @capability(rests_on=OUTPUTS)
     def first_layer(self, batch: Batch) -> list[Features]:
         """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1]."""

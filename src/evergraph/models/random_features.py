@@ -160,11 +160,11 @@ class RandomFeatures(GraphModel):
     @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
     def propagates_once(self, graph: Graph) -> bool:
         """Whether the features of a graph are too large to be kept, and its propagated inputs are not."""
-        if isinstance(graph.x, SparseMatrix) or graph.joining is not None or graph.members is not None:
+        column = self.head.element_size() * graph.num_nodes
+        dense = not isinstance(graph.x, SparseMatrix) and graph.joining is None and graph.members is None
+        if not dense or column * self.head.size(0) <= AT_HAND:
             return False
-        row = self.head.element_size() * graph.num_nodes
-        wide = sum(depth > 0 for depth, _ in self.blocks) * graph.x.size(1)
-        return row * self.head.size(0) > AT_HAND >= row * wide
+        return column * graph.num_features * sum(depth > 0 for depth, _ in self.propagated_inputs()) <= AT_HAND
 
     @capability(rests_on=READS)
     def propagated_inputs(self) -> list[Block]:
