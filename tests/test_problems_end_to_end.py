@@ -371,3 +371,16 @@ def test_the_tables_of_the_page_are_those_of_the_results(monkeypatch: pytest.Mon
     for name in problems.TABLES:
         words = problems.words(name)
         assert any(commands[start : start + len(words)] == words for start in range(len(commands))), name
+
+
+def test_graphs_take_fewer_random_features_than_nodes_unless_told(tmp_path: Path) -> None:
+    data = make_data("graph-classification", 30)
+    widths = {}
+    for given in (None, 40):
+        model = eg.RandomFeatures() if given is None else eg.RandomFeatures(hidden=given)
+        one = eg.Learner(model, "analytic", problem="graph-classification", **SMALL).fit(eg.TaskStream(data, 3))
+        widths[given] = one.model.output_weight().shape[0] - 1
+        one.save(tmp_path / str(given))
+        loaded = eg.Learner.load(tmp_path / str(given), device="cpu")
+        assert torch.equal(one.logits(data), loaded.logits(data))
+    assert widths == {None: 1280, 40: 40}
