@@ -29,6 +29,7 @@ from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.snapshot import model_name
 
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
+ONE = {"classes": "class", "labels": "label", "numbers": "number"}
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root")
 
 
@@ -128,7 +129,8 @@ def learn_command(
                 learner.save(folder)
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
-        last["epochs"]
+        learner.problem.kind == "classes"
+        and last["epochs"]
         and len(last["classes"]) == 1
         and (last["label_scope"] == "current" or len(learner.classes_) == 1)
     ):
@@ -141,10 +143,11 @@ def learn_command(
     level, metric = learner.problem.level, METRICS[learner.problem.metric]
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
+    kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
     sys.stdout.write(
         f"learned {common.listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
         f"{held_out or 'none held out to test on'}\n"
-        f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
+        f"{checkpoint} knows {len(learner.classes_)} {kind} now (task {learner.num_tasks})\n"
     )
 
 
