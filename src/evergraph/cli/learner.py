@@ -29,6 +29,7 @@ from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.snapshot import model_name
 
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
+ONE = {"classes": "class", "labels": "label", "numbers": "number"}
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root")
 
 
@@ -130,7 +131,8 @@ def learn_command(
             return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
-        last["epochs"]
+        learner.problem.kind == "classes"
+        and last["epochs"]
         and len(last["classes"]) == 1
         and (last["label_scope"] == "current" or len(learner.classes_) == 1)
     ):
@@ -143,10 +145,11 @@ def learn_command(
     level, metric = learner.problem.level, METRICS[learner.problem.metric]
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
+    kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
     sys.stdout.write(
         f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {_passes(last['epochs'])}; "
         f"{held_out or 'none held out to test on'}\n"
-        f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
+        f"{checkpoint} knows {len(learner.classes_)} {kind} now (task {learner.num_tasks})\n"
     )
 
 

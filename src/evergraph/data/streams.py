@@ -85,6 +85,11 @@ class TaskStream(metaclass=Checked):
             raise EvergraphError(f"task_incremental does not go with scenario {self.scenario.name}; leave one out")
         if by and not self.scenario.by_attribute:
             raise EvergraphError(f"by={by!r} does not go with scenario {self.scenario.name}; use domain or time")
+        if bins is not None and not self.scenario.by_attribute:
+            raise EvergraphError(
+                f"bins={bins} cuts an attribute, and scenario {self.scenario.name} has none; "
+                'name one with by="year" (--by year)'
+            )
         if blur and self.scenario.task_known:
             raise EvergraphError("blur does not go with scenario task: examples then come without their task's classes")
         part = given_split(graph, seed) if split == "given" else None
