@@ -337,7 +337,11 @@ def test_finished_cells_are_never_run_again(tmp_path: Path, monkeypatch: pytest.
     }
 
 
-def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
+def test_processes_side_by_side_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make_stream = list[int](), RunSpec.make_stream
+    monkeypatch.setattr(
+        RunSpec, "make_stream", lambda spec, seed, root: (made.append(seed), make_stream(spec, seed, root))[1]
+    )
     spec = RunSpec(
         "sbm:nodes=60,classes=4", method="curvature", training=Training(epochs=2), device="cpu", seeds=[0, 1]
     )
@@ -350,6 +354,7 @@ def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
 
     choices = [Choice(trials, choose)]
     apart = run_cells(cells, tmp_path / "apart", choices=choices, jobs=2)
+    assert sorted(made) == [0, 1]  # here, where results are only gathered, a stream is made once for all cells
     together = run_cells(cells, tmp_path / "together", choices=choices, jobs=1)
     assert {*apart} == {*together} == {"a", "b", "c", "trial-0", "trial-1"}
     assert all(apart[key]["matrices"] == together[key]["matrices"] for key in together)
