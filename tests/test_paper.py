@@ -11,8 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -37,6 +35,7 @@ from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.persistence.reading import read_record
 from evergraph.training import Training
+from forked import Forked, command_line
 from graph_files import change_official, npz_bytes, ogb_bytes, skewed_graph
 
 TABLE_1 = ("ewc-empirical", "ewc-sample", "ewc-pred", "online-ewc-1", "online-ewc-095", "mas", "lwf", "twp")
@@ -454,8 +453,8 @@ def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
     how: str, tmp_path: Path, real_data: Path
 ) -> None:
     words = shlex.split("paper --dataset corafull-knn --protocol best --methods ours --seeds 1 --jobs 2 --device cpu")
-    stopped = [sys.executable, "-m", "evergraph", *words, "--data-root", str(real_data), "--out", str(tmp_path / "o")]
-    process = subprocess.Popen(stopped, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    words += ["--data-root", str(real_data), "--out", str(tmp_path / "o")]
+    process = Forked(command_line(*words), session=True)
     while not list(tmp_path.rglob("run.json")):
         assert process.poll() is None
         time.sleep(0.1)
@@ -465,7 +464,7 @@ def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
         assert process.returncode == 130
         assert "stopped; go on with: evergraph paper" in said
     else:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         process.wait(120)
     for _ in range(100):  # nobody of its session is left, and no lock is held
         try:
