@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -112,6 +113,30 @@ def test_searches_share_the_processes() -> None:
     assert sorted(told[2:]) == [("bad", 1), ("one", 1), ("two", 1)]
     alone = search_side_by_side({"one": lambda jobs, engine: {"jobs": jobs, "engine": engine}}, 5)
     assert alone == {"one": {"jobs": 5, "engine": None}}
+
+
+def test_an_interrupt_ends_all_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Barrier(3), list[str]()
+
+    def search(name: str, jobs: int, engine: MakeEngine | None) -> dict[str, str]:
+        assert engine is not None
+        made = engine(Path())
+        begun.wait(60)
+        while True:
+            try:
+                made.wait() if made._closed else time.sleep(0.001)  # type: ignore[attr-defined]
+            except eg.EvergraphError:
+                ended.append(name)
+                raise
+
+    def interrupted(futures: object) -> None:
+        begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evergraph.experiments.selection.side_by_side.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search_side_by_side({name: partial(search, name) for name in ("one", "two")}, 2)
+    assert sorted(ended) == ["one", "two"]
 
 
 def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:

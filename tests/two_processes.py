@@ -56,8 +56,8 @@ def foreign(make: Callable[[], nn.Module]) -> eg.ModuleModel:
         return eg.ModuleModel(make())
 
 
-def on_stream(make: Callable[[], eg.Learner], tasks: int = 3) -> Callable[[], eg.Learner]:
-    return lambda: conformance.learned(make(), tasks)
+def on_stream(make: Callable[[], eg.Learner]) -> Callable[[], eg.Learner]:
+    return lambda: conformance.learned(make(), 3)
 
 
 def resumed() -> eg.Learner:
@@ -90,8 +90,7 @@ def on_problem(name: str) -> eg.Learner:
 CASES: dict[str, Callable[[], eg.Learner]] = {
     **{
         f"method {name}": on_stream(
-            lambda make=make: conformance.learner(make(), "gcn", dtype=torch.float64),  # type: ignore[misc]
-            2,
+            lambda make=make: conformance.learner(make(), "gcn", dtype=torch.float64)  # type: ignore[misc]
         )
         for name, make in conformance.SUITE.items()
     },
