@@ -90,8 +90,11 @@ BelowOne = Annotated[float, Bounds(at_least=0, below=1)]
 NonNegativeInt = Annotated[int, Bounds(at_least=0)]
 """A whole number of at least 0."""
 PositiveInt = Annotated[int, Bounds(at_least=1)]
-Depth = Annotated[int, Bounds(at_least=1, at_most=10_000)]  # of networks: more layers would take forever to make
 """A whole number of at least 1."""
+ClassCount = Annotated[int, Bounds(at_least=1, at_most=10_000_000)]
+"""Outputs of a network; many more would end the process without a word."""
+Depth = Annotated[int, Bounds(at_least=1, at_most=10_000)]
+"""Layers of a network; many more would take forever to make."""
 Seed = Annotated[int, Bounds(at_least=0, below=2**32)]
 """A whole number that every generator of random numbers takes."""
 
