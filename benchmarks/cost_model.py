@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import markdown
 from evergraph.models.parts import COLUMNS_AT_ONCE
 
 STEPS = 4  # of propagation: two balances, two steps each
@@ -148,46 +149,40 @@ PLANS = {
 
 def plan(constants: Constants, counts: Sequence[int] = (8, 32, 128)) -> str:
     """What the model says of the graphs past our machines, as a Markdown table; a process has one core."""
-    lines = [
-        "| graph | processes | GB a process | GB sent an exchange, each | propagate | sums | whole |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     for name, work in PLANS.items():
         for count in counts:
             said = constants.predict(work, count)
             memory, sent = (value / 2**30 for value in (worker_bytes(work, count), traffic(work, count)))
             minutes = [said["propagate"] / 60, said["sums"] / 60, sum(said.values()) / 60]
-            shown = " | ".join(f"{value:.1f} min" for value in minutes)
-            lines.append(f"| {name} | {count} | {memory:.1f} | {sent:.1f} | {shown} |")
-    return "\n".join(lines)
+            rows.append([name, str(count), f"{memory:.1f}", f"{sent:.1f}", *(f"{value:.1f} min" for value in minutes)])
+    head = ["graph", "processes", "GB a process", "GB sent an exchange, each", "propagate", "sums", "whole"]
+    return markdown(head, rows)
 
 
 def scaling_table(figures: dict[str, Any]) -> str:
     """The runs as a Markdown table: seconds, speed-up or efficiency, memory; processor time in brackets."""
-    lines = [
-        "| scaling | processes | nodes | seconds | over one process | MB above libraries | of equal share | all MB |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     for run in sorted(figures["runs"], key=lambda run: (run["scaling"], run["processes"])):
         kind, count = run["scaling"], run["processes"]
         ratio, own = figures[f"{kind}_{count}"], figures[f"{kind}_{count}_own_time"]
         share = f"{figures[f'memory_share_{count}']:.2f}" if kind == "strong" else ""
-        numbers = f"{run['seconds']:.1f} ({run['own_seconds']:.1f}) | {ratio:.2f} ({own:.2f}) | {run['own_mb']:,.0f}"
-        lines.append(f"| {kind} | {count} | {run['nodes']:,} | {numbers} | {share} | {run['peak_mb']:,.0f} |")
-    return "\n".join(lines)
+        numbers = [f"{run['seconds']:.1f} ({run['own_seconds']:.1f})", f"{ratio:.2f} ({own:.2f})"]
+        memory = [f"{run['own_mb']:,.0f}", share, f"{run['peak_mb']:,.0f}"]
+        rows.append([kind, str(count), f"{run['nodes']:,}", *numbers, *memory])
+    head = ["scaling", "processes", "nodes", "seconds", "over one process"]
+    return markdown([*head, "MB above libraries", "of equal share", "all MB"], rows)
 
 
 def error_table(model: dict[str, Any]) -> str:
     """What the model says of the runs that it was not fitted to, as a Markdown table."""
-    lines = [
-        "| processes | nodes | seconds said | measured | error | MB said | measured | error |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     for row in sorted(model["runs"], key=lambda row: (row["processes"], row["nodes"])):
-        seconds = f"{row['said']:.1f} | {row['took']:.1f} | {row['error']:+.0%}"
-        memory = f"{row['mb_said']:,.0f} | {row['mb_took']:,.0f} | {row['mb_error']:+.0%}"
-        lines.append(f"| {row['processes']} | {row['nodes']:,} | {seconds} | {memory} |")
-    return "\n".join(lines)
+        seconds = [f"{row['said']:.1f}", f"{row['took']:.1f}", f"{row['error']:+.0%}"]
+        memory = [f"{row['mb_said']:,.0f}", f"{row['mb_took']:,.0f}", f"{row['mb_error']:+.0%}"]
+        rows.append([str(row["processes"]), f"{row['nodes']:,}", *seconds, *memory])
+    head = ["processes", "nodes", "seconds said", "measured", "error", "MB said", "measured", "error"]
+    return markdown(head, rows, names=0)
 
 
 def main() -> None:

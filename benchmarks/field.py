@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.problems import BEGIN, END
+from benchmarks.pages import markdown, spread, with_tables
 from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.result_file import is_trial, read_results
@@ -20,10 +20,7 @@ RESULTS = Path("results/paper/field")
 PAGE = Path("docs/results-field.md")
 STREAMS = ("coauthor-cs", "amazon-computers", "corafull-knn")
 TEST_GRAPHS = ("task", "seen", "node")
-HEAD = (
-    "| method | AP / AF on `task` | AP on `seen` | AP on `node` | bytes kept | seconds per run |",
-    "|---|--:|--:|--:|--:|--:|",
-)
+HEAD = ("method", "AP / AF on `task`", "AP on `seen`", "AP on `node`", "bytes kept", "seconds per run")
 
 
 def tables(results: Path = RESULTS) -> str:
@@ -47,30 +44,21 @@ def table(stream: str, entries: Mapping[str, dict[str, Any]]) -> str:
                 leaks.setdefault(found["test_graph"], f"{found['leak']['mean']:.0f} on `{found['test_graph']}`")
     told = [leaks[graph] for graph in TEST_GRAPHS if graph in leaks]
     title = f"**{stream}**" + (f" (leak score {', '.join(told)})" if told else "")
-    return "\n".join([title, "", *HEAD, *(_line(label, graphs) for label, graphs in lines.items())])
+    return f"{title}\n\n{markdown(HEAD, [[label, *_cells(graphs)] for label, graphs in lines.items()])}"
 
 
-def _line(label: str, graphs: dict[str, dict[str, Any]]) -> str:
+def _cells(graphs: dict[str, dict[str, Any]]) -> list[str]:
+    """What is shown of a method; a dash where it was not measured."""
     first = next(iter(graphs.values()))
-    cells = [_spread(graphs, graph, "ap") for graph in TEST_GRAPHS]
+    cells = [spread(graphs[graph]["ap"]) if graph in graphs else "–" for graph in TEST_GRAPHS]
     if "task" in graphs:
-        cells[0] += f" / {_spread(graphs, 'task', 'af')}"
-    cells += [f"{first['kept_bytes']:,}", f"{first['seconds']:.1f}"]
-    return f"| {' | '.join([label, *cells])} |"
-
-
-def _spread(graphs: dict[str, dict[str, Any]], graph: str, name: str) -> str:
-    """Mean and standard deviation; a dash where it was not measured."""
-    if graph not in graphs:
-        return "–"
-    value = graphs[graph][name]
-    return f"{value['mean']:.1f} ± {value['std']:.1f}".replace("-", "−")
+        cells[0] += f" / {spread(graphs['task']['af'])}"
+    return [*cells, f"{first['kept_bytes']:,}", f"{first['seconds']:.1f}"]
 
 
 def main() -> None:
     """Write the tables into the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
 
 
 if __name__ == "__main__":

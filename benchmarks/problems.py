@@ -26,6 +26,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.pages import markdown, spread, with_tables
 from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.result_file import read_results
 
@@ -75,7 +76,6 @@ GROUPS = {
         "bitcoin-otc", "bitcoin-otc-time",
     ),
 }  # fmt: skip
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE = Path("docs/problems.md")
 
 
@@ -85,9 +85,8 @@ def tables(results: Path = RESULTS) -> str:
     for title, names in GROUPS.items():
         cells = {name: _cells(results / name, TABLES[name][1]) for name in names}
         head = ["method", *(f"`{name}`" for name in names)]
-        lines = [head, ["---", *["--:"] * len(names)]]
-        lines += [[shown, *(cells[name].get(row, "–") for name in names)] for row, shown in ROWS.items()]
-        parts.append(title + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+        lines = [[shown, *(cells[name].get(row, "–") for name in names)] for row, shown in ROWS.items()]
+        parts.append(f"{title}\n\n{markdown(head, lines)}")
     return "\n\n".join(parts)
 
 
@@ -96,15 +95,14 @@ def _cells(folder: Path, closed_form: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for row in table_rows([entry["result"] for entry in read_results(folder).values()]):
         name = "closed form" if row["method"] == closed_form else row["method"]
-        ap, af = (f"{row[key]['mean']:.1f} ± {row[key]['std']:.1f}".replace("-", "−") for key in ("ap", "af"))
+        ap, af = spread(row["ap"]), spread(row["af"])
         found.setdefault(name, []).append(f"{ap} / {af}" if row["test_graph"] == "task" else f"· {ap}")
     return {name: " ".join(sorted(shown, key=lambda text: text.startswith("·"))) for name, shown in found.items()}
 
 
 def page_with_tables(page: str) -> str:
     """The page with the tables between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}"
+    return with_tables(page, tables())
 
 
 def run(names: list[str], data_root: str, results: Path, more: list[str], at_once: int, seconds: float) -> list[str]:
