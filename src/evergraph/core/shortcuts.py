@@ -6,6 +6,7 @@
 - `capture`: training steps on a GPU are recorded once as a CUDA graph and replayed.
 - `tf32`: float32 products of a training step on a GPU round their factors to 10 bits (a relative error of about
   1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float tolerance.
+- `shared`: processes of one machine read one another's rows of a graph in parts from shared memory.
 
 `EVERGRAPH_FAST=none` turns all of them off from outside; `EVERGRAPH_FAST=bags,capture` leaves those two on.
 """
@@ -20,7 +21,7 @@ import torch
 
 from evergraph.errors import one_of, unknown
 
-FAST_PATHS = ("bags", "anchors", "structure", "capture", "tf32")
+FAST_PATHS = ("bags", "anchors", "structure", "capture", "tf32", "shared")
 
 
 _on: set[str] | None = None  # not asked yet
