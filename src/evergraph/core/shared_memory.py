@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.workers import Workers
 from evergraph.errors import first_line, tell
 
-FOLDER = "/dev/shm"  # noqa: S108  # names in it are random, and for their owner alone
+FOLDER = "/dev/shm"  # names in it are random, and for their owner alone
 NOWHERE = (0, 0, 0)  # the address of no file
 
 
@@ -99,7 +100,7 @@ def _attempt(kind: type[MemoryFile], address: Sequence[int] | None = None) -> Me
 
 
 class Board:
-    """Rows that all processes of a machine can read, each having written its own; memory of its own without others.
+    """Rows that all processes of a machine can read, each having written its own; without others a copy of the own.
 
     Args:
         group: all processes; they make a board together, and show rows equally often.
@@ -108,20 +109,17 @@ class Board:
         width: from the number of machines to the number of columns that are shown at once, at most.
     """
 
-    def __init__(
-        self, group: Workers, starts: Sequence[int], dtype: torch.dtype, width: Callable[[int], int]
-    ) -> None:
+    def __init__(self, group: Workers, starts: Sequence[int], dtype: torch.dtype, width: Callable[[int], int]) -> None:
         self.group, self.dtype = group, dtype
-        self._sizes = [last - first for first, last in zip(starts, starts[1:])]
+        self._sizes = [last - first for first, last in pairwise(starts)]
         self.machines, kind = machines(group)
         self.width = width(len(self.machines))
-        memory = self._shared(kind) if self._is_shared else None
-        if memory is None:
+        self._memory = self._shared(kind) if self._is_shared else None
+        if self._memory is None:
             self.machines = [[rank] for rank in range(group.size)]
             self.width = width(group.size)
-        if memory is None or len(self.ranks) == 1:
-            memory = torch.empty(self.num_rows * self.width, dtype=dtype)
-        self._memory = memory
+            if group.size == 1:  # memory that is used again costs less time than new memory
+                self._memory = torch.empty(self.num_rows * self.width, dtype=dtype)
 
     @property
     def ranks(self) -> list[int]:
@@ -139,11 +137,13 @@ class Board:
 
     def show(self, rows: Tensor) -> Tensor:
         """Write this process's rows, and return those of the whole machine; they stand until the next are shown."""
-        shown = self._memory[: self.num_rows * rows.size(1)].view(self.num_rows, rows.size(1))
-        first = self.start_of(self.group.rank)
         if self._is_shared:
             self.group.barrier()  # all have read what they needed of the last rows
-        shown[first : first + rows.size(0)] = rows
+        if self._memory is None or len(self.ranks) < 2 <= self.group.size:
+            shown = rows.clone(memory_format=torch.contiguous_format)
+        else:
+            shown = self._memory[: self.num_rows * rows.size(1)].view(self.num_rows, rows.size(1))
+            shown.narrow(0, self.start_of(self.group.rank), rows.size(0)).copy_(rows)
         if self._is_shared:
             self.group.barrier()
         return shown

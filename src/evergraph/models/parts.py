@@ -134,17 +134,17 @@ class Exchange:
         """Some columns of the rows that a piece reads, piece by piece; the next ones are under way meanwhile."""
         width = self.board.width
         order = list(product((slice(i, i + width) for i in range(0, values.size(1), width)), self.pieces))
-        coming = [self._begin(values, scale, *order[0], self._space[1])]
+        coming = [self._begin(values, scale, self._space[1], *order[0])]
         for number, (columns, piece) in enumerate(order):
             rows = coming.pop()()
             if number + 1 < len(order):  # into the space whose rows have been read
-                coming.append(self._begin(values, scale, *order[number + 1], self._space[1 + (number + 1) % 2]))
+                coming.append(self._begin(values, scale, self._space[1 + (number + 1) % 2], *order[number + 1]))
             yield columns, piece, rows
 
     def _begin(
-        self, values: Tensor, scale: Tensor | None, columns: slice, piece: Piece, space: Tensor
+        self, values: Tensor, scale: Tensor | None, space: Tensor, columns: slice, piece: Piece
     ) -> Callable[[], Tensor]:
-        """Begin to exchange rows; the result waits for those that arrive."""
+        """Begin to exchange rows; the result waits for those that arrive, in `space`."""
         source = values[:, columns]
         if not piece.turn:
             return lambda: source
