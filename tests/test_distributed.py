@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -18,6 +19,7 @@ from pyarrow import parquet
 import evergraph as eg
 import two_processes
 from evergraph.cli import together
+from evergraph.core.shared_memory import MemoryFile, NamedFile, _alike
 from evergraph.core.workers import share_of
 from evergraph.data.parts import write_parts
 from forked import Forked, command_line
@@ -283,6 +285,32 @@ def test_shares_are_consecutive_and_even(number: int, size: int) -> None:
     shares = [items[share_of(number, rank, size)] for rank in range(size)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_processes_that_see_one_another_share_memory() -> None:
+    """Both ways and the same others; whoever is seen one way only, or by some, is on a machine of its own."""
+    table = [
+        [True, False, True, False],
+        [False, True, False, False],
+        [True, False, True, False],
+        [True, True, True, False],
+    ]
+    assert [_alike(table, rank) for rank in range(4)] == [[0, 2], [1], [0, 2], [3]]
+
+
+def test_a_file_in_memory_is_opened_by_its_makers_number_and_name() -> None:
+    for kind in (MemoryFile, NamedFile):
+        made = kind()
+        os.write(made.number, b"rows")
+        opened = kind(made.address)
+        assert os.pread(opened.number, 4, 0) == b"rows"
+        process, number, token = made.address
+        with pytest.raises(FileNotFoundError):  # as on another machine, where that number is another file
+            kind((process, number, token + 1))
+        os.close(opened.number)
+        made.close()
+        with pytest.raises(FileNotFoundError):
+            kind(made.address)
 
 
 def test_alone_nothing_changes() -> None:

@@ -100,7 +100,7 @@ def _attempt(kind: type[MemoryFile], address: Sequence[int] | None = None) -> Me
 
 
 class Board:
-    """Rows that all processes of a machine can read, each having written its own; without others a copy of the own.
+    """Rows that all processes of a machine can read, each having written its own.
 
     Args:
         group: all processes; they make a board together, and show rows equally often.
@@ -118,8 +118,6 @@ class Board:
         if self._memory is None:
             self.machines = [[rank] for rank in range(group.size)]
             self.width = width(group.size)
-            if group.size == 1:  # memory that is used again costs less time than new memory
-                self._memory = torch.empty(self.num_rows * self.width, dtype=dtype)
 
     @property
     def ranks(self) -> list[int]:
@@ -135,15 +133,16 @@ class Board:
         """The first row of a process of this machine."""
         return sum(self._sizes[other] for other in self.ranks if other < rank)
 
-    def show(self, rows: Tensor) -> Tensor:
-        """Write this process's rows, and return those of the whole machine; they stand until the next are shown."""
+    def show(self, rows: Tensor, space: Tensor) -> Tensor:
+        """Write this process's rows, and return those of the whole machine; they stand until the next are shown.
+
+        A process without others on its machine writes them to its own `space`.
+        """
         if self._is_shared:
             self.group.barrier()  # all have read what they needed of the last rows
-        if self._memory is None or len(self.ranks) < 2 <= self.group.size:
-            shown = rows.clone(memory_format=torch.contiguous_format)
-        else:
-            shown = self._memory[: self.num_rows * rows.size(1)].view(self.num_rows, rows.size(1))
-            shown.narrow(0, self.start_of(self.group.rank), rows.size(0)).copy_(rows)
+        memory = space if self._memory is None or len(self.ranks) == 1 else self._memory
+        shown = memory[: self.num_rows * rows.size(1)].view(self.num_rows, rows.size(1))
+        shown.narrow(0, self.start_of(self.group.rank), rows.size(0)).copy_(rows)
         if self._is_shared:
             self.group.barrier()
         return shown

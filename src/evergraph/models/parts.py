@@ -85,9 +85,11 @@ class Exchange:
 
         self.board = Board(self.group, rows.starts, dtype, width)
         self.pieces = list(self._pieces(adjacency, rows))
-        most = [max(piece.matrix.num_columns, piece.wanted.numel()) for piece in self.pieces[1:]]
-        # what is sent, received and read in turn: memory that is used again costs less than new memory
-        self._space = torch.empty(3, max(most, default=0) * self.board.width, dtype=dtype)
+        sent = max(piece.wanted.numel() for piece in self.pieces)
+        read = max((piece.matrix.num_columns for piece in self.pieces[len(self.board.ranks) > 1 :]), default=0)
+        # what is sent, and what is received and read in turn: memory that is used again costs less time than new memory
+        numbers = (sent, read, read if len(self.pieces) > 1 else 0)
+        self._space = [torch.empty(number * self.board.width, dtype=dtype) for number in numbers]
         sums = adjacency.counts().to(dtype) if ones else adjacency.row_sums()
         self.degree = sums.add_(1).unsqueeze(1)
 
@@ -98,10 +100,12 @@ class Exchange:
             return
         for turn, (indptr, sources, values) in enumerate(_by_turn(matrix, rows, self.board)):
             to, back = self._at(turn)
-            wanted, num_columns = sources[:0], self.board.num_rows
+            wanted, num_columns = sources.new_empty(0), self.board.num_rows
             if turn:
                 needed, sources = _distinct(sources, rows.starts[back + 1] - rows.starts[back])
                 wanted, num_columns = self.group.swap(needed, to=back, back=to), needed.numel()
+            else:
+                sources = sources.clone()  # so that the others' entries can go
             yield Piece(turn, SparseMatrix(indptr, sources, values, num_columns), wanted)
 
     def _at(self, turn: int) -> tuple[int, int]:
@@ -115,12 +119,13 @@ class Exchange:
         """
         alone = len(balances) == 1
         before = self.degree ** -balances[0] if alone else None
-        degrees = {} if alone else {piece.turn: rows.clone() for _, piece, rows in self._arriving(self.degree, None)}
+        arriving = () if alone else self._arriving(self.degree, None)
+        degrees = {piece.turn: rows.clone() for _, piece, rows in arriving if piece.turn}
         totals = [values * self.degree**-balance for balance in balances]
         for columns, piece, rows in self._arriving(values, before):
             for balance, total in zip(balances, totals):
                 if not piece.turn:  # the first to be added: the sums are the scaled rows themselves so far
-                    dense = self.board.show(total[:, columns])
+                    dense = self.board.show(total[:, columns], rows)
                 else:
                     dense = rows if alone else rows * degrees[piece.turn] ** -balance
                 piece.add_product(dense, total[:, columns])
@@ -131,7 +136,10 @@ class Exchange:
         return totals
 
     def _arriving(self, values: Tensor, scale: Tensor | None) -> Iterator[tuple[slice, Piece, Tensor]]:
-        """Some columns of the rows that a piece reads, piece by piece; the next ones are under way meanwhile."""
+        """Some columns of the rows that a piece reads, piece by piece; the next ones are under way meanwhile.
+
+        Of the first piece, whose rows are on this machine, it is the space for them.
+        """
         width = self.board.width
         order = list(product((slice(i, i + width) for i in range(0, values.size(1), width)), self.pieces))
         coming = [self._begin(values, scale, self._space[1], *order[0])]
@@ -147,8 +155,8 @@ class Exchange:
         """Begin to exchange rows; the result waits for those that arrive, in `space`."""
         source = values[:, columns]
         if not piece.turn:
-            return lambda: source
-        sent = self._space[0, : piece.wanted.numel() * source.size(1)].view(-1, source.size(1))
+            return lambda: space
+        sent = self._space[0][: piece.wanted.numel() * source.size(1)].view(-1, source.size(1))
         torch.index_select(source, 0, piece.wanted, out=sent)
         if scale is not None:
             sent *= scale.index_select(0, piece.wanted)
@@ -176,6 +184,7 @@ def _by_turn(matrix: SparseMatrix, rows: Rows, board: Board) -> Iterator[tuple[T
         return sp.csr_matrix((entries.numpy(), turns, matrix.indptr.numpy()), shape=(matrix.num_rows, size)).tocsc()
 
     columns = sorted_by_turn(sources)
+    del sources
     values = None if matrix.all_ones() else sorted_by_turn(matrix.values)
     for turn in range(size):
         entries = slice(columns.indptr[turn], columns.indptr[turn + 1])
