@@ -169,6 +169,15 @@ class Compose(Method):
                 return answer
         return True
 
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> Answer:
+        """If those of all parts can."""
+        for method in self.methods:
+            claim = capable(method, "steps_can_be_stacked")
+            if claim is None or not (answer := claim(context)):
+                return No(f"{method.title} steps alone") if claim is None else answer
+        return True
+
     def phase(self, context: Context) -> Hashable:
         """Those of all parts."""
         return tuple(method.phase(context) for method in self.methods)

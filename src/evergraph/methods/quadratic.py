@@ -34,6 +34,8 @@ class Quadratic(Method):
     training = MappingProxyType({"reduction": "mean", "weight_decay": 0.0})
     """A mean loss, so that a strength means the same whatever the batch; no decay, which would pull off the anchors."""
 
+    step_state = ("importance_", "anchor_")
+
     strength: NonNegative = 1.0
     importance_: Params = state(dict, like="params")
     anchor_: Params = state(dict, like="params", new="values")
@@ -76,6 +78,11 @@ class Quadratic(Method):
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
         """Two fused operations per parameter."""
+        return True
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> bool:
+        """The pull on a number knows no other."""
         return True
 
     def edit_grads(self, step: Step) -> None:

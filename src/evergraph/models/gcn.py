@@ -206,6 +206,20 @@ class GCN(StackedWeights):
             return No("a padded batch has a row for each edge, and dropout is by node")
         return batcher.fan_out is None or SAMPLED
 
+    @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
+    def steps_can_be_stacked(self, batcher: Neighbourhoods) -> Answer:
+        """Products with weights, which may stand side by side; nothing is drawn where nothing is dropped."""
+        return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
+
+    @capability(rests_on=OUTPUTS)
+    def standing_product(self, batcher: Neighbourhoods, direction: Direction) -> Tensor | None:
+        """The first layer at the sum of anchors that a direction has, at all nodes; None where there is none."""
+        parts = capable(direction, "parts") if fast("anchors") else None
+        if parts is None:
+            return None
+        product = batcher.x @ parts("weights.0")[1]
+        return product if self.num_layers > batcher.num_hops else batcher.operator @ product
+
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.
 

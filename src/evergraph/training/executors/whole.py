@@ -42,7 +42,7 @@ class WholeBatchExecutor(RecordingExecutor):
         """On a GPU, where model and method declare that their steps are the same kernels every time."""
         if context.batch_size is None:
             return cls.can_record(context) and can_capture(context, method, "whole")
-        small = _is_small(context.batcher) or No("a pass over the whole task would take longer than its batches")
+        small = is_small(context.batcher) or No("a pass over the whole task would take longer than its batches")
         return cls.can_record(context) and small and can_capture(context, method, "rows")
 
     def batches(self, seeds: Tensor) -> Iterator[Tensor]:
@@ -72,7 +72,7 @@ class WholeBatchExecutor(RecordingExecutor):
         return self.train_step(batch)
 
 
-def _is_small(batcher: Neighbourhoods) -> bool:
+def is_small(batcher: Neighbourhoods) -> bool:
     """Whether a pass over a whole task is worth it for the sake of a few rows."""
     numbers = batcher.x.nnz if isinstance(batcher.x, SparseMatrix) else batcher.x.numel()
     sizes = batcher.operator.num_rows, batcher.operator.nnz, numbers
