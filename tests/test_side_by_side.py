@@ -24,6 +24,7 @@ from evergraph.experiments.engines import Work
 from evergraph.experiments.engines.processes import TOGETHER, grouped
 from evergraph.methods import make_method
 from evergraph.training import side_by_side as module
+from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, give_way, side_by_side, together
 from evergraph.training.stacked import Stack
@@ -138,6 +139,20 @@ def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
     for expected, member in zip(alone, found):
         equal(member, expected)
         assert all(way.endswith("3 as one") for way in member[3])
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+def test_steps_of_several_as_one_can_be_repeated(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watched on a CPU for what a recording cannot do, with a capture that only pretends."""
+    monkeypatch.setattr(RecordingExecutor, "can_record", classmethod(lambda kind, context: True))
+    monkeypatch.setattr("evergraph.training.executors.cuda_graphs.cuda_graph_of", lambda step: step)
+    members = seeds_of(name, settings, 2, sparse=True)
+    for member in side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 2):
+        assert not isinstance(member, Exception), member
+        assert member[3] == ["captured, 2 as one"] * 3
 
 
 @pytest.mark.usefixtures("stacking")
@@ -334,6 +349,22 @@ def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:
     results = run_cells([bad, good], tmp_path, jobs=2, failed=lambda cell, error: {"error": str(error)})
     assert "diverged" in results["bad"]["error"]
     assert len(results["good"]["matrices"]) == 2
+
+
+@gpu
+@pytest.mark.parametrize(("batch_size", "sparse"), [(8, False), (0, False), (8, True)])
+@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+def test_seeds_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
+    name: str, settings: dict[str, Any], batch_size: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergraph.models.base.SPARSE_ON_GPU", (1.0, 0, 2**40))
+    optimizer = {"optimizer": "sgd"} if "ewc" in name else {}
+    members = seeds_of(name, settings, 3, device="cuda", batch_size=batch_size, sparse=sparse, **optimizer)
+    alone = [member() for member in members]
+    found = side_by_side(members, torch.device("cuda"), kin=["seeds"] * 3)
+    for expected, member in zip(alone, found):
+        equal(member, expected, 1e-7)
+        assert member[3] == ["captured, 3 as one"] * 3
 
 
 @gpu
