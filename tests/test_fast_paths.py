@@ -33,7 +33,7 @@ from evergraph.models.base import stays_sparse
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
 from evergraph.training.executors import AheadExecutor, CapturedExecutor, WholeBatchExecutor
-from evergraph.training.executors.captured import padded_batch, rounded_up
+from evergraph.training.executors.captured import cut_rows, padded_batch, rounded_up
 from evergraph.training.executors.cuda_graphs import can_capture, cuda_graph_of
 from evergraph.training.loop import make_optimizer, train_step
 
@@ -223,6 +223,27 @@ def test_a_padded_batch_gives_the_batch_s_logits_tangents_and_gradients(past: in
         assert all(relative(u, v) < 1e-13 for u, v in zip(*grads))
 
 
+def test_triton_s_padded_batch_is_the_one_cut_by_torch() -> None:
+    """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
+    pytest.importorskip("triton")
+    assert interpreted("from evergraph.training.executors.cut_kernel import launch", "cut_error") == 0
+
+
+def cut_error(launch: Callable[..., tuple[Tensor, Tensor]], device: str) -> float:
+    """The largest difference between the kernel's padded batches and torch's."""
+    operator = context_of(dense_graph(), device=device).batcher.operator
+    worst = 0.0
+    for seeds in ([5, 0, 33, 79, 12], [7], list(range(80))):
+        nodes = torch.tensor(seeds, device=device)
+        rows = int(operator.counts()[nodes].sum())
+        for capacity in (rows, rounded_up(rows), 600):
+            found = launch(nodes, (operator.indptr, operator.indices, operator.values), capacity)
+            expected = cut_rows(operator, nodes, capacity)
+            sources = (found[0] - expected[0])[:rows].abs().max()  # padding may read any node, with weight 0
+            worst = max(worst, float(sources), float((found[1] - expected[1]).abs().max()))
+    return worst
+
+
 def test_rounding_up_is_never_short_and_never_half_as_much_again() -> None:
     sizes = {rounded_up(rows) for rows in range(1, 5000)}
     assert all(rows <= rounded_up(rows) for rows in range(1, 5000))
@@ -334,13 +355,16 @@ def test_a_matrix_made_ready_for_many_products_differentiates_as_before() -> Non
 def test_triton_s_product_by_pieces_is_the_product() -> None:
     """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
     pytest.importorskip("triton")
-    script = (
-        "import test_fast_paths as t; from evergraph.core.row_kernel import launch; print(t.error_of(launch, 'cpu'))"
-    )
+    assert interpreted("from evergraph.core.row_kernel import launch", "error_of") < 1e-13
+
+
+def interpreted(imports: str, function: str) -> float:
+    """What a function of this file says of a kernel, in Triton's interpreter."""
+    script = f"{imports}; from test_fast_paths import {function}; print({function}(launch, 'cpu'))"
     folder = str(Path(__file__).parent)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([folder, *sys.path])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 1e-13
+    return float(done.stdout)
 
 
 def error_of(launch: Callable[..., object], device: str) -> float:
@@ -555,6 +579,13 @@ def test_products_by_pieces_on_a_gpu_are_the_products(dtype: torch.dtype, monkey
     assert relative(replay(), 2 * expected) < tolerance
     monkeypatch.setattr("evergraph.core.row_pieces.row_kernel", lambda: None)
     assert relative(matrix.multiply(dense), 2 * expected) < tolerance
+
+
+@gpu
+def test_padded_batches_cut_on_a_gpu_are_those_cut_by_torch() -> None:
+    from evergraph.training.executors.cut_kernel import launch
+
+    assert cut_error(launch, "cuda") == 0
 
 
 @gpu

@@ -71,7 +71,7 @@ class Batch:
 
     def of_chosen(self, rows: Tensor) -> Tensor:
         """Of a row for each example that the batch has, those of the chosen ones."""
-        return rows if self.chosen is None else rows[self.chosen]
+        return rows if self.chosen is None else rows.index_select(0, self.chosen)
 
     def choose(self, chosen: Tensor, targets: Tensor) -> Batch:
         """The same batch, with some of its examples asked for."""

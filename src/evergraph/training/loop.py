@@ -220,7 +220,8 @@ def train_step(
     method.edit_grads(step)
     optimizer.step()
     method.after_step(step)
-    return per_example.detach().sum()
+    summed = weigh is None and context.reduction == "sum"
+    return step.loss.detach() if summed else per_example.detach().sum()
 
 
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
