@@ -410,6 +410,38 @@ def test_steps_on_sparse_inputs_read_from_one_pass_are_the_plain_steps(
     assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
 
 
+@pytest.mark.parametrize("batch_size", [0, 16])
+@pytest.mark.parametrize("propagate", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"queue_size": 3}, {"queue_size": 3, "queue_rule": "algorithm"}])
+def test_a_queue_of_rows_of_the_first_layer_is_that_of_gradients_written_out(
+    batch_size: int, propagate: bool, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks as a GPU takes them, uncaptured."""
+    monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
+    monkeypatch.setattr("evergraph.methods.online_curvature.queue.factors_pay", lambda context: False)
+    stream, kinds = TaskStream(sparse_graph(), 2), []
+
+    def learned(*names: str) -> tuple[dict[str, Tensor], list[float]]:
+        with fast_paths(*names):
+            method = make_method("queue-curvature", {"strength": 3.0, **settings})
+            model = GCN(hidden=7, propagate_inputs=propagate)
+            learner = eg.Learner(model, method, epochs=4, batch_size=batch_size, device="cpu", dtype=torch.float64)
+
+            def look(progress: object, planned: int) -> None:
+                kinds.append("nodes" in method.queue_)  # type: ignore[attr-defined]
+
+            losses = [row["loss"] for task in stream for row in learner.learn(task, on_epoch=look)]
+        return copy_params(learner.model), losses
+
+    found, found_losses = learned("sparse", "structure")
+    assert any(kinds)
+    kinds.clear()
+    plain, plain_losses = learned("sparse")
+    assert not any(kinds)
+    assert found_losses == pytest.approx(plain_losses, rel=1e-9)
+    assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
+
+
 # batches cut ahead of time
 
 
@@ -636,11 +668,13 @@ class Seen:
 @gpu
 @pytest.mark.parametrize(("name", "settings"), DRAWN)
 @pytest.mark.parametrize("batch_size", [16, 0])
-def test_captured_training_with_drawn_labels_learns_alike(
-    name: str, settings: dict[str, object], batch_size: int
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_captured_training_with_drawn_labels_learns_alike_on_a_gpu(
+    name: str, settings: dict[str, object], batch_size: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its random numbers may be others than the eager run's, so only its first task, which draws nothing, is equal."""
-    stream = TaskStream(dense_graph(), 2)
+    monkeypatch.setattr("evergraph.models.base.SPARSE_ON_GPU", (1.0, 0, 2**40))
+    stream = TaskStream(GRAPHS[kind](), 2)
     found, found_losses, ways = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, *FAST_PATHS)
     assert ways == ["captured", "captured"]
     _, plain_losses, _ = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, "anchors")

@@ -108,6 +108,10 @@ STACKABLE: list[tuple[str, dict[str, Any]]] = [
     ("mas", {"strength": 1.0}),
     ("ema+ewc", {}),
     ("mas+batch-curvature", {}),
+    ("lwf", {}),
+    ("lwf", {"distillation": "per-task"}),
+    ("twp", {"reading": "cglb", "task_weight": 1.0, "topology_weight": 1.0}),
+    ("joint", {}),
 ]
 
 
@@ -132,7 +136,7 @@ def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
     name: str, settings: dict[str, Any], batch_size: int, sparse: bool
 ) -> None:
     # at an anchor that EWC has merged, a gradient is the last bit of a difference, of which Adam makes a whole step
-    optimizer = {"optimizer": "sgd"} if name == "ewc" else {}
+    optimizer = {"optimizer": "sgd"} if name in {"ewc", "twp"} else {}
     members = seeds_of(name, settings, 3, batch_size=batch_size, sparse=sparse, **optimizer)
     alone = [member() for member in members]
     found = side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 3)
@@ -161,6 +165,7 @@ def test_steps_of_several_as_one_can_be_repeated(
     [
         ("curvature", {"estimator": "sampled"}, {}),
         ("si", {}, {}),
+        ("twp", {}, {}),
         ("reservoir", {}, {}),
         ("finetune", {}, {"patience": 2}),
         ("finetune", {}, {"fan_out": (2, 2)}),
@@ -358,7 +363,7 @@ def test_seeds_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
     name: str, settings: dict[str, Any], batch_size: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evergraph.models.base.SPARSE_ON_GPU", (1.0, 0, 2**40))
-    optimizer = {"optimizer": "sgd"} if "ewc" in name else {}
+    optimizer = {"optimizer": "sgd"} if "ewc" in name or name == "twp" else {}
     members = seeds_of(name, settings, 3, device="cuda", batch_size=batch_size, sparse=sparse, **optimizer)
     alone = [member() for member in members]
     found = side_by_side(members, torch.device("cuda"), kin=["seeds"] * 3)

@@ -66,6 +66,8 @@ class Method(metaclass=Checked):
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
     besides: ClassVar[str] = ""
     """What its steps run by definition besides one pass of the model over the batch: another network, another graph."""
+    reads_layers: ClassVar[bool] = False
+    """Whether its steps read what the model's hidden layers put out (`Step.layers`)."""
     step_state: ClassVar[tuple[str, ...]] = ()
     """The state that its steps read, where they can be stacked (`steps_can_be_stacked`)."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")

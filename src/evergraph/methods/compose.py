@@ -76,6 +76,11 @@ class Compose(Method):
         """All that the parts run."""
         return "; ".join(method.besides for method in self.methods if method.besides)
 
+    @property
+    def reads_layers(self) -> bool:  # type: ignore[override]
+        """If one part does."""
+        return any(method.reads_layers for method in self.methods)
+
     def prepare(self, context: Context) -> None:
         """Each in turn."""
         for method in self.methods:

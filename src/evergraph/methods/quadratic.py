@@ -13,7 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
@@ -81,7 +81,7 @@ class Quadratic(Method):
         return True
 
     @capability(rests_on=STEP_HOOKS)
-    def steps_can_be_stacked(self, context: Context) -> bool:
+    def steps_can_be_stacked(self, context: Context) -> Answer:
         """The pull on a number knows no other."""
         return True
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
-from evergraph.core.recording import linear, recording
+from evergraph.core.recording import linear, noted, recording
 from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
@@ -118,7 +118,7 @@ class GCN(StackedWeights):
         for number, weight in enumerate(self.weights):
             if number:
                 assert isinstance(hidden, Tensor)
-                hidden = with_ones(self.activate(hidden, number))
+                hidden = with_ones(self.activate(noted(hidden), number))
             hidden = (
                 linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
             )
@@ -161,7 +161,10 @@ class GCN(StackedWeights):
 
     @capability(rests_on=OUTPUTS)
     def first_layer(self, batch: Batch) -> list[Features]:
-        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1]."""
+        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1].
+
+        Its passes note what their hidden layers put out (`evergraph.core.recording.noted`).
+        """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
@@ -176,7 +179,7 @@ class GCN(StackedWeights):
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
-            hidden = with_ones(F.relu(hidden))
+            hidden = with_ones(F.relu(noted(hidden)))
             operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
             first = _propagate_first(operator, weight)
             if first:

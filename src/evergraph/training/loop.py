@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.params import Direction, copy_params
+from evergraph.core.recording import noted_layers
 from evergraph.core.shortcuts import tensor_cores
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
@@ -185,11 +186,12 @@ def objective(
     forward: Forward = forward,
 ) -> tuple[Tensor, Tensor, Step]:
     """What a step goes down on, the loss of each example, and the step: forward with the method's tangents."""
-    logits, tangents = forward(context.model, batch, method.directions(context))
+    with noted_layers(method.reads_layers) as layers:
+        logits, tangents = forward(context.model, batch, method.directions(context))
     per_example = context.problem.loss(method.loss_outputs(context, logits), batch.y)
     if weigh is not None:
         per_example = weigh(batch.y).to(per_example.dtype) * per_example
-    step = Step(context, batch, logits, context.reduced(per_example), tangents)
+    step = Step(context, batch, logits, context.reduced(per_example), tangents, layers)
     value = step.loss if (own := method.loss(step)) is None else own
     if (penalty := method.penalty(step)) is not None:
         value = value + penalty
