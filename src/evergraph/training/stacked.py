@@ -251,7 +251,7 @@ class StackedExecutor(RecordingExecutor):
         self._whole = context.batcher.batch(nodes).for_many_steps()
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[nodes] = torch.arange(nodes.numel(), device=context.device)
-        self._places: dict[int, tuple[Tensor, Tensor]] = {}  # where the recorded step of a size reads rows and targets
+        self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
 
     def batches(self, seeds: Tensor) -> Iterator[Tensor]:
         """Rows of the one pass, `(members, examples)`: all of them, or consecutive pieces."""
@@ -260,16 +260,13 @@ class StackedExecutor(RecordingExecutor):
     def step(self, batch: Tensor) -> Tensor:
         """One step of all members, captured once it is warm; returns the summed loss of each."""
         size = batch.size(1)
-        if size not in self._places:
-            self._places[size] = batch.clone(), self._whole.y[batch]
-        rows, targets = self._places[size]
-        rows.copy_(batch)
-        targets.copy_(self._whole.y[batch])
-        step = partial(self._step, rows, targets)
-        return self.replay(size, lambda: step) if self.captures else step()
+        if size not in self._rows:
+            self._rows[size] = torch.empty_like(batch)
+        rows = self._rows[size].copy_(batch)
+        return self.replay(size, lambda: partial(self._step_of, rows)) if self.captures else self._step_of(rows)
 
-    def _step(self, rows: Tensor, targets: Tensor) -> Tensor:
-        values, losses = self.stack.objective(self.objective, self._whole, rows, targets)
+    def _step_of(self, rows: Tensor) -> Tensor:
+        values, losses = self.stack.objective(self.objective, self._whole, rows, self._whole.y[rows])
         self.optimizer.zero_grad(set_to_none=True)
         values.sum().backward()
         self.stack.edit_grads(self._whole, losses)
