@@ -360,8 +360,10 @@ def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:
 
 
 @gpu
-@pytest.mark.parametrize(("batch_size", "sparse"), [(8, False), (0, False), (8, True)])
-@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+@pytest.mark.parametrize(
+    ("name", "settings", "batch_size", "sparse"),
+    [*((*method, 8, True) for method in STACKABLE), *((*STACKABLE[1], size, False) for size in (8, 0))],
+)
 def test_seeds_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
     name: str, settings: dict[str, Any], batch_size: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
