@@ -116,30 +116,31 @@ class Analytic(Method):
         if self.encoder_before_:
             self._follow_drift(context)
         self._add(context)
-        rows = self._head_rows(model)
-        ridges = [self.ridge] if self.ridge else list(RIDGES)
-        heads = self.solve(ridges, ("train",), rows)
-        chosen = self._choose_ridge(context, heads)
+        ridge, trained = self._choose(context)
         learned = BOTH if self.learn_validation else BOTH[:1]
-        final = self.solve([ridges[chosen]], learned, rows)[0]
+        final = self.solve([ridge], learned, self._head_rows(model))[0]
         if capable(model, "feature_blocks"):
             if context.task.val.numel():
-                self._choose_smoothing(context, heads[chosen])
-                self._choose_voting(context, heads[chosen], ridges[chosen])
+                self._choose_smoothing(context, trained)
+                self._choose_voting(context, trained, ridge)
             name = next(name for name, value in model.named_parameters() if value is head)
-            self.vote_ = {name: (final + self._shallow(model, ridges[chosen], learned)).to(head.dtype)}
+            self.vote_ = {name: (final + self._shallow(model, ridge, learned)).to(head.dtype)}
             self._learn_doubt(context)
         head.copy_(final)
         self.tasks_ += 1
         self.encoder_before_ = {}
 
+    def _choose(self, context: Context) -> tuple[float, Tensor]:
+        """The ridge, and the head that training nodes alone make with it."""
+        ridges = [self.ridge] if self.ridge else list(RIDGES)
+        heads = self.solve(ridges, ("train",), self._head_rows(context.model))
+        chosen = self._choose_ridge(context, heads)
+        return ridges[chosen], heads[chosen]
+
     def _add(self, context: Context) -> None:
         """Add the task's nodes to the sums, weighed by the size that their class has reached."""
         features, head = linear_head(context.model)
-        y, units = context.batcher.y, head.size(1)
-        sizes = torch.bincount(y[context.train], minlength=units)
-        sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
-        weights = sizes.double().clamp(min=1) ** -self.balance
+        y, weights = context.batcher.y, self._weights(context)
         gram, cross = dict(self.gram_), dict(self.cross_)
         for part in BOTH:
             nodes = getattr(context.task, part).to(y.device)
@@ -147,11 +148,27 @@ class Analytic(Method):
             gram[part], cross[part] = accumulate(
                 context, features, head, nodes, weights, before, exact=0 < self.ridge < SMALL
             )
-        self.gram_, self.cross_, self.class_sizes_ = gram, cross, sizes.tolist()
-        tasks = [*self.task_of_unit_, *[-1] * (units - len(self.task_of_unit_))]
-        for unit in torch.unique(y[context.train]).tolist():
+        self.gram_, self.cross_ = gram, cross
+        self._learn_units(context)
+
+    def _weights(self, context: Context) -> Tensor:
+        """The weight of a node of each output unit, by the size that its class has reached with this task."""
+        return self._sizes(context).double().clamp(min=1) ** -self.balance
+
+    def _sizes(self, context: Context) -> Tensor:
+        """Training nodes of each output unit, this task's included."""
+        _, head = linear_head(context.model)
+        sizes = torch.bincount(context.batcher.y[context.train], minlength=head.size(1))
+        sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
+        return sizes
+
+    def _learn_units(self, context: Context) -> None:
+        """The sizes of classes, and the task that brought each."""
+        sizes = self._sizes(context)
+        tasks = [*self.task_of_unit_, *[-1] * (sizes.numel() - len(self.task_of_unit_))]
+        for unit in torch.unique(context.batcher.y[context.train]).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
-        self.task_of_unit_ = tasks
+        self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
 
     def grow(self, before: Params, after: Params) -> None:
         """New units have met no node: their columns of B are zero."""
@@ -205,16 +222,22 @@ class Analytic(Method):
         return rows_of(block_of_row, self.blocks_)
 
     def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
-        """The sum of one head on the blocks of each depth below the largest that the head reads."""
+        """The sum of one head for each depth below the largest that the head reads: on what it reads there, or on a node's own."""
         blocks = capable(model, "feature_blocks")
         assert blocks is not None
         depths, block_of_row = blocks()
         deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
         total = torch.zeros_like(self.cross_["train"])
         for depth in sorted({depth for depth in depths if depth < deepest}):
-            rows = rows_of(block_of_row, [other == depth for other in depths])
-            total += self.solve([ridge], parts, rows)[0]
+            chosen = self._voice(model, depth)
+            if any(chosen):
+                total += self.solve([ridge], parts, rows_of(block_of_row, chosen))[0]
         return total
+
+    def _voice(self, model: GraphModel, depth: int) -> list[bool]:
+        """The blocks that the vote's head of one depth reads: those that the head reads there; all of a node's own."""
+        depths, _ = capable(model, "feature_blocks")()  # type: ignore[misc]
+        return [other == depth and (read or not depth) for other, read in zip(depths, self.blocks_)]
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """How a whole graph is predicted, as things stand."""
@@ -306,8 +329,8 @@ def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
     hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
     nodes = context.task.val.to(context.device)
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        rows = features(batch).double()
-        hits.append(torch.stack([(rows @ head).argmax(1) == batch.y for head in heads]).cpu())
+        scores = features(batch).double() @ torch.cat(heads, dim=1)
+        hits.append(torch.stack([part.argmax(1) == batch.y for part in scores.split(heads[0].size(1), dim=1)]).cpu())
     return torch.cat(hits, dim=1)
 
 
