@@ -15,6 +15,7 @@ def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
     """Sets of blocks that a head may read, by name; of equals the first is taken. Sets that are equal come once.
 
     `smooth`: nodes mixed with their neighbours, as random features; right where neighbours are alike.
+    `smooth and own`: the same beside a node's own features.
     `apart`: what a node says and what its neighbours say, side by side.
     `linear`: the same, linear blocks alone.
     `all`: every block.
@@ -23,6 +24,7 @@ def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
     return _distinct(
         {
             "smooth": [block.mixes and not block.linear for block in blocks],
+            "smooth and own": [(block.mixes or not block.depth) and not block.linear for block in blocks],
             "all": [True for _ in blocks],
             "apart": [not block.mixes for block in blocks],
             "linear": [block.linear for block in blocks],

@@ -73,11 +73,11 @@ class FactoredSums:
     factors: dict[str, Factor]
     block_of_row: Tensor
     _products: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _diagonals: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
         """As `sums.solve`: the head for each ridge from the sums of some parts, reading the features `rows` alone."""
-        every = torch.arange(self.block_of_row.numel())
-        rows = every if rows is None else rows.cpu()
+        rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
         blocks = torch.unique(self.block_of_row[rows]).tolist()
         place = self._place(parts)
         product = sum(self._product(block)[place][:, place].double() for block in blocks)
@@ -85,11 +85,10 @@ class FactoredSums:
         kept = [self.factors[part] for part in parts]
         targets = torch.cat([factor.targets for factor in kept])
         device = product.device
-        square = torch.stack([factor.rows.square().sum(0).double() for factor in kept]).sum(0)[rows.to(device)]
+        square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(device)]
         classes = max(int((targets != 0).any(0).sum()), 1)
         unit = float(square[square > 0].mean()) / classes
-        diagonal = product.diagonal().clone()
-        heads = []
+        diagonal, solved = product.diagonal().clone(), []
         for ridge in ridges:
             product.diagonal().copy_(diagonal + ridge * unit)
             lower, failed = torch.linalg.cholesky_ex(product)
@@ -98,16 +97,26 @@ class FactoredSums:
                     f"ridge={ridge:g} is too small for these features: their sums are singular to float64's precision; "
                     "raise it, or use ridge=0 to choose one"
                 )
-            weights = torch.cholesky_solve(targets.double(), lower)
-            head = torch.zeros(every.numel(), targets.size(1), dtype=torch.float64, device=device)
-            start = 0
-            for factor in kept:
-                number = factor.rows.size(0)
-                own = weights[start : start + number].to(factor.rows.dtype)
-                head[rows.to(device)] += (factor.rows.T @ own)[rows.to(device)].double()
-                start += number
-            heads.append(head)
-        return heads
+            solved.append(torch.cholesky_solve(targets.double(), lower))
+        weights = torch.cat(solved, dim=1).split([factor.rows.size(0) for factor in kept])
+        heads = torch.zeros(self.block_of_row.numel(), targets.size(1) * len(solved), dtype=torch.float64, device=device)
+        for block in blocks:
+            columns = self._columns(block)
+            for factor, own in zip(kept, weights):
+                heads[columns] += factor.rows[:, columns].T @ own.to(factor.rows.dtype)
+        return list(heads.split(targets.size(1), dim=1))
+
+    def _squares(self, factor: Factor) -> Tensor:
+        """The diagonal of the factor's G."""
+        known = self._diagonals.get(id(factor.rows))
+        if known is None:
+            known = self._diagonals[id(factor.rows)] = factor.rows.square().sum(0).double()
+        return known
+
+    def _columns(self, block: int) -> slice:
+        """Where the features of a block stand: side by side."""
+        columns = torch.nonzero(self.block_of_row == block).reshape(-1)
+        return slice(int(columns[0]), int(columns[-1]) + 1)
 
     def _place(self, parts: Sequence[str]) -> Tensor:
         """Where the rows of some parts stand among those of all."""
@@ -118,8 +127,6 @@ class FactoredSums:
     def _product(self, block: int) -> Tensor:
         """S_b S_bᵀ over the rows of all parts."""
         if block not in self._products:
-            columns = torch.nonzero(self.block_of_row == block).reshape(-1)
-            first, last = int(columns[0]), int(columns[-1]) + 1  # the features of a block stand together
-            rows = torch.cat([factor.rows[:, first:last] for factor in self.factors.values()])
+            rows = torch.cat([factor.rows[:, self._columns(block)] for factor in self.factors.values()])
             self._products[block] = rows @ rows.T
         return self._products[block]
