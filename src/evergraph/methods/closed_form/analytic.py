@@ -124,7 +124,7 @@ class Analytic(Method):
                 self._choose_smoothing(context, trained)
                 self._choose_voting(context, trained, ridge)
             name = next(name for name, value in model.named_parameters() if value is head)
-            self.vote_ = {name: (final + self._shallow(model, ridge, learned)).to(head.dtype)}
+            self.vote_ = {name: self._vote(model, ridge, learned, final).to(head.dtype)}
             self._learn_doubt(context)
         head.copy_(final)
         self.tasks_ += 1
@@ -204,7 +204,7 @@ class Analytic(Method):
 
     def _choose_voting(self, context: Context, head: Tensor, ridge: float) -> None:
         """Vote where it costs no more than the premium."""
-        vote = head + self._shallow(context.model, ridge, ("train",))
+        vote = self._vote(context.model, ridge, ("train",), head)
         count_changes(self.voting_, *validation_hits(context, [head, vote]))
         self.validated_ += context.task.val.numel()
         self.votes_ = self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
@@ -221,23 +221,22 @@ class Analytic(Method):
             self.blocks_ = [depth > 0 or not any(depths) for depth in depths]
         return rows_of(block_of_row, self.blocks_)
 
+    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+        """The sum of the head and of one head for each smaller depth."""
+        return head + self._shallow(model, ridge, parts)
+
     def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
-        """The sum of one head for each depth below the largest that the head reads: on what it reads there, or on a node's own."""
+        """The sum of one head on the blocks of each depth below the largest that the head reads."""
         blocks = capable(model, "feature_blocks")
         assert blocks is not None
         depths, block_of_row = blocks()
         deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
         total = torch.zeros_like(self.cross_["train"])
         for depth in sorted({depth for depth in depths if depth < deepest}):
-            chosen = self._voice(model, depth)
-            if any(chosen):
-                total += self.solve([ridge], parts, rows_of(block_of_row, chosen))[0]
+            rows = rows_of(block_of_row, [other == depth for other in depths])
+            total += self.solve([ridge], parts, rows)[0]
         return total
 
-    def _voice(self, model: GraphModel, depth: int) -> list[bool]:
-        """The blocks that the vote's head of one depth reads: those that the head reads there; all of a node's own."""
-        depths, _ = capable(model, "feature_blocks")()  # type: ignore[misc]
-        return [other == depth and (read or not depth) for other, read in zip(depths, self.blocks_)]
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """How a whole graph is predicted, as things stand."""

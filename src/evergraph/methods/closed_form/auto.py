@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import rows_of, validation_hits
-from evergraph.methods.closed_form.block_sets import GRID, best_ridge, cheapest_near, head_sets, leader, own_sets
+from evergraph.methods.closed_form.analytic import BOTH, rows_of, validation_hits
+from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.block_sets import (
+    GRID,
+    best_ridge,
+    cheapest_near,
+    head_sets,
+    leader,
+    own_sets,
+    vote_sets,
+)
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
+from evergraph.methods.closed_form.rehearsal import ENOUGH, rehearse
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
@@ -52,6 +64,9 @@ class Auto(BudgetedAnalytic):
     set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
     chosen_: str = state(str)  # the set that the head reads
+    elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
+    foreign_hits_: dict[str, int] = state(dict)  # rehearsed validation nodes that each way puts right
+    rehearsed_: int = state(int)
 
     def start_task(self, context: Context) -> None:
         """Refuse a model whose features do not fall into blocks."""
@@ -116,11 +131,69 @@ class Auto(BudgetedAnalytic):
         nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
         self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}
 
-    def _voice(self, model: GraphModel, depth: int) -> list[bool]:
-        """A node's own features speak by the set that was chosen for them."""
-        if depth or not self.own_:
-            return super()._voice(model, depth)
-        return self._sets(model)[1][self.own_]
+    # graphs with edges between tasks
+
+    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+
+        With a ridge of 1 at most: a larger one shrinks the scores, and with them what the vote can say about edges.
+        """
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        heads = [self.solve([min(ridge, 1.0)], parts, rows_of(block_of_row, blocks))[0] for blocks in self.voices(model)]
+        return torch.stack(heads).sum(0)
+
+    def voices(self, model: GraphModel) -> list[list[bool]]:
+        """The blocks that each head of the vote reads."""
+        return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
+
+    def chosen_ridge(self) -> float:
+        """The ridge of the head."""
+        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
+
+    def _own(self, model: GraphModel) -> list[bool]:
+        """The blocks that speak for a node's own features."""
+        return self._sets(model)[1].get(self.own_, [])
+
+    def _ways_elsewhere(self, model: GraphModel) -> dict[str, tuple[float, list[bool]]]:
+        """Heads that may decide in place of head and vote where edges join tasks: their ridges and blocks."""
+        ways = {}
+        if self.own_:
+            ways["own"] = (self._ridges[best_ridge(self.set_hits_[self.own_])], self._own(model))
+        ways["smooth"] = (min(self.chosen_ridge(), 1.0), self.voices(model)[0])
+        return ways
+
+    def _learn_doubt(self, context: Context) -> None:
+        """Also which head is to decide where edges join tasks."""
+        super()._learn_doubt(context)
+        model, ways = context.model, self._ways_elsewhere(context.model)
+        if self.rehearsed_ < ENOUGH and (hits := rehearse(self, context, ways)) is not None:
+            self.rehearsed_ += context.task.val.numel()
+            self.foreign_hits_ = {key: self.foreign_hits_.get(key, 0) + hits.get(key, 0) for key in hits}
+        (name, vote), = self.vote_.items()
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        learned = BOTH if self.learn_validation else BOTH[:1]
+        self.elsewhere_ = {
+            way: {name: self.solve([ridge], learned, rows_of(block_of_row, blocks))[0].to(vote.dtype)}
+            for way, (ridge, blocks) in ways.items()
+            if way == self.elsewhere()
+        }
+
+    def elsewhere(self) -> str:
+        """What decides where edges join tasks: what most rehearsed nodes are for.
+
+        Of equals the vote where it may, else the head on nodes mixed with their neighbours.
+        """
+        usual = "vote" if self.votes_ else "smooth"
+        hits = {usual: self.foreign_hits_.get(usual, 0), **self.foreign_hits_}
+        return max(hits, key=lambda way: hits[way])
+
+    def _prediction(self, model: GraphModel) -> BlockPrediction:
+        """With what decides where edges join tasks."""
+        prediction, way = super()._prediction(model), self.elsewhere()
+        heads = self.elsewhere_.get(way)
+        if heads:
+            return dataclasses.replace(prediction, elsewhere=next(iter(heads.values())))
+        return dataclasses.replace(prediction, votes=way == "vote")
 
     # what is kept
 
@@ -131,10 +204,17 @@ class Auto(BudgetedAnalytic):
         taken = sum(rows.numel() * rows.element_size() for rows in self.factor_.values())
         return taken > SIDE_BY_SIDE * self.budget()
 
+    def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
+        """Those for graphs with edges between tasks too."""
+        super()._fold_heads(fold)
+        self.elsewhere_ = {
+            way: {name: fold(head, 0) for name, head in heads.items()} for way, heads in self.elsewhere_.items()
+        }
+
     def _drop(self, context: Context) -> None:
         """Drop the blocks that no set reads any more."""
         for_head, for_own = self._sets(context.model)
-        read = [any(blocks) for blocks in zip(*for_head.values(), *for_own.values())]
+        read = [any(blocks) for blocks in zip(*for_head.values(), *for_own.values(), *self.voices(context.model))]
         if not all(read):
             layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
             self._narrow(context.model, read, layout.linear_width)

@@ -38,6 +38,7 @@ class BlockPrediction:
         votes: whether the vote may decide.
         smooths: whether predictions are smoothed.
         doubt: share of edges within a task that are taken for others: the largest in training's graphs.
+        elsewhere: a head that decides where there are edges between tasks, in place of the head or the vote.
     """
 
     head: Tensor
@@ -50,16 +51,20 @@ class BlockPrediction:
     votes: bool
     smooths: bool
     doubt: float
+    elsewhere: Tensor | None = None
 
     def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         foreign = share > FEW + self.doubt
-        if foreign and (self.votes or not self.smooths):
-            if self.votes:  # better features judge better: once more
+        votes = self.votes and self.elsewhere is None
+        if foreign and (votes or self.elsewhere is not None or not self.smooths):
+            if votes or self.elsewhere is not None:  # better features judge better: once more
                 weighted, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighted)), joining)
             features = self.graph_features(x, with_self_loops(weighted))
-        if foreign and self.votes:
+        if foreign and self.elsewhere is not None:
+            return features @ self.elsewhere / self.temperature
+        if foreign and votes:
             return features @ self.vote / self.temperature
         if self.smooths:
             return self.smooth(weighted if foreign else adjacency, features @ self.head)

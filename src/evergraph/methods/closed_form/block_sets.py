@@ -44,6 +44,22 @@ def own_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
     )
 
 
+def vote_sets(blocks: Sequence[Block], own: Sequence[bool]) -> list[list[bool]]:
+    """The voices of the vote: nodes mixed with their neighbours up to two steps, up to one, and their own features.
+
+    Where no block mixes, neighbours speak for themselves.
+    """
+    deep = [block.mixes for block in blocks]
+    if not any(deep):
+        deep = [block.depth > 0 for block in blocks]
+    near = [read and block.depth == 1 for read, block in zip(deep, blocks)]
+    distinct: list[list[bool]] = []
+    for voice in (deep, near, list(own)):
+        if any(voice) and voice not in distinct:
+            distinct.append(voice)
+    return distinct
+
+
 def _distinct(sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
     distinct: dict[str, list[bool]] = {}
     for name, chosen in sets.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -167,6 +167,10 @@ class BudgetedAnalytic(Analytic):
         self.factor_ = {part: fold(rows, 1) for part, rows in self.factor_.items()}
         self.cross_ = {part: fold(cross, 0) for part, cross in self.cross_.items()}
         self.gram_ = {part: fold(fold(gram, 0), 1) for part, gram in self.gram_.items()}
-        self.vote_ = {name: fold(vote, 0) for name, vote in self.vote_.items()}
+        self._fold_heads(fold)
         self.blocks_ = [read for read, kept in zip(self.blocks_, keep) if kept]
         self.block_widths_ = list(capable(model, "feature_layout")().widths)  # type: ignore[misc]
+
+    def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
+        """Heads besides the model's keep its shape; where blocks were narrowed they are solved anew with the task."""
+        self.vote_ = {name: fold(vote, 0) for name, vote in self.vote_.items()}
