@@ -34,7 +34,7 @@ def study(title: str, key: str, streams: dict[str, Lines], path: Path) -> Path:
     """AP and AF against a setting, one line per row of the table, with the spread over seeds; a column per stream."""
     plt = _pyplot()
     rows, columns = (1, 2) if len(streams) == 1 else (2, len(streams))
-    figure, axes = plt.subplots(rows, columns, figsize=(4.3 * columns, 3.4 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.3 * columns, 3.4 * rows), squeeze=False, layout="constrained")
     panels = [(stream, measure) for measure in ("ap", "af") for stream in streams]
     for axis, (stream, measure) in zip(axes.flat, panels):
         lines = streams[stream]
@@ -59,9 +59,9 @@ def study(title: str, key: str, streams: dict[str, Lines], path: Path) -> Path:
         axis.set_ylabel(f"{measure.upper()} (%)")
         axis.set_title(stream if len(streams) > 1 else "", fontsize=9)
     if len(next(iter(streams.values()))) > 1:
-        axes.flat[0].legend(fontsize=6)
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, handlelength=4)  # dashes show
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
     return _save(figure, path)
 
 

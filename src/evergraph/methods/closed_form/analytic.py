@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,13 +15,15 @@ from evergraph.core.capabilities import capable
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
+from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
 BOTH = ("train", "val")
@@ -65,8 +67,6 @@ class Analytic(Method):
     name = "analytic"
     family = "closed form"
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
-    levels: ClassVar[tuple[str, ...]] = ("node", "graph")
-    kinds = ("classes",)
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"
     search_space = MappingProxyType({"ridge": (1e-3, 10.0)})
@@ -82,7 +82,7 @@ class Analytic(Method):
     gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
     cross_: dict[str, Tensor] = state(dict, replaced=True)
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
-    hits_: list[int] = state(list)  # validation nodes that each ridge puts right
+    hits_: list[float] = state(list)  # validation nodes that each ridge puts right; or minus its squared errors
     smoothing_: list[int] = state(lambda: [0, 0])  # validation nodes that smoothing puts right, and wrong
     voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
     validated_: int = state(int)
@@ -118,8 +118,8 @@ class Analytic(Method):
         self._add(context)
         ridge, trained = self._choose(context)
         learned = BOTH if self.learn_validation else BOTH[:1]
-        final = self.solve([ridge], learned, self._head_rows(model))[0]
-        if capable(model, "feature_blocks"):
+        final = self.solve([ridge], learned, self._rows_read(context))[0]
+        if self._in_blocks(context.problem, model):
             if context.task.val.numel():
                 self._choose_smoothing(context, trained)
                 self._choose_voting(context, trained, ridge)
@@ -131,16 +131,24 @@ class Analytic(Method):
         self.encoder_before_ = {}
 
     def _choose(self, context: Context) -> tuple[float, Tensor]:
-        """The ridge, and the head that training nodes alone make with it."""
+        """The ridge, and the head that training examples alone make with it."""
         ridges = [self.ridge] if self.ridge else list(RIDGES)
-        heads = self.solve(ridges, ("train",), self._head_rows(context.model))
+        heads = self.solve(ridges, ("train",), self._rows_read(context))
         chosen = self._choose_ridge(context, heads)
         return ridges[chosen], heads[chosen]
 
+    def _rows_read(self, context: Context) -> Tensor | None:
+        """The features that the head reads; None for all."""
+        return self._head_rows(context.model) if self._in_blocks(context.problem, context.model) else None
+
     def _add(self, context: Context) -> None:
-        """Add the task's nodes to the sums, weighed by the size that their class has reached."""
+        """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
         features, head = linear_head(context.model)
-        y, weights = context.batcher.y, self._weights(context)
+        y = context.batcher.y
+        if y.dim() > 1:
+            self._add_columns(context)
+            return
+        weights = self._weights(context)
         gram, cross = dict(self.gram_), dict(self.cross_)
         for part in BOTH:
             nodes = getattr(context.task, part).to(y.device)
@@ -170,6 +178,23 @@ class Analytic(Method):
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
         self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
 
+    def _add_columns(self, context: Context) -> None:
+        """The same where examples have rows of labels or numbers."""
+        check_targets(context, len(self.class_sizes_))
+        features, head = linear_head(context.model)
+        gram, cross = dict(self.gram_), dict(self.cross_)
+        for part in BOTH:
+            examples = getattr(context.task, part).to(context.device)
+            before = Sums(gram[part], cross[part]) if part in gram else None
+            exact = 0 < self.ridge < SMALL
+            gram[part], cross[part] = accumulate(context, features, head, examples, None, before, exact=exact)
+        self.gram_, self.cross_ = gram, cross
+        self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
+
+    def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
+        """Whether depths vote and edges are judged: where nodes have classes, and features fall into blocks."""
+        return problem.kind == "classes" and capable(model, "feature_blocks") is not None
+
     def grow(self, before: Params, after: Params) -> None:
         """New units have met no node: their columns of B are zero."""
         super().grow(before, after)
@@ -184,8 +209,9 @@ class Analytic(Method):
     # choices, by validation nodes of the current task
 
     def _choose_ridge(self, context: Context, heads: list[Tensor]) -> int:
-        """The ridge with most hits on validation nodes so far; the largest of equals."""
-        hits = validation_hits(context, heads).sum(1).tolist()
+        """The ridge with most hits (or the least squared error) on validation examples; the largest of equals."""
+        classes = context.problem.kind == "classes"
+        hits = (validation_hits(context, heads).sum(1) if classes else negative_errors(context, heads)).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
         return max(range(len(heads)), key=lambda i: (self.hits_[i], i))
 
@@ -237,7 +263,6 @@ class Analytic(Method):
             total += self.solve([ridge], parts, rows)[0]
         return total
 
-
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """How a whole graph is predicted, as things stand."""
         _, head = linear_head(model)
@@ -272,7 +297,7 @@ class Analytic(Method):
         """Plain scores; where the graph's features fall into blocks and fit into memory, by judged edges."""
         if not self.tasks_:
             return None
-        if capable(view.model, "feature_blocks") and capable(view.model, "graph_features"):
+        if self._in_blocks(view.problem, view.model) and capable(view.model, "graph_features"):
             prediction = self._prediction(view.model)
             whole = view.problem.batcher(view.model, view.graph, device=view.device)
             if not whole.num_hops and (prediction.smooths or prediction.judges):
@@ -284,7 +309,7 @@ class Analytic(Method):
                 alone = None if joining is None else joining.to(view.device)
                 scores = prediction.scores(x, adjacency, whole.x, alone)
                 return scores[view.nodes.to(view.device)].cpu()
-        return view.outputs() / self.temperature
+        return as_outputs(view.problem, view.outputs(), self.temperature)
 
     # an encoder that moves
 
@@ -306,14 +331,6 @@ class Analytic(Method):
         change = torch.cholesky_solve(before_after, torch.linalg.cholesky(before_before))
         self.gram_ = {part: change.T @ gram @ change for part, gram in self.gram_.items()}
         self.cross_ = {part: change.T @ cross for part, cross in self.cross_.items()}
-
-
-def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
-    """The model's features of a batch, and the weight matrix that multiplies them: its outputs are their product."""
-    features, weight = capable(model, "features"), capable(model, "output_weight")
-    if features is None or weight is None:
-        raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
-    return features, weight()
 
 
 def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:

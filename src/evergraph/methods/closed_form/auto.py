@@ -59,6 +59,7 @@ class Auto(BudgetedAnalytic):
     family = "closed form"
     reference = "analytic, with its features chosen along the stream; see docs/analytic.md"
     levels = ("node",)
+    kinds = ("classes",)
     model = "mixed-features"
 
     set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
