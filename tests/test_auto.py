@@ -132,7 +132,10 @@ def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int]) ->
     factor, sums, _ = factor_and_sums()
     block_of_row = torch.tensor([0] * 10 + [1] * 19 + [-1])
     rows = torch.nonzero(torch.isin(block_of_row, torch.tensor([*blocks, -1]))).reshape(-1)
-    kept = {"train": rotated(Factor(*(part[:7] for part in factor))), "val": rotated(Factor(*(part[7:] for part in factor)))}
+    kept = {
+        "train": rotated(Factor(*(part[:7] for part in factor))),
+        "val": rotated(Factor(*(part[7:] for part in factor))),
+    }
     for found, expected in zip(
         FactoredSums(kept, block_of_row).solve([0.3, 2.0], ("train", "val"), rows), solve([0.3, 2.0], [sums], rows)
     ):

@@ -40,9 +40,9 @@ class RandomFeatures(GraphModel):
 
     Block (k, b) is ReLU(P_b^k X̂ W) with its rows scaled to length one before the ReLU: X̂ are the features with
     rows of length one, W random Gaussian, and P_b = D^(b−1) (A + I) D^(−b): b = ½ is GCN's normalization, b = 1
-    divides each neighbour's message by that neighbour's degree, b = 0 takes the mean. Block (k, "others") takes the mean
-    over the neighbours without the node itself. A block with a third word, "linear", is P^k X̂ itself, rows of length
-    one, exactly or, where X has more columns than `linear_width`, hashed (`Hashing`).
+    divides each neighbour's message by that neighbour's degree, b = 0 takes the mean. Block (k, "others") takes the
+    mean over the neighbours without the node itself. A block with a third word, "linear", is P^k X̂ itself, rows of
+    length one, exactly or, where X has more columns than `linear_width`, hashed (`Hashing`).
 
     Args:
         hidden: number of random features, all random blocks together.
@@ -183,7 +183,9 @@ class RandomFeatures(GraphModel):
         """
         projection = self.projection.to(x.device)
         extra = x.size(1) - projection.size(0)
-        words: dict[tuple[int, float | None, int], Features] = {}  # P^k X̂ of linear blocks, at the nodes within a distance
+        words: dict[
+            tuple[int, float | None, int], Features
+        ] = {}  # P^k X̂ of linear blocks, at the nodes within a distance
         parts = []
         for block, columns in zip(self.blocks, self._projected_columns()):
             if block.linear:

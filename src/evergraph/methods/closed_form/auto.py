@@ -39,12 +39,12 @@ class Auto(BudgetedAnalytic):
     """`analytic`, with the blocks of features that the head reads chosen while the stream goes on.
 
     Graphs differ in how much a node's neighbours say about it and in what way: where edges mostly join nodes of one
-    class, a node is best mixed with its neighbours; elsewhere what a node says and what its neighbours say are best read
-    side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at each task
-    every set and every ridge is solved on the training nodes so far and tried on the task's validation nodes. The hits
-    are added up over the tasks, and the set and ridge with most of them are taken: at the next task others may lead.
-    Once the sums of all sets take more than an eighth of the budget, the cheapest set within a standard error of the
-    leader is kept and the other blocks are dropped for good.
+    class, a node is best mixed with its neighbours; elsewhere what a node says and what its neighbours say are best
+    read side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at
+    each task every set and every ridge is solved on the training nodes so far and tried on the task's validation
+    nodes. The hits are added up over the tasks, and the set and ridge with most of them are taken: at the next task
+    others may lead. Once the sums of all sets take more than an eighth of the budget, the cheapest set within a
+    standard error of the leader is kept and the other blocks are dropped for good.
 
     Args:
         ridge: as in `analytic`; 0 chooses, from 0.05 to 625.
@@ -140,7 +140,9 @@ class Auto(BudgetedAnalytic):
         With a ridge of 1 at most: a larger one shrinks the scores, and with them what the vote can say about edges.
         """
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
-        heads = [self.solve([min(ridge, 1.0)], parts, rows_of(block_of_row, blocks))[0] for blocks in self.voices(model)]
+        heads = [
+            self.solve([min(ridge, 1.0)], parts, rows_of(block_of_row, blocks))[0] for blocks in self.voices(model)
+        ]
         return torch.stack(heads).sum(0)
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
@@ -170,7 +172,7 @@ class Auto(BudgetedAnalytic):
         if self.rehearsed_ < ENOUGH and (hits := rehearse(self, context, ways)) is not None:
             self.rehearsed_ += context.task.val.numel()
             self.foreign_hits_ = {key: self.foreign_hits_.get(key, 0) + hits.get(key, 0) for key in hits}
-        (name, vote), = self.vote_.items()
+        ((name, vote),) = self.vote_.items()
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         learned = BOTH if self.learn_validation else BOTH[:1]
         self.elsewhere_ = {

@@ -1,4 +1,4 @@
-"""A closed form whose sums stay within a memory budget: in the smaller of two forms, over features that can be narrowed."""
+"""A closed form whose sums stay within a memory budget: the smaller of two forms, over features that can be cut."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ NARROWEST = 64  # columns of a linear block below which it is not worth its plac
 class BudgetedAnalytic(Analytic):
     """`Analytic` with sums that take no more than `memory`.
 
-    While there are fewer nodes than features the sums are kept as factors (`factored`), else as G and B in float64. Where
-    neither form fits, linear blocks of features are narrowed to a sketch (`Hashing`), and what was summed is folded to
-    what it would be had the sketch been there from the first task on.
+    While there are fewer nodes than features the sums are kept as factors (`factored`), else as G and B in float64.
+    Where neither form fits, linear blocks of features are narrowed to a sketch (`Hashing`), and what was summed is
+    folded to what it would be had the sketch been there from the first task on.
     """
 
     memory: str = "1GB"
@@ -69,7 +69,12 @@ class BudgetedAnalytic(Analytic):
         """Nodes join the factors as they are until `_forget_nodes`; where they outnumber the features, G."""
         features, head = linear_head(context.model)
         in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
-        if not in_blocks or self.gram_ or self._rows("train") + context.num_train > head.size(0) or self.encoder != "frozen":
+        if (
+            not in_blocks
+            or self.gram_
+            or self._rows("train") + context.num_train > head.size(0)
+            or self.encoder != "frozen"
+        ):
             self.make_dense()
             super()._add(context)
             return

@@ -1,9 +1,9 @@
 """The Gram matrix of a graph with fewer nodes than features, as a product of its factor: no features × features matrix.
 
-With n nodes and D > n features G = Σ w φ φᵀ has rank n at most, and G = SᵀS for a matrix S of n rows. What is kept is the
-S whose rows are orthogonal: the eigenvectors of G times the roots of their eigenvalues, task by task. It is a function of
-the task's G, so that it says of the nodes what G says and no more: no node is kept. With the targets T that make
-B = SᵀT, the ridge solution on any subset of features J is
+With n nodes and D > n features G = Σ w φ φᵀ has rank n at most, and G = SᵀS for a matrix S of n rows. What is kept is
+the S whose rows are orthogonal: the eigenvectors of G times the roots of their eigenvalues, task by task. It is a
+function of the task's G, so that it says of the nodes what G says and no more: no node is kept. With the targets T that
+make B = SᵀT, the ridge solution on any subset of features J is
 
     W_J = S_Jᵀ (S_J S_Jᵀ + λ I)⁻¹ T,
 
@@ -53,7 +53,7 @@ def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int) -> Facto
 
 
 def rotated(factor: Factor) -> Factor:
-    """The same sums from orthogonal rows: USᵀ of the decomposition S Sᵀ = U E Uᵀ; directions without length are dropped."""
+    """The same sums from orthogonal rows, Uᵀ S with S Sᵀ = U E Uᵀ; directions without length are dropped."""
     product = (factor.rows @ factor.rows.T).double()
     length, directions = torch.linalg.eigh(product)
     smallest = length[-1:].clamp(min=0) * length.numel() * torch.finfo(factor.rows.dtype).eps
@@ -99,7 +99,9 @@ class FactoredSums:
                 )
             solved.append(torch.cholesky_solve(targets.double(), lower))
         weights = torch.cat(solved, dim=1).split([factor.rows.size(0) for factor in kept])
-        heads = torch.zeros(self.block_of_row.numel(), targets.size(1) * len(solved), dtype=torch.float64, device=device)
+        heads = torch.zeros(
+            self.block_of_row.numel(), targets.size(1) * len(solved), dtype=torch.float64, device=device
+        )
         for block in blocks:
             columns = self._columns(block)
             for factor, own in zip(kept, weights):
