@@ -181,9 +181,11 @@ def test_without_validation_nodes_nothing_is_settled(stream: eg.TaskStream) -> N
 # why
 
 
+@pytest.mark.parametrize("model", dict.fromkeys(["random-features", eg.Auto.model]))
 @pytest.mark.parametrize("where", ["a task's graph", "all tasks'", "sparse features"])
-def test_amounts_add_up_to_the_logit(stream: eg.TaskStream, where: str) -> None:
-    whole = eg.Learner(eg.RandomFeatures(hidden=60), eg.Auto(smoothing=0.0), dtype=torch.float64).fit(stream)
+def test_amounts_add_up_to_the_logit(stream: eg.TaskStream, where: str, model: str) -> None:
+    built = eg.make_model(model, hidden=60)
+    whole = eg.Learner(built, eg.Auto(smoothing=0.0), dtype=torch.float64).fit(stream)
     graph = {"a task's graph": stream[0].graph}.get(where, stream.graph)
     if where == "sparse features":
         graph = graph.altered(x=eg.core.sparse.SparseMatrix.from_dense(graph.x))

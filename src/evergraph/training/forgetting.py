@@ -69,12 +69,20 @@ def forget(
     }
     earliest = min(gone)
     with _all_or_nothing(learner), torch.no_grad():
-        if set(range(earliest, learner.num_tasks)) <= set(found):
+        if set(range(earliest, learner.num_tasks)) <= set(found) and _same_features(learner, earliest):
             _learn_again(learner, forgetting, found, after, earliest)
         else:
             _Exchange(learner, forgetting, found, after, sorted(gone)).run()
     several = [[gone[learned.number] for learned in piece if learned.number in gone] for piece in pieces]
     return sum(torch.unique(torch.cat(examples)).numel() for examples in several if examples)
+
+
+def _same_features(learner: Learner, number: int) -> bool:
+    """Whether features, and the form of the sums, are those of before a task; before the first one they are made anew."""
+    if not number:
+        return True
+    record, rows = learner.records[number], bool(getattr(learner.method, "factor_", None))
+    return record["layout"] == learner.model.hyperparameters() and bool(record["before"].get("task_rows_")) == rows
 
 
 def _forgetting(learner: Learner) -> Forgetting:
@@ -131,10 +139,14 @@ def _learn_again(
     if first:
         for number in reversed(range(first, total)):
             forgetting.rewind(
-                make_context(learner, found[number].task(), found[number].task()), records[number]["before"]
+                number, make_context(learner, found[number].task(), found[number].task()), records[number]["before"]
             )
     else:
         _empty(learner)
+        lay_out = capable(learner.model, "lay_out")
+        layout = records[0]["layout"]
+        if lay_out is not None and layout != learner.model.hyperparameters():
+            lay_out(layout.get("kept") or [True] * len(layout["blocks"]), layout.get("linear_width", 0))
     learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]
     learner.first_accuracies = learner.first_accuracies[:first]
     if first:
@@ -186,16 +198,15 @@ class _Exchange:
         removed = {n: self._sizes(self.old[n]) - self._sizes(self.new[n]) for n in self.gone}
         counted = {number: self.forgetting.count(self._context(self._validation_lost(number))) for number in self.gone}
         sizes = {number: self._sizes_after(number) for number in tasks}
-        for number in tasks:
-            self.forgetting.take_out(self._context(self.old[number]), sizes[number])
         for number in self.gone:
             for small in self._states_after(number):
                 lost = removed[number].tolist()
                 small["class_sizes_"] = [size - less for size, less in zip(small["class_sizes_"], lost)]
                 add_counts(small, counted[number], -1)
         for number in tasks:
-            if self.new[number].train.numel() or self.new[number].val.numel():
-                self.forgetting.put_in(self._context(self.new[number]), self._sizes_after(number))
+            some = self.new[number].train.numel() or self.new[number].val.numel()
+            new = (self._context(self.new[number]), self._sizes_after(number)) if some else None
+            self.forgetting.exchange(number, (self._context(self.old[number]), sizes[number]), new)
         self._drop_classes()
         left = [number for number in self.gone if self.new[number].train.numel()]
         for number in reversed(self.gone):
@@ -203,7 +214,7 @@ class _Exchange:
         if not learner.num_tasks:
             _empty(learner)
             return
-        self.forgetting.method.conclude()
+        self.forgetting.method.conclude(learner.model)
         self.forgetting.method.write(learner.model.eval())
         for number in left:
             self._describe(number)

@@ -65,10 +65,15 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
 
 
 def small_state(learner: Learner) -> dict[str, Any]:
-    """The method's state before a task, without its tensors, where that is enough to take the task back."""
+    """The method's state before a task, without its tensors, and which features the model reads.
+
+    Where that is enough to take the task back; else nothing.
+    """
     claim = capable(learner.method, "forgetting")
     forgetting = claim() if claim is not None else ""
-    return {} if isinstance(forgetting, str) else {"before": forgetting.small_state()}
+    if isinstance(forgetting, str):
+        return {}
+    return {"before": forgetting.small_state(), "layout": learner.model.hyperparameters()}
 
 
 def check_fit(learner: Learner, task: Task) -> None:

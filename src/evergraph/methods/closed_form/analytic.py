@@ -21,7 +21,7 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
-from evergraph.methods.closed_form.familiarity import strangeness
+from evergraph.methods.closed_form.familiarity import evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
 from evergraph.methods.closed_form.why import Reasons, reasons
@@ -129,17 +129,15 @@ class Analytic(Method):
 
     def decide(self, context: Context) -> None:
         """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
-        head = self.solve(self._ridges, ("train",), self._head_rows(context.model))
-        self._choose_ridge(context, head)
-        chosen, vote = head[self._chosen], None
+        trained, vote = self._choose(context), None
         if capable(context.model, "feature_blocks") and context.task.val.numel():
-            self._choose_smoothing(context, chosen)
-            vote = chosen + self._shallow(context.model, self._ridges[self._chosen], ("train",))
-            self._choose_voting(context, chosen, vote)
-        self.conclude()
-        context.cache[HELD_OUT] = chosen, vote
+            self._choose_smoothing(context, trained)
+            vote = trained + self._shallow(context.model, self.chosen_ridge, ("train",))
+            self._choose_voting(context, trained, vote)
+        self.conclude(context.model)
+        context.cache[HELD_OUT] = trained, vote
 
-    def conclude(self) -> None:
+    def conclude(self, model: GraphModel) -> None:
         """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
         self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
@@ -147,37 +145,56 @@ class Analytic(Method):
     def write(self, model: GraphModel) -> None:
         """Solve the heads by the choices as they stand, and write them."""
         _, head = linear_head(model)
-        ridge, learned = self._ridges[self._chosen], BOTH if self.learn_validation else BOTH[:1]
+        ridge, learned = self.chosen_ridge, BOTH if self.learn_validation else BOTH[:1]
         final = self.solve([ridge], learned, self._head_rows(model))[0]
         if capable(model, "feature_blocks"):
             self.vote_ = {_name(model, head): (final + self._shallow(model, ridge, learned)).to(head.dtype)}
         head.copy_(final)
 
+    def _choose(self, context: Context) -> Tensor:
+        """Count the hits of every ridge; the head that training nodes alone make with the chosen one."""
+        heads = self.solve(self._ridges, ("train",), self._head_rows(context.model))
+        self._choose_ridge(context, heads)
+        return heads[self._ridges.index(self.chosen_ridge)]
+
     @property
-    def _ridges(self) -> list[float]:
+    def _ridges(self) -> Sequence[float]:
+        """The ridges that are tried."""
         return [self.ridge] if self.ridge else list(RIDGES)
 
     @property
-    def _chosen(self) -> int:
+    def chosen_ridge(self) -> float:
         """The ridge with most validation nodes right so far; the largest of equals."""
-        return max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))
+        return self._ridges[max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))]
 
     def _add(self, context: Context) -> None:
         """Add the task's nodes to the sums, weighed by the size that their class has reached."""
-        y, units = context.batcher.y, linear_head(context.model)[1].size(1)
-        sizes = torch.bincount(y[context.train], minlength=units)
+        self.add_to_sums(context, self._sizes(context))
+        self._learn_units(context)
+
+    def _sizes(self, context: Context) -> Tensor:
+        """Training nodes of each output unit, this task's included."""
+        _, head = linear_head(context.model)
+        sizes = torch.bincount(context.batcher.y[context.train], minlength=head.size(1))
         sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
-        self.add_to_sums(context, sizes)
-        self.class_sizes_ = sizes.tolist()
-        tasks = [*self.task_of_unit_, *[-1] * (units - len(self.task_of_unit_))]
-        for unit in torch.unique(y[context.train]).tolist():
+        return sizes
+
+    def _weights(self, sizes: Tensor) -> Tensor:
+        """The weight of a node of each output unit, by the size of its class."""
+        return sizes.double().clamp(min=1) ** -self.balance
+
+    def _learn_units(self, context: Context) -> None:
+        """The sizes of classes, and the task that brought each."""
+        sizes = self._sizes(context)
+        tasks = [*self.task_of_unit_, *[-1] * (sizes.numel() - len(self.task_of_unit_))]
+        for unit in torch.unique(context.batcher.y[context.train]).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
-        self.task_of_unit_ = tasks
+        self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
         """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
         features, head = linear_head(context.model)
-        weights = sizes.double().clamp(min=1) ** -self.balance
+        weights = self._weights(sizes)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
         for part in BOTH:
             nodes = getattr(context.task, part).to(weights.device)
@@ -240,16 +257,22 @@ class Analytic(Method):
         return rows_of(block_of_row, self.blocks_)
 
     def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
-        """The sum of one head on the blocks of each depth below the largest that the head reads."""
+        """The sum of one head for each depth below the largest that the head reads: on what it reads there, or on a node's own."""
         blocks = capable(model, "feature_blocks")
         assert blocks is not None
         depths, block_of_row = blocks()
         deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
         total = torch.zeros_like(self.cross_["train"])
         for depth in sorted({depth for depth in depths if depth < deepest}):
-            rows = rows_of(block_of_row, [other == depth for other in depths])
-            total += self.solve([ridge], parts, rows)[0]
+            chosen = self._voice(model, depth)
+            if any(chosen):
+                total += self.solve([ridge], parts, rows_of(block_of_row, chosen))[0]
         return total
+
+    def _voice(self, model: GraphModel, depth: int) -> list[bool]:
+        """The blocks that the vote's head of one depth reads: those that the head reads there; all of a node's own."""
+        depths, _ = capable(model, "feature_blocks")()  # type: ignore[misc]
+        return [other == depth and (read or not depth) for other, read in zip(depths, self.blocks_)]
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """How a whole graph is predicted, as things stand."""
@@ -328,7 +351,21 @@ class Analytic(Method):
     def strangeness(self, view: View) -> Tensor:
         """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
-        return strangeness(view, linear_head(view.model)[1].detach()[:, used], self.gram_["train"], len(used))
+        head = linear_head(view.model)[1].detach()
+        rows = evenly(self._dense_rows(view.model)).to(head.device)
+        return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
+
+    def _dense_rows(self, model: GraphModel) -> Tensor:
+        """The features that are seldom zero: random ones, where there are some."""
+        layout = capable(model, "feature_layout")
+        if layout is None or all(block.linear for block in layout().present):
+            return torch.arange(linear_head(model)[1].size(0))
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        return rows_of(block_of_row, [not block.linear for block in layout().present])
+
+    def gram_among(self, part: str, rows: Tensor) -> Tensor:
+        """G of one part, among some features."""
+        return self.gram_[part][rows].index_select(1, rows)
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))
@@ -385,8 +422,8 @@ def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
     hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
     nodes = context.task.val.to(context.device)
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        rows = features(batch).double()
-        hits.append(torch.stack([(rows @ head).argmax(1) == batch.y for head in heads]).cpu())
+        scores = features(batch).double() @ torch.cat(heads, dim=1)
+        hits.append(torch.stack([part.argmax(1) == batch.y for part in scores.split(heads[0].size(1), dim=1)]).cpu())
     return torch.cat(hits, dim=1)
 
 

@@ -13,28 +13,32 @@ MOST_FEATURES = 1024  # of which the leverage is taken: an even choice from all 
 DAMPING = 0.2  # of the leverage, in units of the mean diagonal entry per class
 
 
+def evenly(rows: Tensor) -> Tensor:
+    """An even choice of at most 1,024 features."""
+    return rows[torch.linspace(0, rows.numel() - 1, min(rows.numel(), MOST_FEATURES)).long()]
+
+
 @torch.no_grad()
-def strangeness(view: View, head: Tensor, gram: Tensor, classes: int) -> Tensor:
+def strangeness(view: View, head: Tensor, rows: Tensor, gram: Tensor, classes: int) -> Tensor:
     """Two numbers for each example, the larger the stranger: −(largest score) and log10 of φ (G + r I)⁻¹ φᵀ.
 
     Least squares puts the largest score of an example of a known class near one, and of an example that says nothing
     near 1/C with C classes; it is scaled to 1 and 0 there, so that it means the same as classes come. The leverage is
     large where the features point where few of those learned did; it is taken over an even choice of at most 1,024
-    features.
+    features (`evenly`).
 
     Args:
         view: the graph and the examples.
         head: the head whose scores are taken, without units that are not in use.
-        gram: G, of training examples alone, so that validation examples are as new to it as any other.
+        rows: the features of which the leverage is taken.
+        gram: G over these, of training examples alone, so that validation examples are as new to it as any other.
         classes: the number of classes in G.
     """
     features = capable(view.model, "features")
     assert features is not None
-    rows = torch.linspace(0, gram.size(0) - 1, min(gram.size(0), MOST_FEATURES), device=gram.device).long()
-    part = gram[rows].index_select(1, rows)
-    diagonal = part.diagonal()
-    part.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
-    factor = torch.linalg.cholesky(part)
+    diagonal = gram.diagonal().clone()
+    gram.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
+    factor = torch.linalg.cholesky(gram)
     chance = 1 / classes if classes > 1 else 0.0
     batcher = view.problem.batcher(view.model, view.graph, device=view.device)
     found = [torch.empty(0, 2, dtype=torch.float64)]

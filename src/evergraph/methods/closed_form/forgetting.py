@@ -6,7 +6,8 @@ the same numbers, so what is left differs from never having added them by the ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from evergraph.methods.closed_form.analytic import Analytic
 
 ROUNDING = 1e-12  # what is left of a sum, as a share of what it was, that is nothing but rounding
-COUNTS = ("hits_", "smoothing_", "voting_", "validated_")
+COUNTS = ("hits_", "set_hits_", "smoothing_", "voting_", "validated_")
 """State to which every task adds what its validation nodes say."""
 
 Small = dict[str, Any]
@@ -43,10 +44,31 @@ class Forgetting:
 
     def small_state(self) -> Small:
         """The state without its tensors, as it stands."""
-        return {key: copied(value) for key, value in self.method.state_dict().items() if not _has_tensor(value)}
+        large = {
+            each.name for each in fields(self.method) if each.metadata.get("replaced") or each.metadata.get("like")
+        }
+        return {key: copied(value) for key, value in self.method.state_dict().items() if key not in large}
 
-    def take_out(self, context: Context, sizes: Sequence[int]) -> None:
-        """Subtract a task from the sums; `sizes` are those of the classes right after it was learned."""
+    def exchange(
+        self, number: int, old: tuple[Context, Sequence[int]], new: tuple[Context, Sequence[int]] | None
+    ) -> None:
+        """Put what is left of a task in its place; each has sizes of the classes right after it was learned."""
+        rows = self._rows_by_task
+        if rows is not None:
+            rows(number, None if new is None else self.method.factors_of(new[0], _sizes(new[1], new[0])))  # type: ignore[attr-defined]
+            return
+        self._take_out(*old)
+        if new is not None:
+            self.method.add_to_sums(new[0], _sizes(new[1], new[0]))
+
+    @property
+    def _rows_by_task(self) -> Callable[..., None] | None:
+        """How rows are exchanged where the sums are kept as rows of each task; None where they are added up."""
+        found: Callable[..., None] | None = getattr(self.method, "exchange_rows", None)
+        return found if found is not None and self.method.factor_ else None  # type: ignore[attr-defined]
+
+    def _take_out(self, context: Context, sizes: Sequence[int]) -> None:
+        """Subtract a task from the sums."""
         before = {part: gram.diagonal().clone() for part, gram in self.method.gram_.items()}
         self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
         for part, gram in self.method.gram_.items():
@@ -54,14 +76,12 @@ class Forgetting:
             gram[gone], gram[:, gone] = 0.0, 0.0
             self.method.cross_[part][gone] = 0.0
 
-    def put_in(self, context: Context, sizes: Sequence[int]) -> None:
-        """Add a task to the sums, weighed by these sizes of the classes."""
-        self.method.add_to_sums(context, _sizes(sizes, context))
-
-    def rewind(self, context: Context, before: Small) -> None:
+    def rewind(self, number: int, context: Context, before: Small) -> None:
         """Undo the last task: the sums without it, and everything else as it was before it."""
-        self.take_out(context, self.method.class_sizes_)
-        self.restore(before)
+        self.exchange(number, (context, self.method.class_sizes_), None)
+        self.restore({key: value for key, value in before.items() if key != "task_rows_"})
+        if "task_rows_" in before and self._rows_by_task is not None:
+            self.restore({"task_rows_": before["task_rows_"]})
         met = [unit for unit, size in enumerate(self.method.class_sizes_) if size]
         self.method.cross_ = {part: _only(cross, met) for part, cross in self.method.cross_.items()}
 
@@ -80,7 +100,9 @@ class Forgetting:
 
     def drop_units(self, units: Sequence[int]) -> None:
         """Take output units out: those behind them move up, and empty ones take the last places."""
-        self.method.cross_ = {part: _moved_up(cross, units) for part, cross in self.method.cross_.items()}
+        for key in ("cross_", "factor_targets_"):
+            if (known := getattr(self.method, key, None)) is not None:
+                setattr(self.method, key, {part: _moved_up(columns, units) for part, columns in known.items()})
 
 
 def count_difference(after: Small, before: Small) -> Small:
@@ -92,7 +114,7 @@ def add_counts(small: Small, change: Mapping[str, Any], sign: int) -> None:
     """Add to the counts of a state, or take out of them."""
     for key, value in change.items():
         total = _combined(small[key], value, sign)
-        small[key] = [max(entry, 0) for entry in total] if isinstance(total, list) else max(total, 0)
+        small[key] = _at_least_zero(total)
 
 
 def without_units(small: Small, units: Sequence[int]) -> None:
@@ -109,10 +131,18 @@ def without_task(small: Small, number: int) -> None:
 
 
 def _combined(first: Any, second: Any, sign: int) -> Any:
+    if isinstance(first, dict):  # a choice that was dropped since stays dropped
+        return {key: _combined(value, second.get(key, [0] * len(value)), sign) for key, value in first.items()}
     if isinstance(first, list):
         width = max(len(first), len(second))
         return [a + sign * b for a, b in zip(_padded(first, width), _padded(second, width))]
     return first + sign * second
+
+
+def _at_least_zero(counts: Any) -> Any:
+    if isinstance(counts, dict):
+        return {key: _at_least_zero(value) for key, value in counts.items()}
+    return [max(entry, 0) for entry in counts] if isinstance(counts, list) else max(counts, 0)
 
 
 def _padded(values: list[int], width: int) -> list[int]:
@@ -133,9 +163,3 @@ def _only(cross: Tensor, units: Sequence[int]) -> Tensor:
 def _moved_up(cross: Tensor, units: Sequence[int]) -> Tensor:
     kept = [unit for unit in range(cross.size(1)) if unit not in units]
     return torch.nn.functional.pad(cross[:, kept], (0, len(units)))
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, dict):
-        return True  # sums and heads, by name
-    return isinstance(value, Tensor) or (isinstance(value, list) and any(isinstance(item, Tensor) for item in value))
