@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz browser docs lint format clean
+.PHONY: demo test test-all test-slow fuzz browser docs lint format clean
 
 demo: $(STAMP)
 	$(BIN)/evergraph compare digits --methods finetune,curvature,joint --seeds 3 --label-scope seen --weight-decay 0 \
@@ -13,8 +13,11 @@ demo: $(STAMP)
 test: $(STAMP) lint browser
 	$(BIN)/python -m pytest -n 2
 
+# what the default suite leaves out: long runs on real data, and the rest of the product of methods, models and settings
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow or paper"
+	$(BIN)/python -m pytest -n 2 -m "slow or paper"
+
+test-all: test test-slow
 
 # twenty times as many made-up bad inputs as the default suite, other ones every time
 fuzz: $(STAMP)

@@ -81,7 +81,7 @@ class Setting:
         task = Task(0, self.scope, self.graph, self.nodes, none, none, CLASSES)
         return Context(
             model=self.model, task=task, problem=self.problem, index=0, old=torch.tensor(old, dtype=torch.long),
-            num_seen=len(old) + len(task.class_names),
+            class_names=[*old, *task.class_names],
             batcher=self.batcher, batch_size=batch_size, generator=seeded(), reduction=reduction, arrived=task,
         )  # fmt: skip
 

@@ -42,6 +42,14 @@ def evergraph(
 
 
 @pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs, comparisons and reports draw no figures, which take longer than small runs and have tests of their own."""
+    monkeypatch.setattr("evergraph.experiments.report.FIGURES", {})
+    for command in ("run", "compare"):
+        monkeypatch.setattr(f"evergraph.cli.{command}.heatmaps", lambda results, path: path)
+
+
+@pytest.fixture
 def small_graph() -> eg.Graph:
     """60 nodes, 6 classes, 8 features."""
     return sbm(nodes=60, classes=6, degree=4, features=8, signal=3.0, seed=1)

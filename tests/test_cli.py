@@ -17,6 +17,7 @@ import scipy.sparse as sp
 
 import evergraph as eg
 from evergraph.evaluation import average_forgetting, average_performance
+from evergraph.experiments.plots import heatmaps
 from evergraph.methods import METHODS
 from evergraph.persistence.reading import read_record
 from graph_files import npz_parts
@@ -30,7 +31,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path) -> Call:
+def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path, without_pictures: None) -> Call:
     """The command line in this process, in an empty folder: (exit status, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EVERGRAPH_DATA", raising=False)
@@ -62,7 +63,8 @@ def test_run_prints_one_json_object(call: Call) -> None:
     assert Path(result["run_dir"]).is_dir()
 
 
-def test_the_run_folder_holds_everything(call: Call, tmp_path: Path) -> None:
+def test_the_run_folder_holds_everything(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergraph.cli.run.heatmaps", heatmaps)  # with its picture
     options = ["--seeds", 2, "--json", "--out", tmp_path / "here", "--patience", 5, *QUICK]
     result = result_of(call("run", SMALL, "--method", "ewc", "--set", "strength=7", *options))
     folder = tmp_path / "here"
@@ -157,7 +159,9 @@ def test_a_result_says_what_was_measured_and_what_was_kept(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["digits", "--hidden", "64"], [SMALL, "--method", "curvature", *QUICK]], ids=["auto", "curvature"]
+    "words",
+    [pytest.param([SMALL, "--hidden", "64"], marks=pytest.mark.slow), [SMALL, "--method", "curvature", *QUICK]],
+    ids=["auto", "curvature"],
 )
 def test_seeds_side_by_side_give_the_same_bit_for_bit(call: Call, tmp_path: Path, words: list[str]) -> None:
     found = {
@@ -214,7 +218,7 @@ def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_methods_and_streams(call: Call) -> None:
+def test_methods_models_and_streams(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = json.loads(call("methods", "--json")[1])
     assert {row["name"] for row in methods} == set(METHODS)
     assert all(row.keys() >= {"name", "family", "reference", "hyperparameters"} for row in methods)
@@ -224,10 +228,12 @@ def test_methods_and_streams(call: Call) -> None:
     }  # fmt: skip
     assert streams["corafull"]["classes_per_task"] == 9
     assert all(row["about"] for row in streams.values())
-    for command in ("methods", "streams"):
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, names in (("methods", METHODS), ("models", eg.MODELS), ("streams", streams)):
         status, out, _ = call(command)
         assert status == 0
-        assert "finetune" in out or "digits" in out
+        assert "…" not in out  # nothing is cut off, on a narrow terminal either
+        assert set(names) <= set(out.split())
 
 
 def test_a_path_of_your_own(call: Call, small_graph: eg.Graph, tmp_path: Path) -> None:
@@ -530,6 +536,7 @@ def test_a_comparison_goes_on_with_what_is_left(call: Call, tmp_path: Path, monk
     assert [r["matrices"] for r in found["results"]] == [r["matrices"] for r in whole["results"]]
 
 
+@pytest.mark.slow  # in the default suite: seeds side by side, and the cells of the paper's tables
 def test_cells_side_by_side_give_the_same(call: Call, tmp_path: Path) -> None:
     words = ["compare", SMALL, "--methods", "finetune,ewc", "--seeds", 2, "--json", *QUICK]
     apart, together = (result_of(call(*words, "--jobs", jobs, "--out", f"jobs-{jobs}")) for jobs in (2, 1))
@@ -618,20 +625,3 @@ def test_of_two_runs_that_begin_in_one_new_folder_one_says_no(tmp_path: Path) ->
     for folder in tmp_path.glob("new-*"):
         result = json.loads((folder / "result.json").read_text())
         assert json.loads((folder / "run.json").read_text())["spec"]["method"] == result["method"]
-
-
-def test_of_two_commands_that_begin_in_one_new_folder_one_exits_with_2(tmp_path: Path) -> None:
-    commands = [[*PROCESS, "run", SMALL, "--method", method, "--out", "here", *QUICK] for method in ("finetune", "ewc")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for command in commands
-    ]
-    said = [process.communicate(timeout=120)[1] for process in running]
-    assert sorted(process.returncode for process in running) == [0, 2]
-    (no,) = [text for text, process in zip(said, running) if process.returncode]
-    assert no.startswith("error: ")
-    assert no.count("\n") == 1
-    assert "here" in no

@@ -35,11 +35,9 @@ class Damped(eg.Method):
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_pictures: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EVERGRAPH_PLUGINS", "")
-    monkeypatch.setattr("evergraph.experiments.report.FIGURES", {})  # pictures have tests of their own
-    monkeypatch.setattr("evergraph.cli.compare.heatmaps", lambda results, path: path)
 
 
 def result(method: str, stream: str, values: list[float], keeps: tuple[str, ...] = ()) -> dict:
@@ -153,7 +151,15 @@ def test_seeds_can_be_added_later(evergraph, tmp_path: Path, monkeypatch: pytest
     status, _, error = evergraph(*words, "--seeds", "1", "--out", "here", "--resume")
     assert status == 2
     assert "other settings (seeds)" in error
-    assert evergraph(*words, "--seeds", "4", "--jobs", "2", "--out", "here", "--resume")[0] == 0
+
+
+@pytest.mark.slow
+def test_seeds_can_be_added_side_by_side(evergraph) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune,ewc", *QUICK, "--json"]
+    whole = json.loads(evergraph(*words, "--seeds", "3", "--out", "whole")[1])
+    assert evergraph(*words, "--seeds", "1", "--out", "here")[0] == 0
+    more = json.loads(evergraph(*words, "--seeds", "3", "--jobs", "2", "--out", "here", "--resume")[1])
+    assert [one["matrices"] for one in more["results"]] == [one["matrices"] for one in whole["results"]]
 
 
 def test_every_method_is_tuned_by_one_rule(evergraph, tmp_path: Path) -> None:

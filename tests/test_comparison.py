@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import evergraph as eg
-from evergraph.cli import compare, run
-from evergraph.experiments import report, told
+from evergraph.experiments import told
 from evergraph.experiments.comparison import markdown, settings_apart, table_rows, training_groups, variations
 from evergraph.experiments.method_table import method_table
 from evergraph.experiments.result_file import each_test_graph
@@ -25,12 +24,9 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path) -> Call:
-    """The command line in this process, in an empty folder; pictures are drawn in other tests."""
+def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path, without_pictures: None) -> Call:
+    """The command line in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "FIGURES", {})
-    for command in (run, compare):
-        monkeypatch.setattr(command, "heatmaps", lambda results, path: path)
     return evergraph
 
 

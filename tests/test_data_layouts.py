@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -19,6 +20,7 @@ from evergraph.data.datasets.bitcoin import read_ratings
 from evergraph.data.datasets.collections import read_countries, read_masked_npz, read_ogb_graphs, read_tu
 from evergraph.data.datasets.official import OfficialGraph, read_ogb_folder
 from evergraph.data.datasets.ogb import read_collab, read_molecules, read_proteins
+from evergraph.data.download import Published, record
 
 
 def table(folder: Path, **tables: object) -> Path:
@@ -103,7 +105,8 @@ def test_heterophilous_npz_with_masks(tmp_path: Path) -> None:
 def test_countries_from_both_layouts(tmp_path: Path) -> None:
     (tmp_path / "musae_DE_edges.csv").write_text("from,to\n0,1\n1,2\n")
     (tmp_path / "musae_DE_features.json").write_text(json.dumps({"0": [0, 4], "1": [1], "2": []}))
-    rows = ["id,days,mature,views,partner,new_id", "7,1,True,3,False,1", "8,1,False,3,False,0", "9,1,True,3,False,2"]
+    rows = ["id,days,mature,views,partner,new_id", "7,1,True,3,False,1", "8,1,False,3,False,0", "9,1,True,3,False,2",
+            "9,1,True,3,False,2"]  # the French file has rows that come twice  # fmt: skip
     (tmp_path / "musae_DE_target.csv").write_text("\n".join(rows))
     x, adjacency = sp.csr_matrix(np.eye(2, 3, dtype=np.float32)), sp.csr_matrix([[0, 1], [1, 0]])
     parts = {f"{key}_{part}": getattr(matrix, part) for key, matrix in (("adj", adjacency), ("attr", x))
@@ -173,6 +176,48 @@ def test_a_download_without_a_known_hash_says_so(tmp_path: Path) -> None:
         ratings.load(root)
     with pytest.raises(eg.EvergraphError, match=r"\(2, 64, 6\) nodes, features, classes, but few has \(3, 64, 6\)"):
         dataclasses.replace(ratings, path="again/few.csv", counts=(3, 64, 6)).load(root)
+
+
+def test_several_files_and_a_pickle_that_is_only_matrices(tmp_path: Path) -> None:
+    source, root = tmp_path / "source", tmp_path / "root"
+    source.mkdir()
+    root.mkdir()
+    matrices = {"adj_matrix": sp.csr_matrix([[0, 1], [1, 0]]), "node_attr": sp.csr_matrix(np.eye(2, dtype=np.float32))}
+    objects = {}
+    for key, matrix in matrices.items():
+        objects[key] = np.empty((), object)
+        objects[key][()] = matrix
+    np.savez(source / "two.npz", node_label=np.array([7, 3]), **objects)
+    (source / "note.txt").write_text("hello")
+    files = {
+        path.name: Published(path.as_uri(), hashlib.sha256(path.read_bytes()).hexdigest()) for path in source.iterdir()
+    }
+    few = OfficialGraph(
+        "few", "few/raw", (2, 2, 2), read=lambda folder: read_masked_npz(folder / "two.npz"), files=files
+    )
+    assert few.checked_by == "hash"
+    graph = few.load(root)
+    assert graph.y.tolist() == [1, 0]
+    assert graph.edge_index.tolist() == [[1, 0], [0, 1]]
+    assert len((root / "SHA256SUMS").read_text().splitlines()) == 2
+    wrong = {**files, "note.txt": files["note.txt"]._replace(sha256="0" * 64)}
+    with pytest.raises(eg.EvergraphError, match="nothing was kept"):
+        dataclasses.replace(few, path="other/raw", files=wrong).load(root)
+    assert not (root / "other").exists()
+    objects["adj_matrix"][()] = Path("anything else")
+    np.savez(tmp_path / "bad.npz", node_label=np.array([7, 3]), **objects)
+    with pytest.raises(eg.EvergraphError, match=r"not an npz file of matrices \(it names pathlib"):
+        read_masked_npz(tmp_path / "bad.npz")
+
+
+def test_what_pyg_reads_may_not_change_once_it_is_recorded(tmp_path: Path) -> None:
+    raw = tmp_path / "ZINC" / "raw"
+    raw.mkdir(parents=True)
+    (raw / "train.pickle").write_bytes(b"one")
+    record(tmp_path, raw)
+    (raw / "train.pickle").write_bytes(b"two")
+    with pytest.raises(eg.EvergraphError, match="its SHA-256 is not the one in"):
+        eg.stream("zinc", data_root=tmp_path)
 
 
 @pytest.mark.slow

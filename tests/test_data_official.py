@@ -308,17 +308,22 @@ def test_a_real_graph_equals_what_pyg_reads(real_data: Path) -> None:
     assert torch.equal(ours.edge_index, theirs.edge_index[:, order])
 
 
-NO_KNOWN_HASH = {
-    "actor", "bitcoin-otc", "blogcatalog", "chameleon-filtered", "enzymes", "letter-med", "ogbg-molhiv", "ogbg-ppa",
-    "ogbl-collab", "ogbn-products", "ogbn-proteins", "squirrel-filtered", "twitch",
+TRUSTED_ON_FIRST_USE = {
+    "cifar10-superpixels", "mnist-superpixels", "ogbg-molhiv", "ogbg-ppa", "ogbl-collab", "ogbn-products",
+    "ogbn-proteins", "pubmed", "wikics", "zinc",
 }  # fmt: skip
-"""Archives that nobody here could fetch to learn their hash: a download says so, and its counts are checked."""
+"""Files that nobody here could fetch to learn their hash: a download says so, is recorded, and may not change."""
+BY_CONTENT = {"bitcoin-otc", "enzymes", "letter-med"}
+"""The archive's hash is not known, that of its content is."""
 
 
-def test_every_official_graph_with_an_address_has_a_hash() -> None:
-    for name, entry in OFFICIAL.items():
-        known = entry.url and name not in NO_KNOWN_HASH
-        assert len(entry.sha256) == (64 if known else 0), name
+def test_what_downloads_are_compared_with() -> None:
+    unknown = {name for name, dataset in DATASETS.items() if dataset.checked_by == "first download"}
+    assert unknown - {"corafull-knn"} == TRUSTED_ON_FIRST_USE  # the latter has no address
+    assert {name for name, dataset in DATASETS.items() if dataset.checked_by == "content"} == BY_CONTENT
+    for entry in OFFICIAL.values():
+        hashes = [entry.sha256, entry.fingerprint, *(file.sha256 for file in entry.files.values())]
+        assert {len(value) for value in hashes} <= {0, 64}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ FENCE = re.compile(
 )
 SHELL = {"sh", "bash", "shell", "console"}
 FEW_EPOCHS = 2
-NARROW = 640  # hidden units of random features
+SHORT = [(Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", 640)]
+SHORT += [(kind, "networks", 3) for kind in (eg.CaT, eg.PUMA, eg.DeLoMe)]
 
 
 @dataclass
@@ -78,9 +79,13 @@ def empty_place(tmp_path, monkeypatch, registries):
     monkeypatch.chdir(tmp_path)
     for file in (DOCS / "files").iterdir():
         shutil.copy(file, tmp_path)
-    for kind, first, value in ((Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", NARROW)):
-        assert next(iter(inspect.signature(kind).parameters)) == first
-        monkeypatch.setattr(kind.__init__, "__defaults__", (value, *kind.__init__.__defaults__[1:]))
+    for kind, setting, value in SHORT:
+        place = list(inspect.signature(kind).parameters).index(setting)
+        defaults = kind.__init__.__defaults__
+        monkeypatch.setattr(kind.__init__, "__defaults__", (*defaults[:place], value, *defaults[place + 1 :]))
+    for kind in eg.METHODS.values():
+        if "epochs" in kind.training:
+            monkeypatch.setattr(kind, "training", {**kind.training, "epochs": FEW_EPOCHS})
     monkeypatch.setattr(report, "FIGURES", {"plane": report.FIGURES["plane"]})  # the others have tests of their own
     return tmp_path
 

@@ -53,7 +53,7 @@ def test_a_learner_by_name_with_a_model_or_with_a_method() -> None:
     assert eg.Learner("random-features").method.name == "auto"
 
 
-def test_auto_is_the_default_of_every_command(evergraph, tmp_path: Path) -> None:
+def test_auto_is_the_default_of_every_command(evergraph, tmp_path: Path, without_pictures: None) -> None:
     torch.save(month(0, 6), tmp_path / "graph.pt")
     common = [tmp_path / "graph.pt", *SMALL]
     assert evergraph("learn", *common, "--checkpoint", tmp_path / "learner")[0] == 0

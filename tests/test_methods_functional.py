@@ -81,7 +81,7 @@ def test_lwf_distils_each_old_task_on_request(case: str, reduction: str) -> None
     method.seen_ = [1]  # as if the first task had brought one class
     setting.load(setting.direction(1))
     context.task.class_positions = [1, 2]
-    context.old, context.num_seen = torch.tensor([0]), 3
+    context.old, context.class_names = torch.tensor([0]), [0, 1, 2]
     method.end_task(context)
     assert method.seen_ == [1, 3]
     context.task.class_positions, context.old = [3], torch.tensor([0, 1, 2])

@@ -449,17 +449,10 @@ def test_bad_settings_are_refused(make_one: object, message: str) -> None:
         make_one()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", ["reservoir", "gdumb", "gem", "cat", "puma", "delome"])
-@pytest.mark.parametrize("problem", ["graph-classification", "link-prediction", "node-regression"])
-def test_a_memory_is_of_nodes_with_classes(name: str, problem: str) -> None:
-    with pytest.raises(EvergraphError, match=f"{name} works on nodes with classes, and {problem} has "):
-        eg.Learner(method=name, problem=problem)
-
-
 # from the command line
 
 
-def test_memory_is_an_option_of_every_command_that_runs_a_method(evergraph, tmp_path) -> None:
+def test_memory_is_an_option_of_every_command_that_runs_a_method(evergraph, tmp_path, without_pictures) -> None:
     small = ["--epochs", "1", "--hidden", "8", "--json"]
     stream = "sbm:nodes=80,classes=4,features=6"
     status, out, _ = evergraph("run", stream, "--method", "ssm", "--memory", "1KB", *small, "--out", tmp_path / "run")

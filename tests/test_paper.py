@@ -349,7 +349,7 @@ def test_a_folder_with_something_in_it_is_left_alone(
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("how", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
     how: str, tmp_path: Path, real_data: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +102,45 @@ def test_parts_of_tasks_are_disjoint_and_stable() -> None:
     assert (graph.y[examples] == stream[1].graph.y[stream[1].test]).all()
 
 
+def test_attributes_and_masks_of_links_and_graphs() -> None:
+    data = Data(x=torch.randn(6, 3), edge_index=torch.zeros(2, 0, dtype=torch.long))
+    data.edge_label_index, data.edge_label = torch.randint(6, (2, 40)), torch.arange(40) % 2
+    data.edge_year, data.shop = 2000 + torch.arange(40) // 10, torch.arange(40) % 2
+    assert eg.stream(data, by="year").task_names == ["2000", "2001", "2002", "2003"]
+    assert len(eg.stream(data, by="shop")) == 2
+    data.train_mask = torch.arange(40) < 30
+    data.test_mask = ~data.train_mask
+    assert eg.stream(data)[0].train.tolist() == list(range(30))
+    graphs = [Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0], [1]]), y=torch.tensor(n % 2)) for n in range(20)]
+    for number, graph in enumerate(graphs):
+        graph.year = 2000 + number // 10
+    assert eg.stream(graphs, by="year").task_names == ["2000", "2001"]
+
+
+def test_a_stream_by_year_on_the_command_line(evergraph, tmp_path) -> None:
+    torch.save(papers(160), tmp_path / "papers.pt")
+    words = [
+        "run",
+        tmp_path / "papers.pt",
+        "--by",
+        "year",
+        "--bins",
+        8,
+        "--method",
+        "ewc",
+        "--epochs",
+        1,
+        "--hidden",
+        4,
+    ]
+    status, out, err = evergraph(*words, "--out", tmp_path / "run", "--json")
+    assert status == 0, err
+    result = json.loads(out)
+    assert len(result["matrices"][0]) == 8
+    assert result["task_classes"][0] == ["2000–2001"]
+    assert (result["protocol"]["by"], result["protocol"]["scenario"]) == ("year", "domain-incremental")
+
+
 def test_names_make_domains() -> None:
     graph = eg.make_graph(
         np.eye(20), np.zeros((2, 0), int), np.arange(20) % 2, attributes={"shop": ["b", "a"] * 10, "day": np.arange(20)}
@@ -118,11 +159,36 @@ def test_names_make_domains() -> None:
                                 attributes={"day": np.arange(300)}), by="day")  # fmt: skip
 
 
-def test_several_labels_need_an_attribute() -> None:
-    with pytest.raises(eg.EvergraphError, match="have several labels or numbers, not one class each"):
-        eg.stream(make_data("graph-labelling"))
-    stream = eg.stream(make_data("graph-labelling"), by="domain")
-    assert len(stream) == 2
+@pytest.mark.parametrize("level", ["node", "graph", "link"])
+@pytest.mark.parametrize("kind", ["labelling", "regression"])
+def test_columns_arrive_in_turn(level: str, kind: str) -> None:
+    """Every example comes in every task, in the same part, with other labels or numbers of it."""
+    data = make_data(f"{level}-{kind}", 40)
+    stream = eg.stream(data, classes_per_task=2, order=["2", "0", "1"])
+    assert stream.task_names == ["2, 0", "1"]
+    first, second = stream
+    assert (~first.graph.y.isnan()).any(0).tolist() == [True, True, False]
+    assert (~second.graph.y.isnan()).any(0).tolist() == [False, False, True]
+    assert second.graph.y[:, 2].tolist() == data.y[:, 1].tolist()
+    assert first.graph.num_examples == second.graph.num_examples == 40
+    assert first.test.tolist() == second.test.tolist()
+    assert first.train.tolist() == second.train.tolist()
+    together = stream.so_far(1)
+    assert together.train.numel() == 2 * first.train.numel()
+    one = eg.Learner(eg.GCN(hidden=4), "lwf", label_scope="seen", **SMALL).fit(stream)
+    assert one.classes_ == [2, 0, 1]
+    alone, joined = (stream.tests(1, 0, graph) for graph in ("task", "seen"))
+    assert torch.allclose(one.logits(*alone), one.logits(*joined), atol=1e-5)
+    with pytest.raises(eg.EvergraphError, match="classes do not arrive in turn, so it cannot be cut"):
+        eg.stream(data, pseudo_stream=True)
+
+
+def test_a_single_label_needs_an_attribute() -> None:
+    data = make_data("graph-labelling")
+    single = data.altered(y=data.y[:, 1:2], class_names=[1])
+    with pytest.raises(eg.EvergraphError, match="have one label or number each, and no class"):
+        eg.stream(single)
+    assert len(eg.stream(single, by="domain")) == 2
 
 
 # classes that come again, boundaries that are not sharp

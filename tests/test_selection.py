@@ -532,7 +532,7 @@ def test_rules_that_are_impossible_are_listed_with_the_reason(tmp_path: Path) ->
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path) -> Call:
+def call(monkeypatch: pytest.MonkeyPatch, evergraph: Call, tmp_path: Path, without_pictures: None) -> Call:
     """The command line in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return evergraph

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, ClassName
+from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, ClassName, find_graph
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
@@ -29,7 +29,7 @@ from evergraph.experiments.seed_run import OnProgress
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
-from evergraph.problems import PROBLEMS
+from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import LABEL_SCOPES, Training, default_method
 
 DEFAULTS = Training()
@@ -54,7 +54,7 @@ ChosenMethod = Annotated[
     str | None,
     typer.Option(
         help="A method's name; by default auto for nodes, with --model the paper's at stand-ins, analytic for "
-        "graphs with classes, curvature elsewhere."
+        "graphs and links with classes and links to predict, curvature elsewhere."
     ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
@@ -84,6 +84,14 @@ Scenario = Annotated[
 By = Annotated[str | None, typer.Option(help="The attribute that makes the tasks: a year, a country.")]
 Bins = Annotated[int | None, typer.Option(help="Intervals that --by is cut into; 0 makes a task of each value.", min=0)]
 Blur = Annotated[float | None, typer.Option(help="Share of training examples that arrive with other tasks.")]
+Pieces = Annotated[
+    int | None,
+    typer.Option(
+        help="Tasks arrive without boundaries, so many training examples at a time, each learned as it comes; "
+        "a single pass unless --epochs says otherwise.",
+        min=1,
+    ),
+]
 Split = Annotated[str | None, typer.Option(help="given: the data's own masks, where it has some; random: 60/20/20.")]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
@@ -137,6 +145,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "by": (By, None),
     "bins": (Bins, None),
     "blur": (Blur, None),
+    "pieces": (Pieces, None),
     "split": (Split, None),
     "task_incremental": (TaskIncremental, False),
     "edges_between_tasks": (EdgesBetween, False),
@@ -272,11 +281,13 @@ STREAM_OPTIONS = (
 
 
 def named_method(method: str | None, source: str, options: dict[str, Any]) -> str:
-    """The method asked for; else the default for the problem, which the stream says where it is not named."""
+    """The method asked for; else the default for the problem, which the stream or file says where it is not named."""
     if method is not None:
         return method
     dataset = DATASETS.get(source.partition(":")[0])
-    problem = options["problem"] or (dataset.problem if dataset is not None else "node-classification")
+    problem = options["problem"] or (dataset.problem if dataset is not None else "")
+    if not problem:
+        problem = problem_of(find_graph(source, options["data_root"], False if options["directed"] else None)[0])
     return default_method(options["model"], problem)
 
 
@@ -289,6 +300,8 @@ def make_spec(
     """
     chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
     preferred = dict(make_method(method, settings).training) if own_training else {}
+    if options["pieces"]:
+        preferred["epochs"] = 1
     test_graph, *also_test = names_of("test graph", [options["test_graph"]])
     directed = {"undirected": False} if options["directed"] else {}
     return RunSpec(
@@ -303,6 +316,7 @@ def make_spec(
         also_test=also_test,
         problem=options["problem"] or "",
         metric=options["metric"] or "",
+        pieces=options["pieces"] or 0,
     )
 
 

@@ -73,7 +73,8 @@ def compare_command(
 
     Every method has its own default settings; options given hold for all of them. Settings go to every method that
     has them, or to one by its name, its model or training: --set ewc.strength=5, --set auto.hidden=1024, --set
-    lwf.lr=0.01; so do those of --vary. More --seeds with --resume run the new ones alone.
+    lwf.lr=0.01, --set analytic.model=random-features; so do those of --vary. More --seeds with --resume run the new
+    ones alone.
     """
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
@@ -148,9 +149,11 @@ def _specs(
         for group in groups:
             cell_options = {**options, "order": chosen["order"], "test_graph": ",".join(group)}
             spec = common.make_spec(chosen["stream"], name, settings, seeds, cell_options, own_training=True)
+            own_model = {key: value for key, value in models.items() if key != "model"}
             spec = replace(
                 spec,
-                model_settings={**spec.model_settings, **models},
+                model=models.get("model", spec.model),
+                model_settings={**spec.model_settings, **own_model},
                 training=replace(spec.training, **training),
             )
             spec.check()
@@ -169,13 +172,17 @@ def _tuned(
 ) -> tuple[dict[str, RunSpec], dict[str, set[str]]]:
     """The cells with settings chosen by a rule, and the names of these settings by method.
 
-    They are chosen once for each stream, method and variation, on the first order and test graph.
+    They are chosen once for each stream, method and variation, on the first order and test graph. A method of which
+    every setting is given stays as it is.
     """
     chosen = dict[str, dict[str, Any]]()
     names: dict[str, set[str]] = {}
     tuned = {}
     for key, spec in specs.items():
         name = _tuned_as(key, spec)
+        if not Space.open_settings(spec, fixed[key]):
+            tuned[key] = spec
+            continue
         if name not in chosen:
             place = folder / TUNING / key
             first = replace(spec, seeds=spec.seeds[:1], also_test=[])

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from evergraph.cli import common
-from evergraph.cli.tables import result_table
+from evergraph.cli.tables import listing, result_table
 from evergraph.core.settings import settings_of
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
@@ -111,11 +110,12 @@ def methods_command(json: common.Json = False) -> None:
     if json:
         common.print_json(rows)
         return
-    table = Table("name", "family", "keeps", "hyper-parameters", "reference")
+    table = listing("name", "family; what it keeps; hyper-parameters; reference")
     for row in rows:
         settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())
         keeps = ", ".join(row["access"]["keeps"]) or "nothing"
-        table.add_row(row["name"], row["family"], keeps, settings, row["reference"])
+        lines = [f"{row['family']}; keeps {keeps}", settings, row["reference"]]
+        table.add_row(row["name"], "\n".join(line for line in lines if line))
     common.console().print(table)
 
 
@@ -128,7 +128,7 @@ def models_command(json: common.Json = False) -> None:
     if json:
         common.print_json(rows)
         return
-    table = Table("name", "hyper-parameters", "what it is")
+    table = listing("name", "hyper-parameters", "what it is")
     for row in rows:
         settings = ", ".join(f"{key}={value}" for key, value in row["hyperparameters"].items())  # type: ignore[attr-defined]
         table.add_row(str(row["name"]), settings, str(row["about"]))
@@ -145,6 +145,7 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
             "problem": dataset.problem,
             "scenario": dataset.scenario,
             "at_hand": dataset.at_hand(data_root),
+            "checked_by": dataset.checked_by,
             "about": dataset.about,
         }
         for name, dataset in DATASETS.items()
@@ -152,10 +153,11 @@ def streams_command(data_root: common.DataRoot = None, json: common.Json = False
     if json:
         common.print_json(rows)
         return
-    table = Table("name", "problem", "scenario", "classes per task", "smallest class", "at hand", "what it is")
+    table = listing("name", "at hand", "what it is; problem, scenario, classes per task")
     for row in rows:
         by_class = row["scenario"] in ("class", "task")
-        counts = [str(row["classes_per_task"]) if by_class else "all", str(row["min_class_size"] or "any")]
-        at_hand = "yes" if row["at_hand"] else "download"
-        table.add_row(str(row["name"]), str(row["problem"]), str(row["scenario"]), *counts, at_hand, str(row["about"]))
+        how = [row["problem"], row["scenario"], *([f"{row['classes_per_task']} classes per task"] if by_class else [])]
+        how += [f"classes of {row['min_class_size']} examples or more"] if row["min_class_size"] else []
+        at_hand = "yes" if row["at_hand"] else f"download, checked by {row['checked_by']}"
+        table.add_row(str(row["name"]), at_hand, f"{row['about']}\n{', '.join(map(str, how))}")
     common.console().print(table)

@@ -16,6 +16,14 @@ from evergraph.experiments.plots import describe_metric
 from evergraph.experiments.result_file import each_test_graph
 
 
+def listing(*columns: str) -> Table:
+    """A list of names and what they stand for: on narrow terminals lines are folded, and nothing is cut off."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0, overflow="fold")
+    return table
+
+
 def spread(value: dict[str, float]) -> str:
     """mean ± std."""
     return f"{value['mean']:.2f} ± {value['std']:.2f}"
@@ -34,8 +42,9 @@ def result_table(results: list[dict[str, Any]]) -> Group:
     protocol = results[0]["protocol"]
     rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
     about = f"{protocol['tasks']} tasks, {protocol['scenario']}, "
+    pieces = f" of pieces of {protocol['pieces']}" if "pieces" in protocol else ""
     caption = (
-        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs, "
+        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs{pieces}, "
         f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
     )
     return _tables(rows, about, caption)

@@ -347,3 +347,12 @@ def _with_entries(
     all_columns[new], all_columns[~new] = columns, matrix.indices.long()
     all_values[new], all_values[~new] = values.to(matrix.dtype), matrix.values
     return SparseMatrix(indptr, all_columns, all_values, num_columns or matrix.num_columns)
+
+
+def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
+    """Matrices along the diagonal of one."""
+    shifted, start = [], 0
+    for matrix in matrices:
+        shifted.append(SparseMatrix(matrix.indptr, matrix.indices + start, matrix.values, 0))
+        start += matrix.num_columns
+    return SparseMatrix.stack(shifted, start)

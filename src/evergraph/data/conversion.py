@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data.arrays import as_array, read_edges
+from evergraph.data.attributes import extra_values, masks_as_splits
 from evergraph.data.examples import make_graphs, make_links
 from evergraph.data.graph import Graph, from_pyg
 from evergraph.errors import EvergraphError, tell
@@ -90,12 +91,20 @@ def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
 
 
 def from_links(data: Any, *, name: str = "links") -> Graph:
-    """A PyG `Data` object whose examples are the links `edge_label_index`, with `edge_label` as targets."""
+    """A PyG `Data` object whose examples are the links `edge_label_index`, with `edge_label` as targets.
+
+    Every other tensor with a number for each link is an attribute (`edge_year` under the name `year`, and so on);
+    `train_mask`, `val_mask` and `test_mask` over the links are their split.
+    """
     if getattr(data, "x", None) is None:
         raise EvergraphError(f"{name}: the PyG object has no x; evergraph needs features of the nodes")
     if getattr(data, "edge_weight", None) is not None:
         tell(f"{name}: edge_weight is not used where examples are links; every edge is read alike")
-    time = {"time": data.edge_time} if getattr(data, "edge_time", None) is not None else {}
+    count = as_array(data.edge_label_index).shape[-1]
+    known = {key: value for key, value in extra_values(data, count).items() if not key.startswith("edge_label")}
+    if count == as_array(data.x).shape[0]:  # a number for each node would look alike
+        known = {key: value for key, value in known.items() if key.startswith("edge_")}
+    mask = getattr(data, "train_mask", None)
     return make_links(
         data.x,
         data.edge_label_index,
@@ -103,5 +112,6 @@ def from_links(data: Any, *, name: str = "links") -> Graph:
         edge_index=getattr(data, "edge_index", None),
         class_names=getattr(data, "class_names", None),
         name=name,
-        attributes=time,
+        attributes={key.removeprefix("edge_"): value for key, value in known.items()},
+        splits=masks_as_splits(data, count, name) if mask is not None and len(mask) == count else None,
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from evergraph.data.arrangement import Order, group_classes, split_nodes, split_within_tasks, tasks_of_classes
 from evergraph.data.attributes import Attribute
+from evergraph.data.examples import repeated
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import tasks_by_attribute
 from evergraph.errors import EvergraphError
@@ -39,11 +40,6 @@ def divided_by_classes(
     graph: Graph, order: Order, classes_per_task: int, min_class_size: int, part: Tensor | None, seed: int
 ) -> Division:
     """Tasks made of classes, split as given by `part`, else 60/20/20 within each class."""
-    if not graph.has_classes:
-        raise EvergraphError(
-            f"{graph.name}: its examples have several labels or numbers, not one class each; make tasks of an "
-            "attribute with by= (--by), or use --scenario domain or time"
-        )
     groups = group_classes(graph, order, classes_per_task, min_class_size, seed)
     classes = list(dict.fromkeys(position for group in groups for position in group))
     split = AS_GIVEN
@@ -54,6 +50,38 @@ def divided_by_classes(
             part[chosen] = number
     task_of = tasks_of_classes(graph, groups, part, seed)
     return Division(classes, task_of, torch.where(task_of >= 0, part, -1), None, split)
+
+
+def divided_by_columns(
+    graph: Graph, order: Order, columns_per_task: int, min_size: int, part: Tensor | None, seed: int
+) -> tuple[Graph, Division]:
+    """Tasks made of columns of targets: every example comes in every task, with other labels or numbers of it.
+
+    It is trained on in all of them, or tested on in all. Columns that are known of fewer than `min_size` examples are
+    left out.
+
+    Returns:
+        the graph with each example once per task, of which the task's columns alone are known; and its division.
+    """
+    if graph.num_classes < 2 or graph.positives_only:
+        raise EvergraphError(
+            f"{graph.name}: its examples have one label or number each, and no class; make tasks of an attribute with "
+            "by= (--by), or use --scenario domain or time"
+        )
+    groups = group_classes(graph, order, columns_per_task, min_size, seed)
+    split = AS_GIVEN
+    if part is None:
+        split = "60/20/20"
+        part = split_within_tasks(graph, torch.zeros(graph.num_examples, dtype=torch.long), seed)
+    whole = repeated(graph, len(groups))
+    task_of = torch.arange(len(groups)).repeat_interleave(graph.num_examples)
+    for task, group in enumerate(groups):
+        others = [column for column in range(graph.num_classes) if column not in group]
+        rows = slice(task * graph.num_examples, (task + 1) * graph.num_examples)
+        whole.y[rows, others] = torch.nan
+    part = torch.where(whole.labelled, part.repeat(len(groups)), -1)
+    columns = list(dict.fromkeys(column for group in groups for column in group))
+    return whole, Division(columns, task_of, part, None, split)
 
 
 def divided_by_attribute(

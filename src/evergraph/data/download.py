@@ -11,9 +11,10 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from evergraph.errors import EvergraphError, first_line, tell
 from evergraph.persistence.files import file_hash
@@ -21,6 +22,13 @@ from evergraph.persistence.reading import MissingFileError, read_text
 
 LISTING = "SHA256SUMS"
 TIMEOUT = 60.0  # seconds without an answer
+
+
+class Published(NamedTuple):
+    """A file at its official address; its hash is empty where it is not known."""
+
+    url: str
+    sha256: str = ""
 
 
 def check_listed(root: Path, path: Path) -> None:
@@ -36,12 +44,38 @@ def check_listed(root: Path, path: Path) -> None:
 
 
 @contextmanager
-def downloaded(url: str, sha256: str, root: Path) -> Iterator[Path]:
+def downloaded(url: str, sha256: str, root: Path, *, known_content: bool = False) -> Iterator[Path]:
     """A checked download in a scratch folder under `root`: a file, or the files of an archive as a folder.
 
     The scratch folder is gone afterwards, whatever happens; `keep` moves its content into place. Where no hash is
-    known (`sha256` is empty), a warning says so; what was kept is then in SHA256SUMS and cannot change unnoticed.
+    known (`sha256` is empty) a warning says so, unless the content is compared with a known one after reading
+    (`known_content`); what was kept is then in SHA256SUMS and cannot change unnoticed: trust on first use.
     """
+    with _scratch(url, root) as folder:
+        target = folder / "download"
+        _fetch(url, sha256, target, root, known_content)
+        if url.endswith(".zip"):
+            yield _unzip_raw(target, folder / "raw")
+        elif url.endswith(".gz"):
+            yield _gunzip(target, folder / "unpacked")
+        else:
+            yield target
+
+
+@contextmanager
+def downloaded_files(files: Mapping[str, Published], root: Path) -> Iterator[Path]:
+    """The same for several files, by the names that they get in one folder."""
+    with _scratch(next(iter(files.values())).url, root) as folder:
+        target = folder / "raw"
+        target.mkdir()
+        for name, file in files.items():
+            _fetch(file.url, file.sha256, target / name, root)
+        yield target
+
+
+@contextmanager
+def _scratch(url: str, root: Path) -> Iterator[Path]:
+    """A folder beside the data, for as long as it takes."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".download-", dir=root)
@@ -51,29 +85,27 @@ def downloaded(url: str, sha256: str, root: Path) -> Iterator[Path]:
             "name a folder that has the file, or that can be written, with --data-root or EVERGRAPH_DATA"
         ) from None
     with scratch as folder:
-        target = Path(folder) / "download"
-        try:
-            _copy(url, target)
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-            raise EvergraphError(
-                f"the download of {url} failed ({first_line(error)}); "
-                "set --data-root or EVERGRAPH_DATA to a folder that has the file"
-            ) from None
-        except OSError as error:
-            raise EvergraphError(f"cannot store {url} in {root} ({first_line(error)})") from None
-        arrived = file_hash(target)
-        if not sha256:
-            tell(f"{url} has no known hash to compare with; what arrived has SHA-256 {arrived}")
-        elif arrived != sha256:
-            raise EvergraphError(
-                f"{url}: what arrived has SHA-256 {arrived[:16]}…, not {sha256[:16]}…; nothing was kept, try again"
-            )
-        if url.endswith(".zip"):
-            yield _unzip_raw(target, Path(folder) / "raw")
-        elif url.endswith(".gz"):
-            yield _gunzip(target, Path(folder) / "unpacked")
-        else:
-            yield target
+        yield Path(folder)
+
+
+def _fetch(url: str, sha256: str, target: Path, root: Path, known_content: bool = False) -> None:
+    """One file, whole and with the right hash."""
+    try:
+        _copy(url, target)
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise EvergraphError(
+            f"the download of {url} failed ({first_line(error)}); "
+            "set --data-root or EVERGRAPH_DATA to a folder that has the file"
+        ) from None
+    except OSError as error:
+        raise EvergraphError(f"cannot store {url} in {root} ({first_line(error)})") from None
+    arrived = file_hash(target)
+    if not sha256 and not known_content:
+        tell(f"{url} has no known hash to compare with; what arrived has SHA-256 {arrived}, kept in {root / LISTING}")
+    elif sha256 and arrived != sha256:
+        raise EvergraphError(
+            f"{url}: what arrived has SHA-256 {arrived[:16]}…, not {sha256[:16]}…; nothing was kept, try again"
+        )
 
 
 def keep(loaded: Path, root: Path, path: Path) -> None:
@@ -81,13 +113,18 @@ def keep(loaded: Path, root: Path, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         loaded.rename(path)
-        listed = _read_listing(root)
-        listed |= {file.relative_to(root).as_posix(): file_hash(file) for file in _files(path)}
-        scratch = root / f".{LISTING}.{os.getpid()}.part"
-        scratch.write_text("".join(f"{digest}  {name}\n" for name, digest in listed.items()))
-        scratch.replace(root / LISTING)
+        record(root, path)
     except OSError as error:
         raise EvergraphError(f"cannot store the download as {path} ({first_line(error)})") from None
+
+
+def record(root: Path, path: Path) -> None:
+    """Write the hashes of a file, or of the files of a folder, to the data root's SHA256SUMS."""
+    listed = _read_listing(root)
+    listed |= {file.relative_to(root).as_posix(): file_hash(file) for file in _files(path)}
+    scratch = root / f".{LISTING}.{os.getpid()}.part"
+    scratch.write_text("".join(f"{digest}  {name}\n" for name, digest in listed.items()))
+    scratch.replace(root / LISTING)
 
 
 def _copy(url: str, target: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import SparseMatrix
+from evergraph.core.sparse import SparseMatrix, block_diagonal, take_rows
 from evergraph.data.arrays import ClassName, as_array, make_adjacency, read_edges, targets_and_names
 from evergraph.data.attributes import Attribute, read_attributes, read_splits
 from evergraph.data.graph import Graph, make_graph
@@ -152,6 +152,18 @@ def narrowed(graph: Graph, examples: Tensor, groups: Tensor | None = None) -> Gr
     return graph.subgraph(nodes).altered(
         y=some.y, members=members, attributes=some.attributes, splits=some.splits, class_names=some.class_names
     )
+
+
+def repeated(graph: Graph, times: int) -> Graph:
+    """Every example several times, one whole set after another; graphs and links read the same nodes every time.
+
+    Where examples are nodes, the copies of the graph stand side by side.
+    """
+    every = torch.arange(graph.num_examples).repeat(times)
+    nodes: dict[str, Any] = {}
+    if graph.level == "node":
+        nodes = {"x": take_rows(graph.x, every), "adjacency": block_diagonal([graph.adjacency] * times)}
+    return graph.with_examples(every, on_disk=False, **nodes)
 
 
 def with_training_edges(graph: Graph, train: Tensor) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -200,11 +201,28 @@ def content_mark(graph: Graph) -> str:
     return digest.hexdigest()
 
 
+def file_mark(path: str | Path, *, undirected: bool | None = None) -> str:
+    """`content_mark` of the graph in a file or a converted graph's folder; read once while it stays as it is."""
+    path = Path(path)
+    try:
+        found = [part.stat() for part in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    except OSError:
+        return content_mark(read_graph_file(path, undirected=undirected))  # which says what is wrong
+    return _mark_as_of(path, undirected, tuple((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found))
+
+
+@functools.lru_cache(maxsize=256)
+def _mark_as_of(path: Path, undirected: bool | None, state: tuple[tuple[int, ...], ...]) -> str:
+    """The mark of a graph whose files are in a certain state."""
+    return content_mark(read_graph_file(path, undirected=undirected))
+
+
 def fingerprint(graph: Graph) -> str:
-    """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels."""
+    """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels, links' ends."""
     digest = hashlib.sha256()
+    links = [graph.members.indices] if graph.level == "link" and graph.members is not None else []
     features = [graph.x.indptr, graph.x.indices] if isinstance(graph.x, SparseMatrix) else []
     targets = graph.y if graph.has_classes else graph.y.contiguous().view(torch.int32)  # the bits of a float
-    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, targets):
+    for part in (graph.adjacency.indptr, graph.adjacency.indices, *features, targets, *links):
         digest.update(part.to(torch.int64).contiguous().numpy().tobytes())
     return digest.hexdigest()

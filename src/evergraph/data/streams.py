@@ -14,7 +14,7 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveInt, Seed
 from evergraph.data.arrangement import Order, given_split, tasks_of_classes
-from evergraph.data.division import divided_by_attribute, divided_by_classes
+from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
 from evergraph.data.examples import narrowed, problem_of, with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
@@ -93,8 +93,10 @@ class TaskStream(metaclass=Checked):
             self.by, attribute = find_attribute(graph, by, self.scenario.name)
             wanted = self.scenario.bins if bins is None else bins
             division = divided_by_attribute(graph, self.by, attribute, wanted, min_class_size, part, seed)
-        else:
+        elif graph.has_classes:
             division = divided_by_classes(graph, order, classes_per_task, min_class_size, part, seed)
+        else:
+            graph, division = divided_by_columns(graph, order, classes_per_task, min_class_size, part, seed)
         self._split, task_of, part = division.split, division.task_of, division.part
         if blur:
             task_of = blurred(task_of, part, blur, seed)
@@ -106,7 +108,7 @@ class TaskStream(metaclass=Checked):
         self, graph: Graph, classes: Sequence[int], task_of: Tensor, part: Tensor, names: list[str] | None
     ) -> None:
         """Make the stream of these classes and examples; examples without a task are left out."""
-        y = graph.y
+        y = graph.y if graph.has_classes else graph.y[:, list(classes)]
         if graph.has_classes:  # labels that are positions in the order of arrival
             rank = torch.full((graph.num_classes + 1,), -1)
             rank[list(classes)] = torch.arange(len(classes))
@@ -125,9 +127,10 @@ class TaskStream(metaclass=Checked):
         self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # by whether test nodes join alone
 
     def _classes_in(self, chosen: Tensor) -> list[int]:
-        """The classes among some examples, as positions; all columns where examples have several targets."""
+        """The classes among some examples, as positions; of several targets the columns that make the task, or all."""
         if not self.graph.has_classes:
-            return list(range(self.graph.num_classes))
+            known = (~self.graph.y[chosen].isnan()).any(0) | self.scenario.by_attribute
+            return torch.nonzero(known).reshape(-1).tolist()
         y = self.graph.y[chosen]
         return torch.unique(y[y >= 0]).tolist()
 
@@ -164,10 +167,9 @@ class TaskStream(metaclass=Checked):
         Tests run on the validation nodes.
         """
         classes = self.tasks_classes[index]
-        if self.scenario.by_attribute or len(classes) < 2:
-            reason = (
-                "its classes do not arrive in turn" if self.scenario.by_attribute else f"task {index} has one class"
-            )
+        shared = self.scenario.by_attribute or not self.graph.has_classes
+        if shared or len(classes) < 2:
+            reason = "its classes do not arrive in turn" if shared else f"task {index} has one class"
             raise EvergraphError(
                 f"{self.name}: {reason}, so it cannot be cut into a pseudo-stream; "
                 "it takes tasks of at least two classes"

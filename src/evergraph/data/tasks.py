@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
 from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks
 from evergraph.data.arrays import ClassName
 from evergraph.data.examples import with_negatives, with_training_edges
@@ -269,12 +269,3 @@ def stack_features(features: Sequence[Features]) -> Features:
         return torch.cat([rows.dense() if isinstance(rows, SparseMatrix) else rows for rows in features])
     sparse = [rows if isinstance(rows, SparseMatrix) else SparseMatrix.from_dense(rows) for rows in features]
     return SparseMatrix.stack(sparse, first.num_columns)
-
-
-def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
-    """Matrices along the diagonal of one."""
-    shifted, start = [], 0
-    for matrix in matrices:
-        shifted.append(SparseMatrix(matrix.indptr, matrix.indices + start, matrix.values, 0))
-        start += matrix.num_columns
-    return SparseMatrix.stack(shifted, start)

@@ -48,18 +48,27 @@ def shares(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Each method's settings, those of its model, and those of its training.
 
-    `name.key` goes to one method; where the method has no such setting, to its model or to its training.
+    `name.key` goes to one method; where the method has no such setting, to its model or to its training. The setting
+    `name.model` is the name of that method's model, and is found among those of its model.
     """
     training_fields = settings_of(Training)
     models: dict[str, dict[str, Any]] = {method: {} for method in methods}
     training: dict[str, dict[str, Any]] = {method: {} for method in methods}
     rest: dict[str, str] = {}
+    for method in methods:
+        if (named := settings.get(f"{method}.model")) is not None:
+            MODELS[named]  # an unknown name is refused
+            models[method]["model"] = named
     for full, value in settings.items():
         method, _, key = full.rpartition(".")
         own = {} if method not in methods else {key for part in parts_of(method) for key in settings_of(METHODS[part])}
         if method not in methods or key in own:
             rest[full] = value
-        elif key in (known := settings_of(kind := MODELS[model or preferred_model(method)])):
+            continue
+        kind = MODELS[models[method].get("model") or model or preferred_model(method)]
+        if key == "model":
+            continue
+        if key in (known := settings_of(kind)):
             models[method][key] = parse_setting(kind, key, value, owner=method)
         elif key in training_fields:
             training[method][key] = parse_setting(Training, key, value, owner=method)

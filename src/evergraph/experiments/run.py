@@ -120,7 +120,13 @@ def _result(
         "method": spec.method,
         "hyperparameters": learner.method.hyperparameters(),
         "model": {"name": model_name(learner.model), **learner.model.hyperparameters()},
-        "protocol": {**first.protocol(), **spec.training.protocol(), "problem": learner.problem.name, "metric": metric},
+        "protocol": {
+            **first.protocol(),
+            **spec.training.protocol(),
+            **({"pieces": spec.pieces} if spec.pieces else {}),
+            "problem": learner.problem.name,
+            "metric": metric,
+        },
         "seeds": spec.seeds,
         **tested(first.test_graph, [result["matrix"] for result in results]),
         "also_tested": {

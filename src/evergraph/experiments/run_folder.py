@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from evergraph.core.settings import NotEmpty
-from evergraph.data import DATASETS, TaskStream, find_graph
-from evergraph.data.files import content_mark
+from evergraph.data import DATASETS, TaskStream
+from evergraph.data.files import file_mark
 from evergraph.errors import EvergraphError
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.specification import RunSpec
@@ -81,9 +81,7 @@ def check_same_graph(graph: str, known: str, place: str | Path) -> None:
 def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
     """An error where the graph file that a finished run was made of has changed; named datasets check their own."""
     if known is not None and spec.source.partition(":")[0] not in DATASETS:
-        check_same_graph(
-            content_mark(find_graph(spec.source, undirected=spec.stream.get("undirected"))[0]), known, place
-        )
+        check_same_graph(file_mark(spec.source, undirected=spec.stream.get("undirected")), known, place)
 
 
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:

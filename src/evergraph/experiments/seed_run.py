@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evergraph.data import Part, TaskStream, leak_score
+from evergraph.data import Part, Task, TaskStream, leak_score
 from evergraph.errors import EvergraphError
 from evergraph.experiments.loggers.base import Logging
 from evergraph.experiments.run_folder import Row, SeedRecord
@@ -62,7 +62,7 @@ class SeedRun:
         if (self.checkpoint / INDEX).exists():
             learner = self._load()
             state = learner.notes
-        for index in range(learner.num_tasks, len(self.tasks)):
+        for index in range(len(state["matrix"]), len(self.tasks)):
             self._learn(learner, index, state)
         state["leak"] = self._leak()
         state["finished"] = True
@@ -72,7 +72,7 @@ class SeedRun:
         return state
 
     def _learn(self, learner: Learner, index: int, state: dict[str, Any]) -> None:
-        """One task, and its row."""
+        """One task, whole or in pieces, and its row."""
 
         def on_epoch(progress: Progress, epochs: int) -> None:
             if self.on_progress is not None:
@@ -85,13 +85,15 @@ class SeedRun:
             self.clock = now
             return state
 
-        log = self.driver.learn(learner, self.tasks[index], on_epoch=on_epoch, notes=notes)
-        state["matrix"].append(self._row(learner, self.tasks.test_graph))
+        learned_before = sum(len(self._arrivals(earlier)) for earlier in range(index))
+        for arrived in self._arrivals(index)[learner.num_tasks - learned_before :]:
+            log = self.driver.learn(learner, arrived, on_epoch=on_epoch, notes=notes)
+            state["log"] += [{"task": index, **row} for row in log]
+        state["matrix"].append(self._row(learner, index, self.tasks.test_graph))
         for name in self.spec.also_test:
-            state["also_tested"][name].append(self._row(learner, name))
+            state["also_tested"][name].append(self._row(learner, index, name))
         if self.spec.validate:
-            state["validation"].append(self._row(learner, self.tasks.test_graph, "val"))
-        state["log"] += [{"task": index, **row} for row in log]
+            state["validation"].append(self._row(learner, index, self.tasks.test_graph, "val"))
         # what the model has grown by since the first task is kept too
         sizes = state.setdefault("model_bytes", [])
         sizes.append(count_bytes(dict(learner.model.state_dict())))
@@ -100,10 +102,16 @@ class SeedRun:
         self.driver.commit(learner, notes)
         write_record(self.folder / "matrix.json", state)
 
-    def _row(self, learner: Learner, test_graph: str, part: Part = "test") -> Row:
-        """The newest row of an accuracy matrix."""
-        metric = self.spec.metric or None
-        values: Row = [*learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part).accuracies]
+    def _arrivals(self, index: int) -> list[Task]:
+        """What `learn` is called with for a task: the task, or where it arrives without boundaries its pieces."""
+        task = self.tasks[index]
+        return list(task.pieces(self.spec.pieces)) if self.spec.pieces else [task]
+
+    def _row(self, learner: Learner, index: int, test_graph: str, part: Part = "test") -> Row:
+        """The row of an accuracy matrix after a task."""
+        metric, after = self.spec.metric or None, index if self.spec.pieces else None
+        measured = learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part, after=after)
+        values: Row = [*measured.accuracies]
         return values + [None] * (len(self.tasks) - len(values))
 
     def _leak(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from evergraph.core.settings import Checked, NotEmpty, Seed
+from evergraph.core.settings import Checked, NonNegativeInt, NotEmpty, Seed
 from evergraph.data import TEST_GRAPHS, TaskStream, stream
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -36,6 +36,8 @@ class RunSpec(metaclass=Checked):
         validate: measure the accuracy matrix on validation nodes too, to choose settings by.
         problem: what is to be learned; the stream's own problem where it is empty.
         metric: what is measured; the problem's own metric where it is empty.
+        pieces: training examples that arrive at once, where tasks have no boundaries (`Task.pieces`): each piece is
+            learned as it comes. 0 for whole tasks.
     """
 
     source: str
@@ -51,6 +53,7 @@ class RunSpec(metaclass=Checked):
     validate: bool = False
     problem: str = ""
     metric: str = ""
+    pieces: NonNegativeInt = 0
 
     def learner(self, seed: int, problem: str = "") -> Learner:
         """A learner that has learned nothing yet, for a stream with the given problem."""
@@ -89,8 +92,9 @@ class RunSpec(metaclass=Checked):
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
         if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
             earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
-        return [name for name in wanted if earlier.get(name) != wanted[name] and name != "device"]
+        return [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name) and name != "device"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "training": self.training.protocol()}
+        """Plain values, for JSON; `pieces` where there are any."""
+        plain = {**asdict(self), "training": self.training.protocol()}
+        return {key: value for key, value in plain.items() if key != "pieces" or value}

@@ -15,6 +15,7 @@ from evergraph import registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Direction, Params, named_params
 from evergraph.core.settings import Checked
+from evergraph.data.arrays import ClassName
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task
@@ -44,7 +45,7 @@ class Context:
         arrived: the task that arrived.
         method: the method as a whole: composed methods find one another's capabilities in it (`capability_of_a_part`).
         epoch: epochs of this task that are finished; for methods that train in phases.
-        num_seen: output units of all classes met, this task's included.
+        class_names: the names of all classes met, this task's included, by output unit.
         cache: what a method computes once per task and can compute again; it is not saved.
     """
 
@@ -60,8 +61,13 @@ class Context:
     arrived: Task | None = None
     method: Method | None = None
     epoch: int = 0
-    num_seen: int = 0
+    class_names: list[ClassName] = field(default_factory=list)
     cache: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def num_seen(self) -> int:
+        """Output units of all classes met, this task's included."""
+        return len(self.class_names)
 
     @property
     def params(self) -> Params:
@@ -325,14 +331,6 @@ class Method(metaclass=Checked):
                 f"{self.title} works on {levels} with {kinds}, and {problem.name} has {problem.level}s with "
                 f"{problem.kind}; choose another method, e.g. curvature, ewc, mas or lwf"
             )
-
-    def how_to_forget(self) -> str:
-        """What is possible where examples shall be forgotten, in one line; see `Learner.forget`."""
-        kept = f", and it keeps {' and '.join(self.access.keeps)} of earlier tasks" if self.access.keeps else ""
-        return (
-            f"{self.title} cannot take examples back: its parameters were trained on them{kept}; "
-            "learn anew without them, or use auto or analytic, which forget exactly"
-        )
 
     def hyperparameters(self) -> dict[str, Any]:
         """Constructor arguments and their values."""

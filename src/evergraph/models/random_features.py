@@ -86,6 +86,11 @@ class RandomFeatures(GraphModel):
         """The blocks that there are."""
         return [block for block, keep in zip(self.all_blocks, self.kept) if keep]
 
+    @capability(rests_on=READS)
+    def of_width(self, width: int) -> RandomFeatures:
+        """A model with fewer or more features of the same kinds; training changes none of them."""
+        return RandomFeatures(width, [block.written() for block in self.all_blocks], self.linear_width, self.kept)
+
     def hyperparameters(self) -> dict[str, object]:
         """Constructor arguments that make an equal model."""
         settings: dict[str, object] = {"hidden": self.hidden, "blocks": [block.written() for block in self.all_blocks]}

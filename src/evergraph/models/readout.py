@@ -18,6 +18,8 @@ from evergraph.models.base import GraphModel
 from evergraph.models.receptive_field import measure_width
 from evergraph.models.weights import draw, grown_with_bias
 
+FIXED_WIDTH = 640  # of random features at each end of a link, where nothing else is said
+
 
 class Readout(GraphModel):
     """A model of examples that reads the nodes' outputs of another model.
@@ -124,9 +126,12 @@ class Pooled(Readout):
 class Paired(Readout):
     """Links: [h_u ∘ h_v, h_u, h_v, 1] W, h the rows that the model of nodes gives the source u and the target v.
 
+    Of random features h are the features themselves, for a head in closed form.
+
     Args:
         node_model: the model of the nodes.
-        width: numbers in h; by default the width of its hidden layers. A module of your own keeps its width.
+        width: numbers in h; by default the width of its hidden layers (of random features at most 640). A module of
+            your own keeps its width.
     """
 
     level = "link"
@@ -143,6 +148,10 @@ class Paired(Readout):
     def setup(self, in_channels: int, out_channels: int) -> None:
         """A Glorot-uniform head with zero biases, on top of the model of nodes."""
         self.in_channels, self.out_channels = in_channels, out_channels
+        if (of_width := capable(self.node_model, "of_width")) is not None:
+            given = int(self.node_model.hyperparameters()["hidden"])
+            self.node_model = of_width(self.width or min(given, FIXED_WIDTH))
+            self.width = int(self.node_model.hyperparameters()["hidden"])
         module = getattr(self.node_model, "module", None)
         if self.width is None:
             self.width = int(getattr(self.node_model, "hidden", 64)) if module is None else None
@@ -169,7 +178,12 @@ class Paired(Readout):
     def features(self, batch: Batch) -> Tensor:
         """[h_u ∘ h_v, h_u, h_v, 1]: what the head multiplies."""
         assert batch.members is not None, "a batch of links"
-        h = self.node_model(batch)
+        if capable(self.node_model, "of_width") is not None:
+            features = capable(self.node_model, "features")
+            assert features is not None
+            h = features(batch)[:, :-1]  # without the column of ones
+        else:
+            h = self.node_model(batch)
         source, target = (h[ends] for ends in batch.members.indices.view(-1, 2).T)
         return with_ones(torch.cat([source * target, source, target], dim=1))
 

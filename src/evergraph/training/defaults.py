@@ -6,24 +6,26 @@ import torch
 
 from evergraph.errors import EvergraphError
 from evergraph.methods import METHODS
-from evergraph.problems import PROBLEMS, NodeClassification
+from evergraph.problems import PROBLEMS, LinkPrediction, NodeClassification
 
 DEFAULT_METHOD = "auto"
 DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # what protects a model of one's own where no method is named
-DEFAULT_FOR_GRAPHS = "analytic"  # where examples are graphs with classes
+DEFAULT_CLOSED_FORM = "analytic"  # where examples are graphs or links with classes, or pairs that are linked or not
 DEFAULT_ELSEWHERE = "curvature"
 
 
 def default_method(model: str | None, problem: str = NodeClassification.name) -> str:
     """The method where none is named.
 
-    Nodes with classes: `auto`, or for a model that is not its own what protects any model. Graphs with classes: the
-    closed form, with a model of its own. Elsewhere the paper's regularizer.
+    Nodes with classes: `auto`, or for a model that is not its own what protects any model. Graphs and links with
+    classes, and links to predict: the closed form, with a model of its own. Elsewhere, where some targets may not be
+    known, and for other models the paper's regularizer.
     """
     kind, own = PROBLEMS[problem], model is None or model == METHODS[DEFAULT_METHOD].model
     if kind.kind == "classes" and kind.level == "node":
         return DEFAULT_METHOD if own else DEFAULT_FOR_A_MODEL
-    return DEFAULT_FOR_GRAPHS if kind.kind == "classes" and kind.level == "graph" and own else DEFAULT_ELSEWHERE
+    all_known = kind.kind == "classes" or problem == LinkPrediction.name
+    return DEFAULT_CLOSED_FORM if all_known and own else DEFAULT_ELSEWHERE
 
 
 def pick_device(name: str) -> torch.device:

@@ -78,7 +78,7 @@ def forget(
 
 
 def _same_features(learner: Learner, number: int) -> bool:
-    """Whether features, and the form of the sums, are those of before a task; before the first one they are made anew."""
+    """Whether features and the form of the sums are those of before a task; before the first one they are made anew."""
     if not number:
         return True
     record, rows = learner.records[number], bool(getattr(learner.method, "factor_", None))
@@ -89,8 +89,15 @@ def _forgetting(learner: Learner) -> Forgetting:
     """How the learner's method forgets; else the line that says what is possible."""
     if learner.in_mid_task:
         raise EvergraphError("the learner is in the middle of a task; finish it before anything is forgotten")
+    if learner.problem.kind != "classes":
+        raise EvergraphError(
+            f"{learner.method.title} forgets examples with classes, and those of {learner.problem.name} have "
+            f"{learner.problem.kind}; learn anew without them"
+        )
     claim = capable(learner.method, "forgetting")
-    found: Forgetting | str = learner.method.how_to_forget() if claim is None else claim()
+    found: Forgetting | str = (
+        claim() if claim is not None else learner.method.access.how_to_forget(learner.method.title)
+    )
     if isinstance(found, str):
         raise EvergraphError(found if claim is None else f"{learner.method.title} cannot forget: {found}")
     if any("before" not in record for record in learner.records):
@@ -150,7 +157,7 @@ def _learn_again(
     learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]
     learner.first_accuracies = learner.first_accuracies[:first]
     if first:
-        forgetting.method.write(learner.model.eval())
+        forgetting.method.write(learner.problem, learner.model.eval())
     learner.classes_ = list(dict.fromkeys(name for entry in learner.history for name in entry["classes"]))
     for number in range(first, total):
         task = after[number].task()
@@ -215,7 +222,7 @@ class _Exchange:
             _empty(learner)
             return
         self.forgetting.method.conclude(learner.model)
-        self.forgetting.method.write(learner.model.eval())
+        self.forgetting.method.write(learner.problem, learner.model.eval())
         for number in left:
             self._describe(number)
         _drop_tests_of_forgotten(learner)

@@ -151,5 +151,5 @@ def make_context(learner: Learner, data: Task, arrived: Task) -> Context:
         reduction=learner.training.reduction,
         arrived=arrived,
         method=learner.method,
-        num_seen=len(learner.classes_),
+        class_names=list(learner.classes_),
     )

@@ -64,6 +64,11 @@ class Dataset:
         path = getattr(getattr(self.load, "__self__", None), "path", None)  # of what is published
         return path is None or (find_data_root(data_root) / path).exists()
 
+    @property
+    def checked_by(self) -> str:
+        """What a download is compared with; empty where nothing is downloaded. See `OfficialGraph.checked_by`."""
+        return str(getattr(getattr(self.load, "__self__", None), "checked_by", ""))
+
     def _parse(self, text: str) -> dict[str, Any]:
         source = self.settings_like or self.load
         parameters = list(inspect.signature(source).parameters.values())

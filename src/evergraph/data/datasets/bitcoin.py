@@ -42,6 +42,7 @@ BITCOIN_OTC = OfficialGraph(
     path="BitcoinOTC/raw/soc-sign-bitcoinotc.csv",
     counts=(5881, FEATURES, 6),
     url="https://snap.stanford.edu/data/soc-sign-bitcoinotc.csv.gz",
+    fingerprint="45779ec22aca037937b2ee5b12b3f29522cc6287a9ab4f750de1f43608202133",
     read=read_ratings,
 )
 DATASETS.register(

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 
 from evergraph.data.arrays import native
 from evergraph.data.datasets.official import read_csv_gz
+from evergraph.data.datasets.pickled_arrays import read_pickled_npz
 from evergraph.data.examples import make_graphs
 from evergraph.data.files import read_npz
 from evergraph.data.graph import Graph, make_graph
@@ -89,16 +90,20 @@ def mean_over_edges(features: np.ndarray, edges: np.ndarray, num_nodes: int) -> 
 def read_masked_npz(path: Path) -> Graph:
     """A graph in the layout of the heterophilous-graphs collection: `node_features`, `node_labels`, `edges`, masks.
 
-    A file in the GNN-benchmark layout is read too: copies of these graphs come in both.
+    Files in the layouts of the GNN-benchmark and GraphData collections (`adj_matrix`, `node_attr`, `node_label`) are
+    read too: copies of these graphs come in all three.
     """
     regular_file(path)
     try:
         with np.load(path, allow_pickle=False) as file:
             parts: dict[str, Any] = {}
-            if "node_features" in file.files:
-                parts = {key: native(file[key]) for key in file.files}
+            names = file.files
+            if "node_features" in names:
+                parts = {key: native(file[key]) for key in names}
     except DAMAGE as error:
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
+    if "adj_matrix" in names:
+        return _read_graph_data(path)
     if not parts:
         return read_npz(path, named_classes=False, undirected=True)
     splits = None
@@ -109,6 +114,17 @@ def read_masked_npz(path: Path) -> Graph:
     x = parts["node_features"]
     sparse = sp.csr_matrix(x) if (x == 0).mean() > 0.7 else x
     return make_graph(sparse, parts["edges"].T, parts["node_labels"], undirected=True, splits=splits)
+
+
+def _read_graph_data(path: Path) -> Graph:
+    """A graph of the GraphData collection; its labels are numbered from 0, in ascending order."""
+    parts = read_pickled_npz(path)
+    try:
+        edges = np.stack(parts["adj_matrix"].nonzero())
+        labels = np.unique(parts["node_label"], return_inverse=True)[1].reshape(-1)
+        return make_graph(parts["node_attr"], edges, labels, undirected=True)
+    except (KeyError, AttributeError) as error:
+        raise EvergraphError(f"{path}: not in the GraphData layout ({first_line(error)})") from None
 
 
 def read_countries(folder: Path, countries: tuple[str, ...]) -> Graph:
@@ -142,7 +158,7 @@ def _country(folder: Path, name: str) -> dict[str, Any]:
     edges = read_numbers(files["edges.csv"], np.int64, skip=1).T
     known, rows = read_json(files["features.json"], dict[str, list[int]]), read_rows(files["target.csv"])
     try:
-        y = np.zeros(len(rows), np.int64)
+        y = np.zeros(1 + max(int(row["new_id"]) for row in rows), np.int64)  # some rows come twice
         for row in rows:
             y[int(row["new_id"])] = row["mature"].strip().lower() == "true"
         pairs = np.array([(int(key), word) for key, words in known.items() for word in words], np.int64).T

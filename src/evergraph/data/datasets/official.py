@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from evergraph.data.datasets.base import find_data_root
-from evergraph.data.download import check_listed, downloaded, keep
+from evergraph.data.download import Published, check_listed, downloaded, downloaded_files, keep
 from evergraph.data.files import fingerprint, read_npz
 from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError, first_line
@@ -27,9 +27,10 @@ class OfficialGraph:
     Args:
         name: what it is called in messages.
         path: the file under the data root, in PyG's folder layout (for OGB: the folder).
-        counts: nodes, features and classes it must have; checked on every read.
+        counts: nodes (graphs, where examples are graphs), features and classes it must have; checked on every read.
         url: where the official file is; empty where there is none.
-        sha256: hash of the official file; a download that differs is not kept.
+        sha256: hash of the official file; a download that differs is not kept. Empty where it is not known.
+        files: official files by the names that they get in the folder, where there are several.
         fingerprint: hash of the edges, feature pattern and labels, whatever file they came in (copies may be
             compressed anew); checked on every read where it is known.
         read: from the file or folder to the graph; by default by the layout, npz or OGB.
@@ -42,6 +43,14 @@ class OfficialGraph:
     sha256: str = ""
     fingerprint: str = ""
     read: Callable[[Path], Graph] | None = None
+    files: Mapping[str, Published] = field(default_factory=dict)
+
+    @property
+    def checked_by(self) -> str:
+        """What a download is compared with: `hash` of the file, its `content`, or what the `first download` was."""
+        if self.sha256 or (self.files and all(file.sha256 for file in self.files.values())):
+            return "hash"
+        return "content" if self.fingerprint else "first download"
 
     def load(self, data_root: str | Path | None = None) -> Graph:
         """The graph, from the data root or, where it is not there, from its official address.
@@ -53,11 +62,16 @@ class OfficialGraph:
         if path.exists():
             check_listed(base, path)
             return self._read(path)
-        if not self.url:
+        if not self.url and not self.files:
             raise EvergraphError(
                 f"{self.name}: no file {path}; set --data-root or EVERGRAPH_DATA to the folder that has it"
             )
-        with downloaded(self.url, self.sha256, base) as loaded:
+        known_content = bool(self.fingerprint)
+        with (
+            downloaded_files(self.files, base)
+            if self.files
+            else downloaded(self.url, self.sha256, base, known_content=known_content)
+        ) as loaded:
             graph = self._read(loaded)  # before it is kept: a file that cannot be read never is
             keep(loaded, base, path)
         return graph
@@ -71,10 +85,11 @@ class OfficialGraph:
             graph = read_ogb_folder(path, name=self.name)
         else:
             graph = read_npz(path, name=self.name, named_classes=False, undirected=True)
-        counts = (graph.num_nodes, graph.num_features, graph.num_classes)
+        kind, number = ("graphs", graph.num_examples) if graph.level == "graph" else ("nodes", graph.num_nodes)
+        counts = (number, graph.num_features, graph.num_classes)
         if counts != self.counts:
             raise EvergraphError(
-                f"{path}: {counts} nodes, features, classes, but {self.name} has {self.counts}; "
+                f"{path}: {counts} {kind}, features, classes, but {self.name} has {self.counts}; "
                 "remove the file to fetch the official one, or pass its path to use it as a graph of your own"
             )
         if self.fingerprint and fingerprint(graph) != self.fingerprint:

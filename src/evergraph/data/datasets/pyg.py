@@ -12,18 +12,23 @@ import torch
 from evergraph.data.attributes import Attribute
 from evergraph.data.conversion import from_objects
 from evergraph.data.datasets.base import DATASETS, Dataset, find_data_root
+from evergraph.data.datasets.known_hashes import PLANETOID_HASHES
+from evergraph.data.download import LISTING, Published, check_listed, downloaded_files, keep, record
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, first_line, tell
 
 PARTS = ("train", "val", "test")
+PLANETOID = "https://github.com/kimiyoung/planetoid/raw/master/data"
 
 
 @dataclass(frozen=True)
 class PygGraph:
     """A graph, or graphs, of one of PyG's dataset classes.
 
-    PyG downloads what is missing, without comparing hashes, and writes a `processed` folder beside the raw files; so
-    the data root has to be a folder that can be written.
+    What is missing is downloaded: where `files` names the raw files, here, and each is compared with its hash where
+    that is known; else by PyG, without comparing. Either way the hashes of the raw files go to SHA256SUMS, and a file
+    that has changed since is refused: trust on first use. PyG writes a `processed` folder beside the raw files; so the
+    data root has to be a folder that can be written.
 
     Args:
         name: what it is called in messages.
@@ -34,6 +39,7 @@ class PygGraph:
         in_parts: the class has one object for each of `split="train"`, `"val"` and `"test"`.
         prepare: from the loaded objects to what `from_objects` reads.
         finish: from the graph to the one that is used.
+        files: the raw files by name, where their addresses are known.
     """
 
     name: str
@@ -44,12 +50,36 @@ class PygGraph:
     in_parts: bool = False
     prepare: Callable[[Any], Any] | None = None
     finish: Callable[[Graph], Graph] | None = None
+    files: Mapping[str, Published] = field(default_factory=dict)
+
+    @property
+    def checked_by(self) -> str:
+        """What a download is compared with: the `hash` of each file, or what the `first download` was."""
+        known = self.files and all(file.sha256 for file in self.files.values())
+        return "hash" if known else "first download"
 
     def load(self, data_root: str | Path | None = None) -> Graph:
-        """The graph, from the data root or, where it is not there, from where PyG fetches it."""
+        """The graph, from the data root or, where it is not there, from where it is published."""
+        base = find_data_root(data_root)
+        raw = base / self.path
+        present = raw.exists() and any(raw.iterdir())
+        if present:
+            check_listed(base, raw)
+        elif self.files:
+            with downloaded_files(self.files, base) as loaded:
+                keep(loaded, base, raw)
+        graph = self._read(base)
+        if not present and not self.files:
+            tell(
+                f"{self.name}: PyG fetched it without a known hash to compare with; its hashes are in {base / LISTING}"
+            )
+            record(base, raw)
+        return graph
+
+    def _read(self, base: Path) -> Graph:
+        """Read, and where need be fetched, by PyG."""
         from torch_geometric import datasets
 
-        base = find_data_root(data_root)
         root, kind = str(base / self.root), getattr(datasets, self.kind)
         try:
             if self.in_parts:
@@ -92,11 +122,20 @@ for name, title, per_task, about in (
     ("citeseer", "CiteSeer", 2, "CiteSeer: papers, joined by citations; topics"),
     ("pubmed", "PubMed", 1, "PubMed: papers on diabetes, joined by citations; its kinds"),
 ):
-    _planetoid = PygGraph(name, "Planetoid", f"{title}/raw", settings={"name": title})
+    _files = {
+        f"ind.{name}.{part}": Published(
+            f"{PLANETOID}/ind.{name}.{part}", PLANETOID_HASHES.get(f"ind.{name}.{part}", "")
+        )
+        for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
+    }
+    _planetoid = PygGraph(name, "Planetoid", f"{title}/raw", settings={"name": title}, files=_files)
     DATASETS.register(
         Dataset(name, _planetoid.load, classes_per_task=per_task, about=about, stream={"split": "random"})
     )
-WIKICS = PygGraph("wikics", "WikiCS", "WikiCS/raw", root="WikiCS", settings={"is_undirected": True})
+WIKICS = PygGraph(
+    "wikics", "WikiCS", "WikiCS/raw", root="WikiCS", settings={"is_undirected": True},
+    files={"data.json": Published("https://github.com/pmernyei/wiki-cs-dataset/raw/master/dataset/data.json")},
+)  # fmt: skip
 DATASETS.register(
     Dataset(
         "wikics", WIKICS.load, about="WikiCS: articles on computer science, joined by links", stream={"split": "random"}

@@ -10,7 +10,7 @@ for name, folder, counts, fingerprint, per_task, about in (
     (
         "letter-med",
         "Letter-med",
-        (10518, 2, 15),
+        (2250, 2, 15),
         "66e8c9388d171f2fc336b020f8de6d67cdcfff561a8b62361e7f0034b1fce44f",
         3,
         "Letter-med: line drawings of 15 capital letters, distorted",
@@ -18,7 +18,7 @@ for name, folder, counts, fingerprint, per_task, about in (
     (
         "enzymes",
         "ENZYMES",
-        (19580, 21, 6),
+        (600, 21, 6),
         "b2d45d306c14d30d2415da8855a26fbd58a0d3dcf4566a98e48c52348ef58c85",
         2,
         "ENZYMES: proteins as graphs of their structure; classes of enzymes",

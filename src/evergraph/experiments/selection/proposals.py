@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from scipy.stats import qmc
-
 from evergraph.errors import EvergraphError, first_line
 from evergraph.experiments.selection.space import Choices, Point, Range, Space
 from evergraph.persistence.files import remove_file, write_atomically
@@ -33,6 +31,8 @@ def spread(space: Space, count: int, start: int = 0) -> list[Point]:
     if space.size <= start + count:
         lists = [dimension.values for dimension in space.dimensions.values() if isinstance(dimension, Choices)]
         return [dict(zip(space.dimensions, values)) for values in itertools.product(*lists)][start:]
+    from scipy.stats import qmc  # slow to import, and only searches need it
+
     sequence = qmc.Sobol(len(space.dimensions), scramble=False)
     sequence.fast_forward(1 + start)  # its first point is a corner
     return [space.at(map(float, positions)) for positions in sequence.random(count)]

@@ -114,9 +114,7 @@ class Space:
         for key in changes:
             if _is_given(key, spec.method, given):
                 raise EvergraphError(f"{key} is both set and searched; give it a value or a range, not both")
-        declared = {
-            key: values for key, values in method.search_space.items() if not _is_given(key, spec.method, given)
-        }
+        declared = {key: method.search_space[key] for key in cls.open_settings(spec, fixed)}
         dimensions: dict[str, Dimension] = {key: _declared(values) for key, values in declared.items()}
         homes = {key: _home(spec, key) for key in [*declared, *changes]}
         dimensions |= {key: parse_dimension(key, text, homes[key][1]) for key, text in changes.items()}
@@ -124,6 +122,13 @@ class Space:
             raise EvergraphError(f"{spec.method}: nothing is left to search; name a setting with --space")
         hold = tuple(key for key in method.hold if key in dimensions)
         return cls(dimensions, {key: homes[key][0] for key in dimensions}, hold)
+
+    @staticmethod
+    def open_settings(spec: RunSpec, fixed: Iterable[str] = ()) -> list[str]:
+        """The settings that a run's method declares for a search, less those that are fixed."""
+        given = {*spec.settings, *fixed, *(MODEL + key for key in spec.model_settings)}
+        space = make_method(spec.method, spec.settings).search_space
+        return [key for key in space if not _is_given(key, spec.method, given)]
 
     @property
     def size(self) -> float:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
-from evergraph.data.batching import Batch
-from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
+from evergraph.methods.closed_form.drift import follow_drift
 from evergraph.methods.closed_form.familiarity import evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
+from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
-from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.base import GraphModel
+from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
 BOTH = ("train", "val")
@@ -71,8 +73,6 @@ class Analytic(Method):
     name = "analytic"
     family = "closed form"
     reference = "ridge regression by accumulated statistics (recursive least squares); see docs/analytic.md"
-    levels: ClassVar[tuple[str, ...]] = ("node", "graph")
-    kinds = ("classes",)
     access = Access(keeps=("statistics",), transductive=True)
     model = "random-features"
     search_space = MappingProxyType({"ridge": (1e-3, 10.0)})
@@ -88,7 +88,7 @@ class Analytic(Method):
     gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
     cross_: dict[str, Tensor] = state(dict, replaced=True)
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
-    hits_: list[int] = state(list)  # validation nodes that each ridge puts right
+    hits_: list[float] = state(list)  # validation nodes that each ridge puts right; or minus its squared errors
     smoothing_: list[int] = state(lambda: [0, 0])  # validation nodes that smoothing puts right, and wrong
     voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
     validated_: int = state(int)
@@ -119,22 +119,23 @@ class Analytic(Method):
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
         if self.encoder_before_:
-            self._follow_drift(context)
+            self.gram_, self.cross_ = follow_drift(context, self.encoder_before_, self.gram_, self.cross_)
         self._add(context)
         self.decide(context)
-        self.write(context.model)
+        self.write(context.problem, context.model)
         self._learn_doubt(context)
         self.tasks_ += 1
         self.encoder_before_ = {}
 
     def decide(self, context: Context) -> None:
         """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
-        trained, vote = self._choose(context), None
-        if capable(context.model, "feature_blocks") and context.task.val.numel():
+        model, vote = context.model, None
+        trained = self._choose(context)
+        if self._in_blocks(context.problem, model) and context.task.val.numel():
             self._choose_smoothing(context, trained)
-            vote = trained + self._shallow(context.model, self.chosen_ridge, ("train",))
+            vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
             self._choose_voting(context, trained, vote)
-        self.conclude(context.model)
+        self.conclude(model)
         context.cache[HELD_OUT] = trained, vote
 
     def conclude(self, model: GraphModel) -> None:
@@ -142,33 +143,37 @@ class Analytic(Method):
         self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
-    def write(self, model: GraphModel) -> None:
+    def write(self, problem: Problem, model: GraphModel) -> None:
         """Solve the heads by the choices as they stand, and write them."""
         _, head = linear_head(model)
-        ridge, learned = self.chosen_ridge, BOTH if self.learn_validation else BOTH[:1]
-        final = self.solve([ridge], learned, self._head_rows(model))[0]
-        if capable(model, "feature_blocks"):
-            self.vote_ = {_name(model, head): (final + self._shallow(model, ridge, learned)).to(head.dtype)}
+        ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
+        in_blocks = self._in_blocks(problem, model)
+        final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
+        if in_blocks:
+            self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
         head.copy_(final)
 
     def _choose(self, context: Context) -> Tensor:
         """Count the hits of every ridge; the head that training nodes alone make with the chosen one."""
-        heads = self.solve(self._ridges, ("train",), self._head_rows(context.model))
+        rows = self._head_rows(context.model) if self._in_blocks(context.problem, context.model) else None
+        heads = self.solve(self._ridges, ("train",), rows)
         self._choose_ridge(context, heads)
-        return heads[self._ridges.index(self.chosen_ridge)]
+        return heads[list(self._ridges).index(self.chosen_ridge())]
 
     @property
     def _ridges(self) -> Sequence[float]:
         """The ridges that are tried."""
         return [self.ridge] if self.ridge else list(RIDGES)
 
-    @property
     def chosen_ridge(self) -> float:
-        """The ridge with most validation nodes right so far; the largest of equals."""
+        """The ridge with most hits (or the least squared error) on validation examples; the largest of equals."""
         return self._ridges[max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))]
 
     def _add(self, context: Context) -> None:
-        """Add the task's nodes to the sums, weighed by the size that their class has reached."""
+        """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
+        if context.batcher.y.dim() > 1:
+            self._add_columns(context)
+            return
         self.add_to_sums(context, self._sizes(context))
         self._learn_units(context)
 
@@ -209,6 +214,23 @@ class Analytic(Method):
             return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
         return Forgetting(self)
 
+    def _add_columns(self, context: Context) -> None:
+        """The same where examples have rows of labels or numbers."""
+        check_targets(context, len(self.class_sizes_))
+        features, head = linear_head(context.model)
+        gram, cross = dict(self.gram_), dict(self.cross_)
+        for part in BOTH:
+            examples = getattr(context.task, part).to(context.device)
+            before = Sums(gram[part], cross[part]) if part in gram else None
+            exact = 0 < self.ridge < SMALL
+            gram[part], cross[part] = accumulate(context, features, head, examples, None, before, exact=exact)
+        self.gram_, self.cross_ = gram, cross
+        self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
+
+    def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
+        """Whether depths vote and edges are judged: where nodes have classes, and features fall into blocks."""
+        return problem.kind == "classes" and capable(model, "feature_blocks") is not None
+
     def grow(self, before: Params, after: Params) -> None:
         """New units have met no node: their columns of B are zero."""
         super().grow(before, after)
@@ -223,8 +245,9 @@ class Analytic(Method):
     # choices, by validation nodes of the current task
 
     def _choose_ridge(self, context: Context, heads: list[Tensor]) -> None:
-        """Count the validation nodes that each ridge puts right."""
-        hits = validation_hits(context, heads).sum(1).tolist()
+        """Count the hits (or add up the squared errors) of each ridge on validation examples."""
+        classes = context.problem.kind == "classes"
+        hits = (validation_hits(context, heads).sum(1) if classes else negative_errors(context, heads)).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
     def _choose_smoothing(self, context: Context, head: Tensor) -> None:
@@ -255,6 +278,10 @@ class Analytic(Method):
         if not self.blocks_:
             self.blocks_ = [depth > 0 or not any(depths) for depth in depths]
         return rows_of(block_of_row, self.blocks_)
+
+    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+        """The sum of the head and of one head for each smaller depth."""
+        return head + self._shallow(model, ridge, parts)
 
     def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
         """The sum of one head for each depth below the largest that the head reads: on what it reads there, or on a node's own."""
@@ -295,7 +322,7 @@ class Analytic(Method):
 
     def _learn_doubt(self, context: Context) -> None:
         """How many edges within a task are taken for others: the largest share in a task's own graph so far."""
-        if not capable(context.model, "feature_blocks"):
+        if not self._in_blocks(context.problem, context.model):
             return
         prediction = self._prediction(context.model)
         if prediction.judges and not context.batcher.num_hops:
@@ -311,13 +338,13 @@ class Analytic(Method):
         if not self.tasks_:
             return None
         if (whole := self._whole(view)) is None:
-            return view.outputs() / self.temperature
+            return as_outputs(view.problem, view.outputs(), self.temperature)
         scores = whole[0].scores(*whole[1:])
         return scores[view.nodes.to(view.device)].cpu()
 
     def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
         """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
-        if not (capable(view.model, "feature_blocks") and capable(view.model, "graph_features")):
+        if not (self._in_blocks(view.problem, view.model) and capable(view.model, "graph_features")):
             return None
         prediction = self._prediction(view.model)
         whole = view.problem.batcher(view.model, view.graph, device=view.device)
@@ -376,70 +403,6 @@ class Analytic(Method):
             view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature
         )
 
-    # an encoder that moves
-
-    def _follow_drift(self, context: Context) -> None:
-        """G ← TᵀGT and B ← TᵀB, with φ_before T ≈ φ_after in least squares on the current task's nodes."""
-        features, _ = linear_head(context.model)
-        old = {f"model.{name}": value for name, value in self.encoder_before_.items()}
-        before_before = torch.zeros_like(self.gram_["train"])
-        before_after = torch.zeros_like(before_before)
-        for batch in context.batches(NODES_AT_ONCE):
-            after = features(batch).double()
-            before = functional_call(_Features(context.model), old, (batch,)).double()
-            before_before.addmm_(before.T, before)
-            before_after.addmm_(before.T, after)
-        # damped towards the identity: directions that the task does not show are taken not to drift
-        damping = 1e-3 * float(before_before.diagonal().mean())
-        before_before.diagonal().add_(damping)
-        before_after.diagonal().add_(damping)
-        change = torch.cholesky_solve(before_after, torch.linalg.cholesky(before_before))
-        self.gram_ = {part: change.T @ gram @ change for part, gram in self.gram_.items()}
-        self.cross_ = {part: change.T @ cross for part, cross in self.cross_.items()}
-
-
-def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
-    """The model's features of a batch, and the weight matrix that multiplies them: its outputs are their product."""
-    features, weight = capable(model, "features"), capable(model, "output_weight")
-    if features is None or weight is None:
-        raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
-    return features, weight()
-
 
 def _name(model: GraphModel, head: Tensor) -> str:
     return next(name for name, value in model.named_parameters() if value is head)
-
-
-def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:
-    """The rows of the head that belong to the chosen blocks, and the one of the column of ones."""
-    chosen = torch.tensor([*blocks, True])  # -1, the column of ones, meets the last entry
-    return torch.nonzero(chosen[block_of_row]).reshape(-1)
-
-
-def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
-    """Row i: which of the task's validation nodes head i puts right."""
-    features, _ = linear_head(context.model)
-    hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
-    nodes = context.task.val.to(context.device)
-    for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        scores = features(batch).double() @ torch.cat(heads, dim=1)
-        hits.append(torch.stack([part.argmax(1) == batch.y for part in scores.split(heads[0].size(1), dim=1)]).cpu())
-    return torch.cat(hits, dim=1)
-
-
-def count_changes(counts: list[int], before: Tensor, after: Tensor) -> None:
-    """Add to `counts` how many nodes a change puts right, and how many wrong."""
-    counts[0] += int((after & ~before).sum())
-    counts[1] += int((before & ~after).sum())
-
-
-class _Features(torch.nn.Module):
-    """A model's features as a module's forward, for calls with other parameters."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> Tensor:
-        features: Tensor = self.model.features(batch)  # type: ignore[operator]
-        return features

@@ -11,9 +11,10 @@ from torch import Tensor
 from evergraph.core.capabilities import capable
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import HELD_OUT, rows_of, validation_hits
+from evergraph.methods.closed_form.analytic import HELD_OUT
 from evergraph.methods.closed_form.block_sets import GRID, best_ridge, cheapest_near, head_sets, leader, own_sets
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
+from evergraph.methods.closed_form.hits import rows_of, validation_hits
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
@@ -47,6 +48,7 @@ class Auto(BudgetedAnalytic):
     family = "closed form"
     reference = "analytic, with its features chosen along the stream; see docs/analytic.md"
     levels = ("node",)
+    kinds = ("classes",)
     model = "mixed-features"
 
     set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
@@ -114,7 +116,6 @@ class Auto(BudgetedAnalytic):
     def _ridges(self) -> Sequence[float]:
         return [self.ridge] if self.ridge else GRID
 
-    @property
     def chosen_ridge(self) -> float:
         """The ridge with most hits of the chosen set."""
         return self._ridges[best_ridge(self.set_hits_[self.chosen_])]

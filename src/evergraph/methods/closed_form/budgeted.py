@@ -13,9 +13,10 @@ from evergraph.core.params import Params
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import Context, View
-from evergraph.methods.closed_form.analytic import BOTH, Analytic, linear_head
+from evergraph.methods.closed_form.analytic import BOTH, Analytic
 from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
 from evergraph.methods.closed_form.forgetting import Forgetting
+from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.memory.budget import Budget
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel

@@ -1,4 +1,7 @@
-"""The sums that a closed-form head is solved from: G = Σ w φ φᵀ and B = Σ w φ onehot(y)ᵀ, and the solution."""
+"""The sums that a closed-form head is solved from: G = Σ w φ φᵀ and B = Σ w φ yᵀ, and the solution.
+
+y is one-hot where examples have classes; else their row of labels or numbers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def accumulate(
     features: Callable[[Batch], Tensor],
     head: Tensor,
     nodes: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     before: Sums | None,
     exact: bool,
 ) -> Sums:
@@ -40,7 +43,7 @@ def accumulate(
         features: from a batch to the rows that the head multiplies.
         head: the head, for its shape.
         nodes: the nodes to add, on the device.
-        weights: of a node, by its output unit.
+        weights: of an example, by the output unit of its class; None where examples have rows of labels or numbers.
         before: the sums so far; None for none.
         exact: form the products in float64 too, not only their sums.
     """
@@ -54,6 +57,10 @@ def accumulate(
         rows = features(batch)
         if exact:
             rows = rows.double()
+        if weights is None:
+            gram += rows.T @ rows
+            cross[:, : batch.y.size(1)] += rows.T.double() @ batch.y.double()
+            continue
         weighted = rows * weights[batch.y].unsqueeze(1).to(rows.dtype)
         gram += weighted.T @ rows
         cross.index_add_(1, batch.y, weighted.T.double())

@@ -98,10 +98,6 @@ class CondensedMemory(MemoryMethod):
         numbers = wanted.clamp(min=1).minimum(counts)
         return {unit: int(numbers[unit]) for unit in torch.nonzero(counts).reshape(-1).tolist()}
 
-    def units(self, context: Context) -> Tensor:
-        """The training nodes' output units."""
-        return context.batcher.y.cpu()[context.task.train]
-
     def seen_as(self, context: Context, nodes: Tensor) -> Features:
         """What the model sees of nodes of the task: their features, propagated once for all networks."""
         dtype = next(context.model.parameters()).dtype

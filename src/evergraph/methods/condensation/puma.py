@@ -94,7 +94,7 @@ class PUMA(CaT):
         """The nodes at which the teacher is confident, and the classes it names."""
         batches = context.batcher.exact().batches(nodes.to(context.device), NODES_AT_ONCE)
         outputs = torch.cat([teacher(batch).cpu() for batch in batches])
-        best = context.problem.probabilities(outputs, range(len(self.class_names_))).max(1)
+        best = context.problem.probabilities(outputs, range(context.num_seen)).max(1)
         sure = best.values >= self.confidence
         return nodes[sure], best.indices[sure]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,13 +14,12 @@ from evergraph.core.capabilities import capability
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import SparseMatrix, take_rows
 from evergraph.data.batching import Batch
-from evergraph.data.graph import ClassName
 from evergraph.data.tasks import Task
 from evergraph.methods.access import Access
 from evergraph.methods.base import Context, Method, search_over
 from evergraph.methods.memory.budget import Budget
 from evergraph.methods.memory.piece import Piece, smaller_form
-from evergraph.methods.memory.replayed import Replayed, memory_task
+from evergraph.methods.memory.replayed import Replayed, memory_task, unit_or_group
 from evergraph.methods.state import count_bytes, state
 
 
@@ -35,22 +34,22 @@ class MemoryMethod(Method):
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: examples of each class that are kept where `memory` is empty.
+        per_class: examples of each class that are kept where `memory` is empty; where examples have no classes, so many
+            in all (of a single label, so many that have it and so many that do not).
     """
 
     family = "replay"
     access = Access(keeps=("real nodes",), old_labels=True)
     training = MappingProxyType({"label_scope": "seen", "batch_size": 0, "epochs": 50, "lr": 1e-3, "weight_decay": 0.0})
     search_space = search_over()
-    levels = ("node",)
-    kinds = ("classes",)
+    levels: ClassVar[tuple[str, ...]] = ("node",)
+    kinds: ClassVar[tuple[str, ...]] = ("classes",)
 
     memory: str = ""
     per_class: PositiveInt = 20
     memory_: list[dict[str, Any]] = state(list, replaced=True)  # packed pieces, one of each task that has any left
     nodes_met_: int = state(int)
-    class_names_: list[ClassName] = state(list)  # by output unit
-    class_sizes_: list[int] = state(list)  # training nodes met, by output unit
+    class_sizes_: list[int] = state(list)  # training examples met, by output unit
 
     def __post_init__(self) -> None:
         self.budget()
@@ -76,21 +75,18 @@ class MemoryMethod(Method):
 
     def meet(self, context: Context) -> None:
         """Take note of what arrived: its nodes and its classes."""
-        task, units = context.task, context.batcher.y.cpu()[context.task.train]
-        self.nodes_met_ += task.graph.num_nodes
-        missing = int(units.max()) + 1 - len(self.class_names_)
-        self.class_names_, self.class_sizes_ = (
-            [*self.class_names_, *[""] * missing],
-            [*self.class_sizes_, *[0] * missing],
-        )
-        positions = task.graph.y.cpu()[task.train]
-        for unit, position in torch.stack([units, positions]).unique(dim=1).T.tolist():
-            self.class_names_[unit] = task.graph.class_names[position]
-            self.class_sizes_[unit] += int((units == unit).sum())
+        counts = torch.bincount(self.units(context), minlength=len(self.class_sizes_))
+        counts[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long)
+        self.nodes_met_ += context.task.graph.num_nodes
+        self.class_sizes_ = counts.tolist()
+
+    def units(self, context: Context) -> Tensor:
+        """The training examples' output units; where they have no classes, the groups they are counted in."""
+        return unit_or_group(context)
 
     def memory_task(self, context: Context) -> Task:
         """The memory as a task, for methods that train on it alone."""
-        return memory_task(self.pieces(), self.class_names_, context.task)
+        return memory_task(self.pieces(), context.class_names, context.task)
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         """Keep as much of the pieces as the budget holds."""
@@ -99,7 +95,7 @@ class MemoryMethod(Method):
     @torch.no_grad()
     def collect(self, context: Context) -> Piece:
         """Examples of the task, in the order in which they are wanted: at least as many as the budget could hold."""
-        units = context.batcher.y.cpu()[context.task.train]
+        units = self.units(context)
         ranked: list[Tensor] = []
         for unit in units.unique().tolist():
             nodes = context.task.train[units == unit]
@@ -110,16 +106,42 @@ class MemoryMethod(Method):
         """How many examples of one class the budget could hold if there were nothing else."""
         x, size = context.task.graph.x, next(context.model.parameters()).element_size()
         entries = int((x.counts() if isinstance(x, SparseMatrix) else torch.count_nonzero(x, dim=1)).min())
-        return self.budget().most_examples(self.nodes_met_, entries * size)
+        smallest = entries * size if context.problem.level != "link" else 8  # links share their ends
+        return self.budget().most_examples(self.nodes_met_, smallest)
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
-        """The `number` most wanted of the nodes of one class, in order; by default at random."""
+        """The `number` most wanted of the examples of one class, in order; by default at random."""
         return nodes[torch.randperm(nodes.numel(), generator=context.generator)[:number]]
 
-    def store(self, context: Context, nodes: Tensor) -> Piece:
-        """What is kept of the nodes: by default their features alone."""
-        x = take_rows(context.task.graph.x, nodes).to(next(context.model.parameters()).dtype)
-        return Piece(smaller_form(x), context.batcher.y.cpu()[nodes])
+    def store(self, context: Context, examples: Tensor) -> Piece:
+        """What is kept of the examples: of nodes their features alone; graphs as they are; of links their two ends.
+
+        Of links, the edges of the task's graph between the ends kept are kept too: messages pass along them.
+        """
+        graph, dtype = context.task.graph, next(context.model.parameters()).dtype
+        place = torch.full((graph.num_examples,), -1)
+        place[context.task.train] = torch.arange(context.num_train)
+        units, rows = self.units(context)[place[examples]], None
+        if not graph.has_classes:
+            rows = context.batcher.y.cpu()[examples].to(dtype)
+        if graph.members is None:
+            return Piece(smaller_form(take_rows(graph.x, examples).to(dtype)), units, rows=rows)
+        members = graph.members.rows(examples)
+        nodes, ends = members.indices, None
+        if graph.level == "link":
+            nodes, places = torch.unique(nodes, return_inverse=True)
+            ends = places.view(-1, 2).T
+        around = graph.subgraph(nodes)
+        weights = around.adjacency.values
+        return Piece(
+            smaller_form(around.x.to(dtype)),
+            units,
+            edge_index=around.edge_index,
+            edge_weight=None if bool((weights == 1).all()) else weights.to(dtype),
+            rows=rows,
+            sizes=members.counts() if ends is None else None,
+            ends=ends,
+        )
 
     # reading it
 
@@ -135,7 +157,7 @@ class MemoryMethod(Method):
 
     @capability(rests_on=("replayed",))
     def stand_ins(self, context: Context) -> tuple[Batch, Tensor] | None:
-        """A batch of all examples, and how many training nodes each stands for; None while there are none."""
+        """A batch of all examples, and how many training examples each stands for; None while there are none."""
         replayed = self.replayed(context)
         return None if replayed is None else (replayed.batch, replayed.stands_for)
 

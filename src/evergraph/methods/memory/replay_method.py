@@ -58,13 +58,13 @@ class ReplayMethod(MemoryMethod):
         return found
 
     def replayed_weight(self, context: Context) -> Tensor | None:
-        """The weights of each class's examples, added up."""
+        """The weights of each class's examples, added up; None where they have no classes."""
         replayed = self.replayed(context)
-        if replayed is None or not self.strength:
+        if replayed is None or not self.strength or context.problem.kind != "classes":
             return None
         weights = self.strength * self.weights(context, replayed)
         total = weights.new_zeros(context.model.out_channels or 0)
-        return total.index_add(0, replayed.batch.y, weights)
+        return total.index_add(0, replayed.units, weights)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

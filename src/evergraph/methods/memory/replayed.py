@@ -8,10 +8,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from evergraph.core.sparse import block_diagonal
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import ClassName, Graph
-from evergraph.data.tasks import Task, block_diagonal, stack_features
+from evergraph.data.tasks import Task, stack_features
 from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece
 from evergraph.problems.base import Problem
@@ -21,23 +23,37 @@ Weighting = Literal["classes", "nodes", "sets", "examples"]
 
 
 def joined(pieces: Sequence[Piece]) -> tuple[Graph, Tensor, Tensor]:
-    """The pieces side by side as one graph; the nodes to train on, and the target of every node (-1 for none)."""
+    """The pieces side by side as one graph; the examples to train on, and every example's unit (-1 for none)."""
     graphs = [piece.graph() for piece in pieces]
     x, adjacency = stack_features([graph.x for graph in graphs]), block_diagonal([graph.adjacency for graph in graphs])
-    targets = torch.full((x.size(0),), -1)
-    starts = torch.tensor([0, *(graph.num_nodes for graph in graphs)]).cumsum(0).tolist()
+    members = [graph.members for graph in graphs if graph.members is not None]
+    starts = torch.tensor([0, *(graph.num_examples for graph in graphs)]).cumsum(0).tolist()
+    units = torch.full((starts[-1],), -1)
     known = [piece.targets() for piece in pieces]
-    examples = torch.cat([nodes + start for (nodes, _), start in zip(known, starts)])
-    targets[examples] = torch.cat([units for _, units in known])
-    return Graph(x, adjacency, torch.full_like(targets, -1), [0], "memory"), examples, targets
+    examples = torch.cat([numbers + start for (numbers, _), start in zip(known, starts)])
+    units[examples] = torch.cat([own for _, own in known])
+    graph = Graph(x, adjacency, torch.full_like(units, -1), [0], "memory", level=pieces[0].level)
+    return graph.altered(members=block_diagonal(members) if members else None), examples, units
+
+
+def rows_of(pieces: Sequence[Piece], width: int) -> Tensor | None:
+    """The rows of labels or numbers of all examples, a column per output unit; None where examples have classes.
+
+    A column that came with a later task is not known of earlier examples.
+    """
+    rows = [piece.rows for piece in pieces if piece.rows is not None]
+    if not rows:
+        return None
+    return torch.cat([F.pad(part, (0, width - part.size(1)), value=torch.nan) for part in rows])
 
 
 def memory_task(pieces: Sequence[Piece], names: Sequence[ClassName], like: Task) -> Task:
     """The memory as a task of its own, to be trained on in the place of `like`; `names[unit]` are the classes."""
-    graph, examples, targets = joined(pieces)
-    graph = Graph(graph.x, graph.adjacency, targets, list(names), "memory")
-    none = examples[:0]
-    return Task(like.index, sorted(set(targets[examples].tolist())), graph, examples, none, none, like.num_classes)
+    graph, examples, units = joined(pieces)
+    rows, none = rows_of(pieces, len(names)), examples[:0]
+    graph = graph.altered(y=units if rows is None else rows, class_names=list(names))
+    classes = sorted(set(units[examples].tolist())) if rows is None else list(range(len(names)))
+    return Task(like.index, classes, graph, examples, none, none, like.num_classes)
 
 
 @dataclass(eq=False)
@@ -46,32 +62,41 @@ class Replayed:
 
     Args:
         batcher: makes batches of its examples.
-        examples: the nodes that are examples.
+        examples: which of its nodes, graphs or links are examples.
         batch: all examples in one batch.
+        units: the output unit (or the group) of each example.
         tasks: for each example the piece, that is the task, that it comes from.
-        stands_for: the number of training nodes that each example stands for: those of its class, shared out.
+        stands_for: the number of training examples that each stands for: those of its class, shared out.
         problem: the task's; where the label scope leaves old classes out, with these in its scope too.
     """
 
     batcher: Neighbourhoods
     examples: Tensor
     batch: Batch
+    units: Tensor
     tasks: Tensor
     stands_for: Tensor
     problem: Problem
 
     @classmethod
     def of(cls, context: Context, pieces: Sequence[Piece], class_sizes: Sequence[int]) -> Replayed:
-        """The memory in the context of a task; `class_sizes[unit]` is how many training nodes of a class were met."""
-        graph, examples, targets = joined(pieces)
-        batcher = context.problem.batcher(context.model, graph, targets=targets, device=context.device)
+        """The memory in the context of a task; `class_sizes[unit]` is how many examples of a class were trained on."""
+        graph, examples, units = joined(pieces)
+        targets = units
+        if context.problem.kind != "classes":
+            rows = rows_of(pieces, context.num_seen)
+            targets = F.one_hot(units.clamp(min=0), context.num_seen).float() if rows is None else rows
+        batcher = context.problem.batcher(
+            context.model, graph, targets=targets.to(context.device), device=context.device
+        )
         sizes = torch.tensor([piece.targets()[0].numel() for piece in pieces])
-        examples = examples.to(context.device)
+        examples, units = examples.to(context.device), units[examples].to(context.device)
         tasks = torch.repeat_interleave(torch.arange(len(pieces)), sizes)
         batch, dtype = batcher.batch(examples), next(context.model.parameters()).dtype
         met = torch.tensor(list(class_sizes), dtype=dtype, device=context.device)
-        stands_for = met[batch.y] / torch.bincount(batch.y)[batch.y]
-        return cls(batcher, examples, batch, tasks.to(context.device), stands_for, _widened(context, batch.y))
+        stands_for = met[units] / torch.bincount(units)[units]
+        problem = _widened(context, units if batch.y.dim() == 1 else torch.nonzero((~batch.y.isnan()).any(0))[:, 0])
+        return cls(batcher, examples, batch, units, tasks.to(context.device), stands_for, problem)
 
     def drawn(self, number: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
         """A batch of so many examples, drawn without replacement; and which they are."""
@@ -88,13 +113,28 @@ class Replayed:
         """
         if weighting == "nodes":
             return self.stands_for
-        units, dtype = self.batch.y, next(context.model.parameters()).dtype
+        units, dtype = self.units, next(context.model.parameters()).dtype
         if weighting == "examples":
             return torch.ones(units.numel(), dtype=dtype, device=units.device)
         if weighting == "sets":
             return torch.full((units.numel(),), context.num_train / units.numel(), dtype=dtype, device=units.device)
-        classes = context.batcher.y[context.train].unique().numel()
+        classes = unit_or_group(context).unique().numel()
         return (context.num_train / (classes * torch.bincount(units)[units])).to(dtype)
+
+
+def unit_or_group(context: Context) -> Tensor:
+    """For each training example of the task the output unit of its class, on the CPU.
+
+    Where examples have a row of targets and no class: of a single label whether it holds, 0 or 1; else 0 for all.
+    """
+    targets = context.batcher.y.cpu()[context.task.train]
+    if targets.dim() == 1:
+        return targets
+    if context.task.graph.has_classes:  # one against the rest
+        return targets.nan_to_num(0.0).argmax(1)
+    if context.problem.kind == "labels" and targets.size(1) == 1:
+        return (targets[:, 0] > 0).long()
+    return torch.zeros(targets.size(0), dtype=torch.long)
 
 
 def _widened(context: Context, units: Tensor) -> Problem:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from evergraph.core.capabilities import capability
 from evergraph.core.settings import NonNegativeInt
-from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.memory import MemoryMethod
 from evergraph.methods.replay.gem import add_to_gradient, flat_gradient, memory_gradients
 
@@ -27,6 +25,7 @@ class AGEM(MemoryMethod):
     name = "a-gem"
     reference = "Chaudhry et al.: Efficient Lifelong Learning with A-GEM, ICLR 2019"
     search_space = search_over(replay_size=[0, 32, 128])
+    levels, kinds = Method.levels, Method.kinds
     hold = ()
 
     replay_size: NonNegativeInt = 0
@@ -39,7 +38,7 @@ class AGEM(MemoryMethod):
         batch = replayed.batch
         if 0 < self.replay_size < batch.num_examples:
             batch, _ = replayed.drawn(self.replay_size, context.generator)
-        memory = memory_gradients(context, replayed.problem, batch, torch.zeros_like(batch.y), 1)[0]
+        memory = memory_gradients(context, replayed.problem, batch, replayed.tasks.new_zeros(batch.num_examples), 1)[0]
         product = flat_gradient(context.params) @ memory
         add_to_gradient(context.params, -product.clamp(max=0) / (memory @ memory).clamp(min=1e-30) * memory)
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from evergraph.data.tasks import Task
-from evergraph.methods.base import METHODS, Context
+from evergraph.methods.base import METHODS, Context, Method
 from evergraph.methods.memory import MemoryMethod
 
 
 @METHODS.register
 @dataclass(repr=False)
 class GDumb(MemoryMethod):
-    """Keep a balanced random sample of all nodes met; at each task train a new model on it, and on nothing else.
+    """Keep a balanced random sample of all examples met; at each task train a new model on it, and on nothing else.
 
     It learns nothing from the stream but what the memory holds: a floor for methods with an equal memory.
 
@@ -24,10 +24,11 @@ class GDumb(MemoryMethod):
 
     name = "gdumb"
     reference = "Prabhu, Torr and Dokania: GDumb, ECCV 2020"
+    levels, kinds = Method.levels, Method.kinds
     training = MappingProxyType({**MemoryMethod.training, "epochs": 100, "lr": 5e-3})  # there is nothing to forget
 
     def start_task(self, context: Context) -> None:
-        """Take the task's nodes into the memory, and forget the parameters."""
+        """Take the task's examples into the memory, and forget the parameters."""
         super().end_task(context)
         context.model.reset_parameters()
 

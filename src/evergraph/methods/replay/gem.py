@@ -15,7 +15,7 @@ from evergraph.core.params import Params
 from evergraph.core.settings import NonNegative
 from evergraph.curvature import in_mode
 from evergraph.data.batching import Batch
-from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.memory import MemoryMethod
 from evergraph.problems.base import Problem
 
@@ -40,6 +40,7 @@ class GEM(MemoryMethod):
     name = "gem"
     reference = "Lopez-Paz and Ranzato: Gradient Episodic Memory for Continual Learning, NeurIPS 2017"
     search_space = search_over(margin=(0.0, 1.0))
+    levels, kinds = Method.levels, Method.kinds
     hold = ("margin",)
 
     margin: NonNegative = 0.5

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from evergraph.methods.base import METHODS, Context
+from evergraph.methods.base import METHODS, Context, Method
 from evergraph.methods.memory import Piece, ReplayMethod, Weighting
 
 
 @METHODS.register
 @dataclass(repr=False)
 class Reservoir(ReplayMethod):
-    """A uniform random sample of all training nodes met so far, features and labels alone, trained on again.
+    """A uniform random sample of all training examples met, trained on again; of nodes features and labels alone.
 
-    Each node draws a random number when it is met, and those with the smallest numbers stay: for a memory of fixed
-    size that is a reservoir (Vitter, 1985; Li, 1994), in which every node met is equally likely to be.
+    Each example draws a random number when it is met, and those with the smallest numbers stay: for a memory of fixed
+    size that is a reservoir (Vitter, 1985; Li, 1994), in which every example met is equally likely to be.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
@@ -31,11 +31,12 @@ class Reservoir(ReplayMethod):
 
     name = "reservoir"
     reference = "Chaudhry et al.: On Tiny Episodic Memories in Continual Learning, 2019; Vitter: reservoirs, 1985"
+    levels, kinds = Method.levels, Method.kinds
 
     weighting: Weighting = "sets"
 
     def collect(self, context: Context) -> Piece:
-        """All training nodes that could stay, with their random numbers."""
+        """All training examples that could stay, with their random numbers."""
         key = torch.rand(context.task.train.numel(), generator=context.generator, dtype=torch.float64)
         order = key.argsort()[: self.most_in_all(context)]
         dtype = next(context.model.parameters()).dtype
@@ -43,5 +44,5 @@ class Reservoir(ReplayMethod):
 
     def most_in_all(self, context: Context) -> int:
         """How many examples the budget could hold."""
-        classes = context.old.numel() + len(context.task.class_names)
-        return self.most_examples(context) * (classes if self.budget().per_class is not None else 1)
+        groups = sum(met > 0 for met in self.class_sizes_)
+        return self.most_examples(context) * (groups if self.budget().per_class is not None else 1)

@@ -1,0 +1,20 @@
+"""The linear head that a closed form solves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.data.batching import Batch
+from evergraph.errors import EvergraphError
+from evergraph.models.base import GraphModel
+
+
+def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
+    """The model's features of a batch, and the weight matrix that multiplies them: its outputs are their product."""
+    features, weight = capable(model, "features"), capable(model, "output_weight")
+    if features is None or weight is None:
+        raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
+    return features, weight()
