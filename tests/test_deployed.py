@@ -34,17 +34,23 @@ def learner(stream: eg.TaskStream) -> eg.Learner:
 # calibration
 
 
+def losses(outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
+    return losses_at_temperatures(eg.NodeClassification(), outputs, targets)
+
+
 def test_the_temperature_is_the_one_that_labels_were_drawn_with() -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(20000, 5, generator=generator, dtype=torch.float64) * 3
     drawn = torch.multinomial((z / 2.5).softmax(1), 1, generator=generator).reshape(-1)
-    halves = [losses_at_temperatures(z[part], drawn[part]) for part in (slice(0, 9000), slice(9000, None))]
+    halves = [losses(z[part], drawn[part]) for part in (slice(0, 9000), slice(9000, None))]
     assert best_temperature(halves) == pytest.approx(2.5, rel=0.03)
-    assert best_temperature([losses_at_temperatures(z, drawn)]) == pytest.approx(best_temperature(halves), rel=1e-9)
+    assert best_temperature([losses(z, drawn)]) == pytest.approx(best_temperature(halves), rel=1e-9)
     naive = min(GRID, key=lambda t: float(F.cross_entropy(z / t, drawn, reduction="sum")) + PRIOR * math.log2(t) ** 2)
     assert abs(math.log2(best_temperature(halves) / naive)) <= 0.25
     assert best_temperature([]) == 1.0
-    sure = losses_at_temperatures(z[:20], z[:20].argmax(1))  # all right: only the prior bounds T
+    sure = losses_at_temperatures(
+        eg.NodeClassification(), z[:20], z[:20].argmax(1)
+    )  # all right: the prior alone bounds T
     assert min(GRID) == min(GRID, key=lambda t: sure[GRID.index(t)]) < best_temperature([sure]) < 1
 
 

@@ -177,7 +177,8 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         learned = (
             f"{common.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {task['epochs']} epochs, {accuracy}"
         )
-        yield f"task {number}", f"{learned}{where}{gone}"
+        steps = f"; steps {task['steps']}" if task.get("steps") else ""
+        yield f"task {number}", f"{learned}{steps}{where}{gone}"
     card = about["card"]
     if card["keeps"] is not None:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())

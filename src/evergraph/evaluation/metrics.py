@@ -64,7 +64,8 @@ def calibration_error(outputs: Tensor, targets: Tensor, candidates: Sequence[int
     Confidence is the softmax probability of the predicted unit (Guo et al., ICML 2017).
     """
     hits = _hits(outputs, targets, candidates)
-    confidence = outputs[:, list(candidates)].double().softmax(1).max(1).values
+    chosen = outputs[:, list(candidates)].double()
+    confidence = (chosen.max(1).values - chosen.logsumexp(1)).exp()
     gaps = torch.zeros(bins, dtype=torch.float64)
     gaps.index_add_(0, (confidence * bins).long().clamp(max=bins - 1), hits - confidence)
     return 100 * float(gaps.abs().sum()) / hits.numel()

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
+
+from evergraph.problems import Problem
 
 STEPS = 4  # temperatures of the grid from one power of two to the next
 POWERS = 5  # the grid runs from 2^−5 to 2^5
@@ -19,10 +20,10 @@ PRIOR = 0.125  # loss per squared octave away from 1: where all validation examp
 GRID = [2 ** (step / STEPS) for step in range(-POWERS * STEPS, POWERS * STEPS + 1)]
 
 
-def losses_at_temperatures(outputs: Tensor, targets: Tensor) -> list[float]:
-    """The summed cross entropy at each temperature of the grid; `outputs` has the columns of the classes met."""
+def losses_at_temperatures(problem: Problem, outputs: Tensor, targets: Tensor) -> list[float]:
+    """The summed loss at each temperature of the grid; `outputs` has the columns of the classes met."""
     z = outputs.double()
-    return [float(F.cross_entropy(z / temperature, targets, reduction="sum")) for temperature in GRID]
+    return [float(problem.loss(z / temperature, targets).sum()) for temperature in GRID]
 
 
 def best_temperature(losses: Sequence[Sequence[float]]) -> float:

@@ -52,7 +52,7 @@ def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
         outputs = learner.outputs(task.graph, task.val)[:, : len(learner.classes_)]
         values = strangeness(learner, task.graph, task.val)
     targets = learner.problem.targets(task.graph, learner.classes_)[task.val]
-    return {"calibration": losses_at_temperatures(outputs, targets), "familiar": counted(values)}
+    return {"calibration": losses_at_temperatures(learner.problem, outputs, targets), "familiar": counted(values)}
 
 
 def _width(tables: list[list[list[int]]]) -> int:

@@ -223,9 +223,9 @@ class Learner(metaclass=Checked):
     def predict(
         self,
         graph: Graph | Any,
-        nodes: Tensor | Sequence[int] | Sequence[str] | str | None = None,
+        nodes: Any = None,
         *,
-        classes: Sequence[ClassName] | None = None,
+        classes: Any = None,
         unknown: Annotated[float, Bounds(above=0, below=1)] | None = None,
         calibrated: bool = True,
     ) -> Prediction:

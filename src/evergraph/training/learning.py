@@ -60,6 +60,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     learner.num_tasks += 1
     learner.feature_names = learner.feature_names or task.graph.feature_names
     trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
+    trained["steps"] = progress.steps
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
 
