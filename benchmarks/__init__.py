@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from benchmarks.baselines import has_pyg_sampler
-from benchmarks.figures import Figures, fisher_figures, sampler_figures, scaling_figures, step_figures
+from benchmarks.figures import Figures, ahead_figures, fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import gpu_figures
 from benchmarks.large import large_figures
+from benchmarks.methods import gpu_method_figures, method_figures
 from benchmarks.resident import resident_megabytes
 from benchmarks.setting import coauthor
 from evergraph.data.streams import TaskStream
 
+MOST_OVER_PLAIN = 1.6  # what a method's step may cost in plain steps, unless it runs another network or graph
 TASK = 2  # of the five tasks of Coauthor-CS: 2,070 nodes, the smallest
 
 
@@ -45,6 +47,7 @@ TARGETS: dict[str, Target] = {
     "tasks_50_over_2": Target(1.05, True, "exact step with 50 past tasks over 2: time"),
     "tasks_50_over_2_memory": Target(1.05, True, "exact step with 50 past tasks over 2: bytes kept"),
     "pyg_over_evergraph": Target(4, False, "dense-feature PyG GCN step over ours, plain"),
+    "cut_ahead_over_plain": Target(1, True, "with --threads 2: an epoch with batches cut ahead over one without"),
     "ewc_10_tasks_over_plain": Target(1.3, True, "EWC step with 10 past tasks over a plain one"),
     "fisher_diagonal_over_epoch": Target(10, True, "exact per-node Fisher diagonal over a training epoch"),
     "resident_mb": Target(1000, True, "peak memory of a whole Coauthor-CS run"),
@@ -60,6 +63,9 @@ TARGETS: dict[str, Target] = {
     "gpu_loss_difference": Target(
         1e-3, True, "on the GPU: largest relative difference of epoch losses, captured or not"
     ),
+    "gpu_15_seeds_over_one": Target(
+        3, True, "on the GPU: 15 seeds side by side in one process over one, Coauthor-CS's size"
+    ),
     "gpu_stream_seconds": Target(60, True, "on the GPU: 6-task stream of ogbn-arxiv's size, 50 epochs a task"),
 }
 
@@ -73,7 +79,9 @@ def bench(
     threads: int = 1,
     on_part: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """All figures as one flat dictionary; see `TARGETS` for what they mean and docs/performance.md for readings.
+    """All figures in one dictionary, flat but for those by method.
+
+    See `TARGETS` for what they mean and docs/performance.md for readings.
 
     Args:
         quick: fewer repetitions and a smaller pair of graphs for the scaling.
@@ -108,6 +116,9 @@ def _parts(
     seconds = 2.0 if quick else 20.0
     task = TaskStream(graph, 3)[TASK]
     yield "training steps", lambda: step_figures(task, seconds)
+    if threads > 1:
+        yield "batches cut ahead", lambda: ahead_figures(task, seconds)
+    yield "every method's step", lambda: method_figures(TaskStream(graph, 3), seconds / 10, torch.device("cpu"))
     yield "Fisher diagonal", lambda: fisher_figures(task, seconds)
     yield "memory of a run", lambda: {"resident_mb": resident_megabytes(data_root, 1 if quick else 5, threads)}
     yield "neighbour sampling", lambda: sampler_figures(seconds / 4, 20_000 if quick else 100_000)
@@ -117,6 +128,7 @@ def _parts(
         yield "a graph larger than memory", large_figures
     if device.type == "cuda":
         yield "GPU", lambda: gpu_figures(device, quick)
+        yield "every method's step on the GPU", lambda: gpu_method_figures(TaskStream(graph, 3), seconds / 10, device)
 
 
-__all__ = ["TARGETS", "Target", "bench"]
+__all__ = ["MOST_OVER_PLAIN", "TARGETS", "Target", "bench"]

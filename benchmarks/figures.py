@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from evergraph.data.tasks import Task
 from evergraph.methods import EWC, Finetune, OnlineCurvature, QueueCurvature
 from evergraph.methods.state import count_bytes
 from evergraph.models.gcn import GCN
+from evergraph.training.executors import AheadExecutor, Executor, PlainExecutor
+from evergraph.training.loop import make_optimizer, train_step
 
 Figures = dict[str, float]
 FAN_OUT = (10, 25)
@@ -76,6 +79,22 @@ def _ewc_steps(task: Task) -> Steps:
         importance = {name: torch.full_like(value, 1e-6 * (number + 1)) for name, value in context.params.items()}
         method.merge(importance, {name: value.detach() + 1e-3 for name, value in context.params.items()})
     return Steps(context, method)
+
+
+def ahead_figures(task: Task, seconds: float) -> Figures:
+    """An epoch whose batches are cut ahead by another thread, over one that cuts them in between. By the clock."""
+    epochs = {}
+    for kind in (PlainExecutor, AheadExecutor):
+        context = make_context(GCN(), task)
+        step = partial(train_step, context, Finetune(), optimizer=make_optimizer(context.model, SETTINGS))
+        epochs[kind.__name__] = partial(_epoch, kind(context, step))
+    found = alternate(epochs, seconds=seconds)
+    return {"cut_ahead_over_plain": found["AheadExecutor"] / found["PlainExecutor"]}
+
+
+def _epoch(executor: Executor) -> None:
+    for batch in executor.batches(executor.context.train):
+        executor.step(batch)
 
 
 def fisher_figures(task: Task, seconds: float) -> Figures:

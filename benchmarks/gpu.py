@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+from functools import partial
 
 import torch
 
 from benchmarks.baselines import pyg_step
-from benchmarks.setting import Steps, make_context, remember
+from benchmarks.setting import Steps, coauthor_like, make_context, remember
 from benchmarks.timing import Contender, alternate
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.data.datasets.sbm import sbm
@@ -21,6 +24,7 @@ from evergraph.training.executors.captured import CapturedExecutor
 from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.learner import Learner
 from evergraph.training.loop import train_step
+from evergraph.training.side_by_side import side_by_side
 
 Figures = dict[str, float]
 
@@ -35,10 +39,10 @@ class Replayed:
 
     def __init__(self, steps: Steps) -> None:
         context, method = steps.context, steps.method
-        assert can_capture(context, method, padded=True)
+        assert can_capture(context, method, "padded")
         self.executor = CapturedExecutor(context, lambda batch: train_step(context, method, batch, steps.optimizer))
         self.pieces = list(self.executor.batches(torch.cat(steps.pieces)))
-        for _ in range(2):  # every shape is met, then captured
+        for _ in range(3):  # every shape is met, watched, then captured
             for piece in self.pieces:
                 self.executor.step(piece)
         self.done = 0
@@ -54,11 +58,32 @@ def gpu_figures(device: torch.device, quick: bool) -> Figures:
     stream = TaskStream(arxiv_like(quick), 6)
     found = _step_figures(stream[1], device, 2.0 if quick else 5.0)
     found["gpu_loss_difference"] = _loss_difference(stream, device)
+    found |= side_by_side_figures(device, quick)
     clock = time.perf_counter()
     learner = Learner(GCN(), OnlineCurvature(), epochs=5 if quick else 50, device=str(device))
     average = sum(learner.fit(stream).evaluate(stream).accuracies) / len(stream)
     torch.cuda.synchronize(device)
     return {**found, "gpu_stream_seconds": time.perf_counter() - clock, "gpu_stream_average_accuracy": average}
+
+
+def side_by_side_figures(device: torch.device, quick: bool, members: int = 15) -> Figures:
+    """Seeds of exact curvature on Coauthor-CS's size: all of them taking turns in one process, over one alone."""
+    graph, epochs = coauthor_like(), 10 if quick else 50
+
+    def learn(seed: int) -> None:
+        stream = TaskStream(graph, 3, seed=seed)
+        Learner(GCN(), OnlineCurvature(), epochs=epochs, device=str(device), seed=seed).fit(stream)
+
+    learn(0)  # libraries are loaded
+    clock = time.perf_counter()
+    learn(0)
+    alone = time.perf_counter() - clock
+    clock = time.perf_counter()
+    for outcome in side_by_side([partial(learn, seed) for seed in range(members)], device):
+        if isinstance(outcome, Exception):
+            raise outcome
+    together = time.perf_counter() - clock
+    return {f"gpu_{members}_seeds_over_one": together / alone, "gpu_one_seed_seconds": alone}
 
 
 def _steps(task: Task, device: torch.device, method: Method, past: int) -> Steps:
@@ -96,3 +121,12 @@ def _loss_difference(stream: TaskStream, device: torch.device) -> float:
             learner = Learner(GCN(), OnlineCurvature(), epochs=3, device=str(device))
             logs.append([row["loss"] for index in range(2) for row in learner.learn(stream[index])])
     return max(abs(a - b) / abs(b) for a, b in zip(*logs))
+
+
+def main() -> None:
+    """The GPU's figures alone, as one line of JSON: `python -m benchmarks.gpu [--quick]`."""
+    print(json.dumps(gpu_figures(torch.device("cuda"), "--quick" in sys.argv[1:])))
+
+
+if __name__ == "__main__":
+    main()

@@ -66,22 +66,22 @@ def wanted_file(path: Path) -> bool:
     return path.name in {"run.json", "result.json", "matrix.json", "log.csv", ".lock"} or path.name.startswith("seed-")
 
 
-def main(root: Path, wanted: int) -> None:
+def main(root: Path, wanted: int, cases: list) -> None:
     torch.set_num_threads(1)
     driver.CHECKPOINT_SECONDS = 0.0  # a checkpoint after every epoch: there is always one being written
     chance = random.Random(time.time_ns())
     run(spec(CASES[0]), root / "warm")  # what torch imports late is imported before the first fork
     kills, rounds, equal, left, failed = 0, 0, [], [], 0
-    while kills < wanted or rounds < len(CASES):
-        case = CASES[rounds % len(CASES)]
-        unbroken, folder = root / f"unbroken-{rounds % len(CASES)}", root / f"killed-{rounds}"
+    while kills < wanted or rounds < len(cases):
+        case = cases[rounds % len(cases)]
+        unbroken, folder = root / f"unbroken-{rounds % len(cases)}", root / f"killed-{rounds}"
         if not unbroken.exists():
             began = time.monotonic()
             os.waitpid(in_child(case, unbroken), 0)
             whole = time.monotonic() - began
         while not (folder / "result.json").exists():
             child = in_child(case, folder)
-            enough = kills >= wanted * (rounds + 1) / len(CASES)
+            enough = kills >= wanted * (rounds + 1) / len(cases)
             patience = time.monotonic() + (600 if enough else chance.uniform(0, 0.5) * whole)
             done = 0
             while time.monotonic() < patience and not done:
@@ -102,4 +102,4 @@ def main(root: Path, wanted: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), CASES[: int(sys.argv[3])])

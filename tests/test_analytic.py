@@ -110,7 +110,7 @@ def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPat
     heads = []
     for at_hand, nodes in ((2**31, 4096), (0, 7)):
         monkeypatch.setattr("evergraph.models.random_features.AT_HAND", at_hand)
-        monkeypatch.setattr("evergraph.methods.closed_form.analytic.NODES_AT_ONCE", nodes)
+        monkeypatch.setattr("evergraph.methods.closed_form.hits.NODES_AT_ONCE", nodes)
         monkeypatch.setattr("evergraph.methods.closed_form.sums.NODES_AT_ONCE", nodes)
         for task in stream:
             task.graph.cache.clear()

@@ -4,17 +4,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import benchmarks as package
 import pytest
 import torch
 from benchmarks import TARGETS, Target
 from benchmarks.baselines import pyg_step, scipy_neighbours
+from benchmarks.candidates import in_float64, setting
 from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.large import write_large
+from benchmarks.methods import SecondTaskSteps, method_figures
 from benchmarks.resident import child_environment, peak_megabytes
-from benchmarks.setting import Steps, coauthor, coauthor_like, make_context
+from benchmarks.setting import SETTINGS, Steps, coauthor, coauthor_like, make_context, remember
+from benchmarks.step_by_hand import Learned, Past, step_by_hand
 from benchmarks.timing import alternate
 from typer.testing import CliRunner
 
@@ -25,8 +29,9 @@ from evergraph.data.graph import Graph
 from evergraph.data.mapped import read_mapped
 from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
-from evergraph.methods import Finetune, OnlineCurvature
+from evergraph.methods import METHODS, Finetune, OnlineCurvature, make_method
 from evergraph.models.gcn import GCN
+from evergraph.training.loop import make_optimizer, train_step
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +131,56 @@ def test_the_figures_of_the_fisher_diagonal_and_of_size(words: Graph) -> None:
     assert min(rates.values()) > 0
 
 
+def test_every_method_has_its_step_over_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evergraph.data.datasets.sbm import sbm
+
+    stream = TaskStream(sbm(nodes=80, classes=4, degree=5, features=6, seed=0), 2)
+    monkeypatch.setattr("benchmarks.methods.alternate", lambda contenders, **more: dict.fromkeys(contenders, 2.0))
+    found = method_figures(stream, 0, torch.device("cpu"))
+    assert set(found["steps_over_plain"]) == set(METHODS) - {"analytic", "auto"}
+    assert found["steps_run_besides"]["lwf"] == "the network as it was after the last task"
+    assert "ewc" not in found["steps_run_besides"]
+    steps = SecondTaskSteps(stream, make_method("curvature"), "gcn", "cpu")
+    before = [value.detach().clone() for value in steps.executor.context.model.parameters()]
+    assert float(steps()) > 0  # type: ignore[arg-type]
+    assert any(not torch.equal(a, b) for a, b in zip(before, steps.executor.context.model.parameters()))
+
+
+@pytest.mark.parametrize("past", [0, 2])
+def test_the_step_written_out_is_the_loop_s(past: int) -> None:
+    """One step of the loop in float64, autograd and fused Adam, against the one that candidates are held against."""
+    from evergraph.data.datasets.sbm import sbm
+
+    task = Task.of(sbm(nodes=120, classes=5, degree=6, features=7, seed=0))
+    standing, model, seeds, capacity = setting(task, "cpu", 8, 16)
+    model.double()
+    context = make_context(model, task)
+    method = remember(OnlineCurvature(strength=3.0), context, past)
+    curvature = method.methods[1]  # type: ignore[attr-defined]
+    first, second = curvature.anchor_sum_.values() if past else (None, None)
+    anchored = Past(past, first, second, 3.0) if past else None
+    wide, _ = in_float64(standing, None)
+    own = Learned.of(*model.weights)
+    for _ in range(3):
+        step_by_hand(wide, own, seeds, capacity, anchored)
+    optimizer = make_optimizer(model, SETTINGS)
+    assert (SETTINGS.lr, SETTINGS.weight_decay) == (own.lr, own.decay)
+    for _ in range(3):
+        train_step(context, method, context.batcher.batch(seeds), optimizer)
+    for written, trained in zip((own.w1, own.w2), model.weights):
+        torch.testing.assert_close(written, trained.detach(), rtol=1e-12, atol=1e-13)
+
+
+def test_triton_s_step_is_the_one_written_out() -> None:
+    """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", "from benchmarks.candidates import check; print(max(check().values()))"],
+        env={**child_environment(), "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(done.stdout) < 1e-5
+
+
 def test_the_scipy_sampler_keeps_to_the_fan_out() -> None:
     from evergraph.data.datasets.sbm import sbm
 
@@ -172,23 +227,26 @@ def test_targets_say_whether_they_are_met() -> None:
 
 
 def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {key: 1.0 for key in TARGETS if not key.startswith(("gpu", "large"))}
+    figures: dict[str, Any] = {key: 1.0 for key in TARGETS if not key.startswith(("gpu", "large"))}
+    by_method = {"steps_over_plain": {"ewc": 1.25}, "steps_run_besides": {"ewc": "nothing but this"}}
 
     def parts(*given: object) -> object:
         found = given[-1]
         assert isinstance(found, dict)
         found |= {"graph": "a small one", "pyg_sampler": "none"}
-        return [("everything", lambda: figures)]
+        return [("everything", lambda: {**figures, **by_method})]
 
     monkeypatch.setattr(package, "_parts", parts)
     done = CliRunner().invoke(make_app(), ["bench", "--quick", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert figures.items() <= told.items()
-    assert all(not isinstance(value, (dict, list)) for value in told.values())
+    assert {key for key, value in told.items() if isinstance(value, (dict, list))} == set(by_method)
     assert (told["device"], told["threads"], told["graph"]) == ("cpu", 1, "a small one")
     plain = CliRunner().invoke(make_app(), ["bench", "--quick"])
     assert plain.exit_code == 0
     assert "pyg_over_evergraph" in plain.stdout
     assert "a small one" in plain.stdout
+    assert "1.25" in plain.stdout
+    assert "nothing but this" in plain.stdout
     assert figure_table(told).row_count == len(figures)

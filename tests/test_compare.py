@@ -183,6 +183,27 @@ def test_every_method_is_tuned_by_one_rule(evergraph, tmp_path: Path) -> None:
     assert "unknown selection rule 'guessing'" in error
 
 
+@pytest.mark.slow
+def test_the_students_comparison_is_one_command(evergraph, tmp_path: Path) -> None:
+    """Five methods tuned by one rule, three streams, three seeds, LaTeX."""
+    third = "sbm:nodes=80,classes=4,degree=4,features=6,signal=3"
+    words = ["compare", *STREAMS, third, "--methods", "auto,stand-in-curvature,er-gnn,lwf,ewc", "--seeds", "3"]
+    words += ["--epochs", "2", "--hidden", "8", "--device", "cpu", "--classes-per-task", "1", "--label-scope", "seen"]
+    status, out, error = evergraph(*words, "--tune", "first-tasks", "--trials", "2", "--latex", "--out", "here")
+    assert status == 0, error
+    assert out.count(r"$\pm$") == 5 * 3
+    assert out.count(r"\textbf{") == 3  # the best of each stream
+    assert len(json.loads((tmp_path / "here/tuning/best.json").read_text())) == 5 * 3
+
+
+@pytest.mark.slow
+def test_all_methods_are_one_comparison(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "all", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--json"]
+    status, out, error = evergraph(*words, "--set", "auto.hidden=12", "--set", "analytic.hidden=12")
+    assert status == 0, error
+    assert [one["method"] for one in json.loads(out)["results"]] == list(eg.METHODS)
+
+
 def test_settings_of_one_methods_model_and_training(evergraph) -> None:
     words = ["compare", STREAMS[0], "--methods", "auto,ewc", "--seeds", "1", "--json", "--device", "cpu"]
     words += ["--set", "auto.hidden=12", "--set", "ewc.hidden=5", "--set", "ewc.epochs=1", "--set", "ewc.strength=3"]

@@ -127,13 +127,13 @@ def test_what_is_not_a_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("hello")
     np.save(tmp_path / "array.npy", np.zeros(3))
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
-    (tmp_path / "graph.csv").write_text("0,1")
+    (tmp_path / "graph.gml").write_text("0,1")
     (tmp_path / "folder.npz").mkdir()
     for name, message in {
         "list.pt": "graph 0 of the list is of type int; it has no x and no edge_index",
         "text.npz": "pickled objects|not an npz file",  # numpy takes unknown bytes for a pickle
         "array.npz": "not an npz file",
-        "graph.csv": "reads .npz and .pt",
+        "graph.gml": "reads .npz and .pt",
         "folder.npz": "is a folder, not a file",
         "missing.npz": "no file",
     }.items():

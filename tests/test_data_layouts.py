@@ -156,6 +156,41 @@ def test_planetoid_through_pyg(tmp_path: Path) -> None:
         eg.stream("pubmed", data_root=tmp_path)
 
 
+def test_other_sets_through_pyg(tmp_path: Path) -> None:
+    """WikiCS, ZINC and superpixels, in small files as their publishers have them."""
+    raw = tmp_path / "WikiCS" / "raw"
+    raw.mkdir(parents=True)
+    masks = [[number < 20 for number in range(40)] for _ in range(3)]
+    wiki = {"features": np.eye(40, 5).tolist(), "labels": [number % 4 for number in range(40)],
+            "links": [[(number + 1) % 40] for number in range(40)], "train_masks": masks, "val_masks": masks,
+            "stopping_masks": masks, "test_mask": masks[0]}  # fmt: skip
+    (raw / "data.json").write_text(json.dumps(wiki))
+    stream = eg.stream("wikics", data_root=tmp_path)
+    assert (len(stream), stream.graph.num_nodes, stream.graph.num_edges) == (2, 40, 80)
+
+    raw = tmp_path / "ZINC" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "val", "test"):
+        molecules = [
+            {"atom_type": torch.arange(2 + number % 4), "bond_type": torch.ones(2 + number % 4, 2 + number % 4),
+             "logP_SA_cycle_normalized": torch.tensor([number / 7])} for number in range(12)
+        ]  # fmt: skip
+        (raw / f"{part}.pickle").write_bytes(pickle.dumps(molecules))
+        (raw / f"{part}.index").write_text(",".join(map(str, range(8))) + "\n")
+    stream = eg.stream("zinc", data_root=tmp_path)
+    assert (stream.problem, len(stream), stream.num_features) == ("graph-regression", 4, 28)
+    assert [(task.train.numel(), task.val.numel(), task.test.numel()) for task in stream] == [(2, 2, 2)] * 4
+
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    image = {"x": torch.rand(3, 1), "pos": torch.rand(3, 2), "edge_index": torch.tensor([[0, 1], [1, 2]])}
+    parts = [[{**image, "y": torch.tensor([number % 10])} for number in range(20)] for _ in range(3)]
+    torch.save(parts, raw / "MNIST_v2.pt")
+    stream = eg.stream("mnist-superpixels", data_root=tmp_path)
+    assert (stream.problem, len(stream), stream.num_features) == ("graph-classification", 5, 3)
+    assert [task.test.numel() for task in stream] == [4] * 5
+
+
 def test_what_is_at_hand(tmp_path: Path) -> None:
     assert DATASETS["digits"].at_hand(tmp_path)
     assert not DATASETS["letter-med"].at_hand(tmp_path)

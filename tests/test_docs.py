@@ -1,8 +1,8 @@
 """The documentation: every Python block runs, every command parses, every public name is explained, the site builds.
 
-Blocks of a page run in order, in one namespace and one empty folder, with few epochs and narrow random features by
-default. Shell blocks after `<!-- run -->` run too. `<!-- no-run: reason -->` before a block that needs a dataset makes
-it run only where the folder of real graphs is there.
+Blocks of a page run in order, in one namespace and one folder that holds the files of docs/files alone, with few epochs
+and narrow random features by default. Shell blocks after `<!-- run -->` run too. `<!-- no-run: reason -->` before a
+block that needs a dataset makes it run only where the folder of real graphs is there.
 """
 
 import inspect
@@ -75,8 +75,10 @@ def names(paths):
 
 @pytest.fixture
 def empty_place(tmp_path, monkeypatch, registries):
-    """A folder of its own, and short training of small models by default."""
+    """A folder of its own with the files that pages offer, and short training of small models by default."""
     monkeypatch.chdir(tmp_path)
+    for file in (DOCS / "files").iterdir():
+        shutil.copy(file, tmp_path)
     for kind, setting, value in SHORT:
         place = list(inspect.signature(kind).parameters).index(setting)
         defaults = kind.__init__.__defaults__

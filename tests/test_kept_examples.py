@@ -174,12 +174,15 @@ def test_the_closed_form_refuses_targets_that_are_known_of_some() -> None:
         one.learn(eg.Task.of(wider))
 
 
-def test_random_features_of_a_links_ends_have_a_width() -> None:
+def test_random_features_of_a_links_ends_have_a_width(tmp_path: Path) -> None:
     stream = STREAMS["link-classification"]()
     wide = eg.Learner(method="analytic", problem="link-classification", **SMALL).fit(stream)
     assert wide.model.output_weight().shape[0] == 3 * 640 + 1  # 5,120 features would be too many of a pair
     narrow = eg.Learner(eg.make_model("random-features", width=30), "analytic", **SMALL).fit(stream)
     assert narrow.model.output_weight().shape[0] == 3 * 30 + 1
+    narrow.save(tmp_path / "saved")
+    again = eg.Learner.load(tmp_path / "saved", device="cpu")
+    assert torch.equal(again.logits(stream[0].graph), narrow.logits(stream[0].graph))
 
 
 # the command line

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 import evergraph as eg
 from brute_force import seeded, tiny_graph
+from evergraph.core.sparse import with_ones
+from evergraph.data.batching import Neighbourhoods
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task, union
@@ -18,6 +20,7 @@ from evergraph.methods.isolation.hpn import establish, likeness
 from evergraph.methods.isolation.pi_gnn import unstable_nodes
 from evergraph.methods.isolation.tpp import contrast, profile, smoothed_products
 from evergraph.models import neighbourhoods
+from evergraph.models.gcn import gcn_operator
 
 GRAPH = sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1)
 STREAM = eg.TaskStream(GRAPH, 2)
@@ -374,3 +377,17 @@ def test_what_cannot_be_is_refused_in_one_line(make_one: object, message: str) -
     with pytest.raises(eg.EvergraphError, match=message) as refused:
         make_one()  # type: ignore[operator]
     assert "\n" not in str(refused.value)
+
+
+def test_a_perturbed_batch_has_fewer_edges_in_every_layer() -> None:
+    """Layers that were read of the batch itself do not stand in for its own."""
+    graph = sbm(nodes=60, classes=2, degree=8, features=3, seed=0)
+    operator = gcn_operator(graph)
+    batch = Neighbourhoods(with_ones(graph.x.double()), operator, graph.y, 2).batch(torch.arange(10))
+    before = [batch.layer(number).dense() for number in range(2)]
+    thinned = eg.TPP(drop_edges=0.5).perturbed(batch, torch.Generator().manual_seed(0))
+    for number, dense in enumerate(before):
+        kept = thinned.layer(number).dense()
+        dropped = (dense != 0) & (kept == 0)
+        assert 0.3 < float(dropped.sum() / (dense != 0).sum()) < 0.6
+        assert torch.equal(kept[kept != 0], dense[kept != 0])

@@ -28,7 +28,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ]
     (info / "entry_points.txt").write_text("".join(groups))
     (site / "evergraph_outside").symlink_to(PACKAGE / "evergraph_outside")
-    return {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def call(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:

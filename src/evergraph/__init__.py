@@ -13,7 +13,9 @@ from evergraph.data import (
     OfficialGraph,
     Task,
     TaskStream,
+    from_networkx,
     from_pyg,
+    from_tables,
     leak_score,
     make_graph,
     make_graphs,
@@ -94,7 +96,7 @@ from evergraph.models import (
     make_model,
 )
 from evergraph.problems import Classification, Labelling, NodeClassification, Problem, Regression
-from evergraph.training import Learner, Prediction, Progress, Training
+from evergraph.training import Explanation, Learner, Prediction, Progress, Training
 from evergraph.version import __version__
 
 __all__ = [
@@ -140,6 +142,7 @@ __all__ = [
     "Evaluation",
     "EvergraphError",
     "EvergraphWarning",
+    "Explanation",
     "FeatureGraphNetwork",
     "Finetune",
     "Fraction",
@@ -197,7 +200,9 @@ __all__ = [
     "curvature",
     "evaluation",
     "experiments",
+    "from_networkx",
     "from_pyg",
+    "from_tables",
     "leak_score",
     "linear",
     "make_graph",

@@ -19,7 +19,7 @@ UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options
 
 def make_app() -> typer.Typer:
     """All commands. Their help texts list what is registered, so plug-ins are loaded here, not at import."""
-    from evergraph.cli import bench, compare, convert, leak, learner, paper, report, run, tune
+    from evergraph.cli import bench, compare, convert, forget, leak, learner, paper, predict, report, run, tune, why
 
     app = typer.Typer(
         help="Graph neural networks that keep learning when new classes arrive and old data is gone.",
@@ -28,7 +28,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_every_command)
-    for module in (run, compare, tune, leak, learner, report, bench, convert, paper):
+    for module in (run, compare, tune, leak, learner, predict, why, forget, report, bench, convert, paper):
         module.add_commands(app)
     return app
 

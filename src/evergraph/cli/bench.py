@@ -43,6 +43,8 @@ def bench_command(
         return
     console = common.console()
     console.print(figure_table(figures))
+    if "steps_over_plain" in figures:
+        console.print(step_table(figures))
     console.print(
         f"graph: {figures['graph']}; device {figures['device']}, {figures['threads']} thread(s); "
         f"PyG sampler: {figures['pyg_sampler']}; {figures['seconds']:.0f} s",
@@ -62,6 +64,22 @@ def figure_table(figures: dict[str, Any]) -> Table:
             met = {True: "yes", False: "no", None: ""}[target.met(figures[key])]
             value = f"{figures[key]:,.0f}" if figures[key] >= 1000 else f"{figures[key]:.3g}"
             table.add_row(key, target.about, value, str(target), met)
+    return table
+
+
+def step_table(figures: dict[str, Any]) -> Table:
+    """Every method's step over the plain one, and what it runs besides by definition."""
+    bound = _benchmarks().MOST_OVER_PLAIN
+    columns = [name for name in ("steps_over_plain", "gpu_steps_over_plain") if name in figures]
+    table = Table(title=f"steps over the plain step (at most {bound} where nothing runs besides)", title_justify="left")
+    for name in ("method", *("on the GPU" if name.startswith("gpu") else "on a CPU" for name in columns)):
+        table.add_column(name, no_wrap=True)
+    table.add_column("runs besides")
+    for method in figures["steps_over_plain"]:
+        ratios = [f"{figures[name][method]:.2f}" for name in columns]
+        eager = figures.get("gpu_steps_eager", {}).get(method)
+        more = [figures["steps_run_besides"].get(method, ""), f"on the GPU {eager}" if eager else ""]
+        table.add_row(method, *ratios, "; ".join(filter(None, more)))
     return table
 
 

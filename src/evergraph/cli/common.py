@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
+from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, ClassName, find_graph
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
@@ -32,6 +33,13 @@ from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import LABEL_SCOPES, Training, default_method
 
 DEFAULTS = Training()
+GraphSource = Annotated[
+    str,
+    typer.Argument(
+        help="The path of a graph (.npz, .pt), nodes.csv:edges=edges.csv, or a stream's name for its graph."
+    ),
+]
+Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
 
 
 def _choices(names: Any) -> str:
@@ -191,6 +199,24 @@ def takes_options(*names: str) -> Callable[[Command], Command]:
         return wrapper
 
     return decorate
+
+
+def class_names(text: str | None, option: str = "--classes") -> list[str] | None:
+    """Names with commas; a name that has a comma itself stands in double quotes, as in a CSV file."""
+    if text is None:
+        return None
+    parts = next(csv.reader([text], skipinitialspace=True), [])
+    names = [name.strip() for name in parts if name.strip()]
+    if not names:
+        raise EvergraphError(f"{option} is empty; give names with commas, e.g. {option} 3,5")
+    return names
+
+
+def listed(names: Iterable[ClassName], most: int = 8) -> str:
+    """Names as messages show them, the first few alone."""
+    shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
+    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + rest
 
 
 def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, str]:

@@ -35,6 +35,7 @@ from evergraph.experiments.result_file import CELLS, TUNING, each_test_graph, kn
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.experiments.selection import SELECTION_RULES, SelectionRule, Space, make_rule, tune
 from evergraph.experiments.selection.tuning import BEST
+from evergraph.methods import METHODS
 from evergraph.persistence.files import taken_folder, write_atomically
 
 SEVERAL = {"order", "test_graph"}  # options that may be given more than once
@@ -51,7 +52,7 @@ def compare_command(
     streams: Annotated[
         list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Names with commas.")] = "auto,stand-in-curvature,finetune,joint",
+    methods: Annotated[str, typer.Option(help="Names with commas, or all.")] = "auto,stand-in-curvature,finetune,joint",
     order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
     test_graph: Annotated[
         list[str] | None, typer.Option(help="A test graph, or several (with commas): one training run serves all.")
@@ -79,7 +80,7 @@ def compare_command(
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
         "order": check_names("order", order or ["labelled"]),
-        "method": check_names("method", methods.split(",")),
+        "method": check_names("method", METHODS if methods == "all" else methods.split(",")),
     }
     rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read
     test_graphs = common.names_of("test graph", test_graph or ["task"])

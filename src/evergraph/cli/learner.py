@@ -1,12 +1,10 @@
-"""`evergraph learn`, `predict`, `info`: a learner that lives in a folder."""
+"""`evergraph learn` and `info`: a learner that lives in a folder."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,22 +12,17 @@ import typer
 from rich.table import Table
 
 from evergraph.cli import common
-from evergraph.data import ClassName, Graph, Task, find_graph
-from evergraph.errors import EvergraphError, first_line
+from evergraph.data import Task, find_graph
+from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import make_model
-from evergraph.persistence.files import write_atomically
-from evergraph.persistence.reading import as_csv
 from evergraph.problems import PROBLEMS, problem_of
-from evergraph.training import Learner, Prediction, Training
+from evergraph.training import Learner, Training
 from evergraph.training.description import describe
 from evergraph.training.driver import learn_in_folder
 from evergraph.training.snapshot import model_name
 
-GraphSource = Annotated[str, typer.Argument(help="The path of a graph (.npz, .pt), or a stream's name for its graph.")]
-Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
-Classes = Annotated[str | None, typer.Option(help="Names with commas.")]
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root")
 
@@ -37,7 +30,6 @@ OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root
 def add_commands(app: typer.Typer) -> None:
     """Put these commands on the command line."""
     app.command("learn")(learn_command)
-    app.command("predict")(predict_command)
     app.command("info")(info_command)
 
 
@@ -45,8 +37,8 @@ def add_commands(app: typer.Typer) -> None:
 def learn_command(
     options: dict[str, Any],
     context: typer.Context,
-    graph: GraphSource,
-    checkpoint: Checkpoint,
+    graph: common.GraphSource,
+    checkpoint: common.Checkpoint,
     classes: Annotated[str | None, typer.Option(help="Learn the nodes of these classes alone (names, commas).")] = None,
     method: common.ChosenMethod = None,
     num_classes: Annotated[int | None, typer.Option(help="Outputs to begin with; the graph's classes else.")] = None,
@@ -89,7 +81,9 @@ def learn_command(
             _check_same(learner, checkpoint, named, wanted)
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
-        task = Task.of(data, _names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks)
+        task = Task.of(
+            data, common.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+        )
         before = None if again else learner.learned_as(task)
         if before is not None:
             raise _LearnedAlready(f"{graph} was learned already, as task {before + 1}; --again learns it once more")
@@ -125,7 +119,7 @@ def learn_command(
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
     sys.stdout.write(
-        f"learned {_listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
+        f"learned {common.listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
         f"{held_out or 'none held out to test on'}\n"
         f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
     )
@@ -150,38 +144,6 @@ def _make_learner(method: str, num_classes: int | None, seed: int, options: dict
     )
 
 
-def predict_command(
-    graph: GraphSource,
-    checkpoint: Checkpoint,
-    out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file; CSV on stdout by default.")] = None,
-    classes: Annotated[str | None, typer.Option(help="Choose among these classes alone (names, commas).")] = None,
-    ignore_labels: Annotated[
-        bool, typer.Option("--ignore-labels", help="Predict even where the graph's labels name classes never learned.")
-    ] = False,
-    directed: common.Directed = False,
-    device: common.Device = "auto",
-    data_root: common.DataRoot = None,
-) -> None:
-    """Write the most probable class of every example, and its probability: columns node, class, probability.
-
-    Where examples have several labels or numbers, there is a column for each instead.
-    """
-    if out is not None and out.suffix not in {".csv", ".parquet"}:
-        raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
-    parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
-    learner = Learner.load(checkpoint, device=device)
-    data = find_graph(graph, data_root, False if directed else None)[0]
-    if not ignore_labels:
-        _check_labels(data, learner, checkpoint)
-    by_name = {str(name): name for name in learner.classes_}
-    chosen = [by_name.get(name, name) for name in _names(classes) or ()]
-    prediction = learner.predict(data, classes=chosen or None)
-    if out is None:
-        sys.stdout.write(_as_csv(prediction))
-        return
-    write_atomically(out, _as_csv(prediction) if parquet is None else _as_parquet(prediction, parquet))
-
-
 def info_command(
     checkpoint: Annotated[Path, typer.Argument(help="The folder in which a learner lives.")],
     json: common.Json = False,
@@ -193,17 +155,38 @@ def info_command(
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
     for key, value in about.items():
-        if key != "tasks":
+        if key not in ("tasks", "card"):
             table.add_row(key.replace("_", " "), _shown(value))
-    for number, task in enumerate(about["tasks"], start=1):
-        kind = PROBLEMS.get(about["problem"])
-        unit = " %" if kind is None or METRICS[kind.metric].title.endswith("(%)") else f" ({kind.metric})"
-        value = task["test_accuracy"]
-        accuracy = "not measured" if value is None else f"{value:.1f}{unit} when learned"
-        level = "node" if kind is None else kind.level
-        line = f"{_listed(task['classes'])}: {task['nodes']} {level}s, {task['epochs']} epochs, {accuracy}"
-        table.add_row(f"task {number}", line)
+    for key, value in card_lines(about):
+        table.add_row(key, value)
     common.console().print(table)
+
+
+def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The model card: what was learned when, from what, how well; what is kept of it."""
+    kind = PROBLEMS.get(about["problem"])
+    unit = " %" if kind is None or METRICS[kind.metric].title.endswith("(%)") else f" ({kind.metric})"
+    level = "node" if kind is None else kind.level
+    for number, task in enumerate(about["tasks"], start=1):
+        value, when = task["test_accuracy"], task.get("learned")
+        accuracy = "not measured" if value is None else f"{value:.1f}{unit} when learned"
+        held_out = task.get("examples", {})
+        rest = f" (and {held_out['validation']} to choose by, {held_out['test']} to test)" if held_out else ""
+        where = f"; {when}, from {task['graph']}" if when else ""
+        gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
+        learned = (
+            f"{common.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {task['epochs']} epochs, {accuracy}"
+        )
+        steps = f"; steps {task['steps']}" if task.get("steps") else ""
+        yield f"task {number}", f"{learned}{steps}{where}{gone}"
+    card = about["card"]
+    if card["keeps"] is not None:
+        sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
+        yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
+    yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, settled on validation examples"
+    if card["unknown_above"] is not None:
+        above = f"{card['unknown_above']:.3g}"
+        yield "unknown classes", f"put aside above {above}, at {100 * card['false_alarms']:g} % false alarms"
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -233,77 +216,7 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
             raise EvergraphError(f"--model-set does not fit the model of {checkpoint}; leave it out")
 
 
-def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
-    """A node whose label names a class never learned can only be predicted wrongly."""
-    if not data.has_classes:
-        return
-    present = [data.class_names[position] for position in data.y[data.y >= 0].unique().tolist()]
-    missing = [name for name in present if name not in learner.classes_]
-    if missing:
-        raise EvergraphError(
-            f"{data.name}: unknown classes {_listed(missing)}: {checkpoint} has not learned them; learn them first, "
-            "or add --ignore-labels to choose among the classes it knows"
-        )
-
-
-def _names(text: str | None) -> list[str] | None:
-    """Names with commas; a name that has a comma itself stands in double quotes, as in a CSV file."""
-    if text is None:
-        return None
-    parts = next(csv.reader([text], skipinitialspace=True), [])
-    names = [name.strip() for name in parts if name.strip()]
-    if not names:
-        raise EvergraphError("--classes is empty; give names with commas, e.g. --classes 3,5")
-    return names
-
-
-def _listed(names: Iterable[ClassName], most: int = 8) -> str:
-    shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
-    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + rest
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
-    return _listed(value, 40) if isinstance(value, list) else str(value)
-
-
-def _as_csv(prediction: Prediction) -> str:
-    examples, numbers = prediction.nodes.tolist(), prediction.probabilities.tolist()
-    if prediction.columns is not None:  # several labels or numbers: a column for each
-        rows = ([example, *(f"{value:.6g}" for value in values)] for example, values in zip(examples, numbers))
-        return as_csv(["example", *prediction.columns], rows)
-    named = zip(examples, prediction.labels, numbers)
-    return as_csv(
-        ["node", "class", "probability"], ([node, name, f"{probability:.6g}"] for node, name, probability in named)
-    )
-
-
-def _parquet() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise EvergraphError(
-            f"a .parquet file needs pyarrow ({first_line(error)}); pip install 'evergraph[parquet]', or write a .csv"
-        ) from None
-    return pyarrow
-
-
-def _as_parquet(prediction: Prediction, pyarrow: Any) -> bytes:
-    if prediction.columns is not None:
-        values = prediction.probabilities.numpy()
-        columns: dict[str, Any] = {"example": prediction.nodes.numpy()} | {
-            str(n): values[:, i] for i, n in enumerate(prediction.columns)
-        }
-        return _parquet_bytes(columns, pyarrow)
-    mixed = len({type(name) for name in prediction.labels}) > 1
-    names = [str(name) for name in prediction.labels] if mixed else prediction.labels
-    columns = {"node": prediction.nodes.numpy(), "class": names, "probability": prediction.probabilities.numpy()}
-    return _parquet_bytes(columns, pyarrow)
-
-
-def _parquet_bytes(columns: dict[str, Any], pyarrow: Any) -> bytes:
-    sink = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
-    return sink.getvalue()
+    return common.listed(value, 40) if isinstance(value, list) else str(value)

@@ -9,9 +9,28 @@ overridden below the class that declares it, or replaced on the object itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class No:
+    """A capability's answer where it does not hold, with the reason: false in conditions.
+
+    Args:
+        reason: why not, in words that can follow a colon.
+    """
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Answer = bool | No
+"""What a capability that is a question answers: yes, no, or no with a reason."""
 
 
 def capability(*, rests_on: tuple[str, ...], through: str = "") -> Callable[[Function], Function]:

@@ -41,6 +41,8 @@ class SparseMatrix:
     num_columns: int
     _transpose: SparseMatrix | None = field(default=None, repr=False)
     _native: Tensor | None = field(default=None, repr=False)
+    _longest_row: int | None = field(default=None, repr=False)
+    _ends: dict[int, int] = field(default_factory=dict, repr=False)  # where rows end, of those that were asked for
 
     @classmethod
     def from_scipy(cls, matrix: sp.spmatrix, dtype: torch.dtype = torch.float32) -> SparseMatrix:
@@ -110,6 +112,12 @@ class SparseMatrix:
         """Stored entries in each row."""
         return self.indptr[1:] - self.indptr[:-1]
 
+    def longest_row(self) -> int:
+        """Stored entries in the row that has most of them, found once."""
+        if self._longest_row is None:
+            self._longest_row = int(self.counts().max()) if self.num_rows else 0
+        return self._longest_row
+
     def row_sums(self) -> Tensor:
         """The sum of each row's entries."""
         total = torch.zeros(self.num_rows, dtype=self.dtype, device=self.device)
@@ -122,7 +130,7 @@ class SparseMatrix:
 
     def with_values(self, values: Tensor) -> SparseMatrix:
         """The same pattern with other entries."""
-        return SparseMatrix(self.indptr, self.indices, values, self.num_columns)
+        return SparseMatrix(self.indptr, self.indices, values, self.num_columns, _ends=self._ends)
 
     def to(self, target: torch.device | str | torch.dtype) -> SparseMatrix:
         """On another device, or with entries of another type."""
@@ -138,7 +146,9 @@ class SparseMatrix:
             num_columns = self.num_columns
         if (num_rows, num_columns) == self.shape:
             return self
-        end = int(self.indptr[num_rows])
+        if num_rows not in self._ends:
+            self._ends[num_rows] = int(self.indptr[num_rows])
+        end = self._ends[num_rows]
         return SparseMatrix(self.indptr[: num_rows + 1], self.indices[:end], self.values[:end], num_columns)
 
     def entries_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,8 +179,10 @@ class SparseMatrix:
             self._transpose = SparseMatrix(indptr, indices, torch.from_numpy(flipped.data), self.num_rows)
         elif self._transpose is None:
             order = torch.argsort(self.indices, stable=True)
-            indptr = torch.zeros(self.num_columns + 1, dtype=torch.long, device=self.device)
-            torch.cumsum(torch.bincount(self.indices, minlength=self.num_columns), 0, out=indptr[1:])
+            counts = self.indices.new_zeros(self.num_columns + 1).index_add_(  # bincount would wait for the device
+                0, self.indices + 1, torch.ones_like(self.indices)
+            )
+            indptr = counts.cumsum(0)
             self._transpose = SparseMatrix(indptr, self.row_of_entry()[order], self.values[order], self.num_rows)
         return self._transpose
 

@@ -49,7 +49,7 @@ def regularizer(
         generator: random numbers for `sample`.
     """
     one_of("structure", structure, ("full", "diagonal"))
-    value = torch.zeros((), dtype=next(iter(params.values())).dtype)
+    value = next(iter(params.values())).new_zeros(())
     gradient = {name: torch.zeros_like(theta) for name, theta in params.items()}
     for anchor in anchors:
         gap = {name: theta.detach() - anchor[name] for name, theta in params.items()}

@@ -7,6 +7,7 @@ from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
 from evergraph.data.examples import make_graphs, make_links, with_links
 from evergraph.data.files import as_graph
+from evergraph.data.from_tables import from_networkx, from_tables
 from evergraph.data.graph import Graph, from_pyg, make_graph
 from evergraph.data.leak import leak_score, neighbourhood_means
 from evergraph.data.scenarios import SCENARIOS, Scenario
@@ -34,7 +35,9 @@ __all__ = [
     "TestGraph",
     "as_graph",
     "find_graph",
+    "from_networkx",
     "from_pyg",
+    "from_tables",
     "leak_score",
     "make_graph",
     "make_graphs",

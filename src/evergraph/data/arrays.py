@@ -51,7 +51,13 @@ def read_features(x: Any, name: str) -> Features:
     features: Features = SparseMatrix.from_scipy(x, dtype) if sparse else torch.as_tensor(x).to(dtype)
     values = features.values if isinstance(features, SparseMatrix) else features
     if not bool(torch.isfinite(values).all()):
-        raise EvergraphError(f"{name}: features contain NaN or infinite values; clean or impute them first")
+        wrong = int((~torch.isfinite(values)).sum())
+        raise EvergraphError(
+            f"{name}: features contain NaN or infinite values ({wrong:,} of them); clean or impute them first, "
+            "e.g. with numpy.nan_to_num"
+        )
+    if x.dtype.kind in "iu" and values.numel() and float(values.max()) > 1:
+        tell(f"{name}: features are whole numbers, read as amounts; give codes of categories a column of 0 and 1 each")
     return features
 
 
@@ -64,6 +70,8 @@ def targets_and_names(
 ) -> tuple[Tensor, list[ClassName]]:
     """Targets of examples and the names of their classes or columns, checked."""
     values = None if y is None else as_array(y)
+    if values is not None and values.dtype.kind in "OUS":
+        return _text_labels(values, count, class_names, name)
     if values is None or not (columns or _several(values)):
         labels = _labels(values, count, name)
         return labels, _class_names(class_names, labels, name)
@@ -93,8 +101,9 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     if y is None:
         return torch.full((num_nodes,), -1)
     values = as_array(y).reshape(-1)
-    if values.size != num_nodes:
-        raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
+    _check_count(values, num_nodes, name)
+    if values.dtype.kind == "f":
+        values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
         raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
     if values.dtype.kind in "fu" and values.size and values.max() >= 2**63:
@@ -103,6 +112,28 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
     return labels
+
+
+def _check_count(values: np.ndarray, num_nodes: int, name: str) -> None:
+    if values.size != num_nodes:
+        raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
+
+
+def _text_labels(
+    values: np.ndarray, count: int, class_names: Sequence[ClassName] | Mapping[Any, Any] | None, name: str
+) -> tuple[Tensor, list[ClassName]]:
+    """Labels that are names of classes; classes are numbered in the order of `class_names`, else of the alphabet."""
+    values = values.reshape(-1)
+    _check_count(values, count, name)
+    labels = [value.decode() if isinstance(value, bytes) else value for value in values.tolist()]
+    labels = ["" if value is None or value != value else value for value in labels]
+    if odd := [value for value in labels if not isinstance(value, str)]:
+        raise EvergraphError(f"{name}: labels mix text and {shown(odd[0])}; give all as text, or all as whole numbers")
+    names = sorted({*labels} - {""}) if class_names is None else _names(class_names, name)
+    position = {str(entry): number for number, entry in enumerate(names)}
+    if missing := [value for value in labels if value and value not in position]:
+        raise EvergraphError(f"{name}: label {shown(missing[0])} is not one of the class names: {shown(names)}")
+    return torch.tensor([position.get(value, -1) for value in labels], dtype=torch.long), list(names)
 
 
 def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:

@@ -7,12 +7,13 @@ serves every layer: layer after layer, a shorter prefix of its rows is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
+from evergraph.data.fixed_sampling import distinct
 from evergraph.errors import EvergraphError
 
 
@@ -29,6 +30,8 @@ class Batch:
         source: where the batch was cut from; None for a batch that was put together in another way.
         members: row e holds the seeds that example e reads; None where examples are the seeds.
         examples: the examples in the graph; None where they are the seeds.
+        chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
+            of the chosen ones.
     """
 
     x: Features
@@ -39,7 +42,8 @@ class Batch:
     source: Neighbourhoods | None = None
     members: SparseMatrix | None = None
     examples: Tensor | None = None
-    _layers: dict[int, SparseMatrix] = field(default_factory=dict, repr=False)
+    chosen: Tensor | None = None
+    _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def num_seeds(self) -> int:
@@ -48,7 +52,9 @@ class Batch:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples: nodes, graphs or links."""
+        """Number of examples asked for: nodes, graphs or links."""
+        if self.chosen is not None:
+            return self.chosen.numel()
         return self.sizes[0] if self.members is None else self.members.num_rows
 
     @property
@@ -62,6 +68,36 @@ class Batch:
             hops = self.num_hops - number
             self._layers[number] = self.operator.top(self.sizes[hops - 1], self.sizes[hops])
         return self._layers[number]
+
+    def of_chosen(self, rows: Tensor) -> Tensor:
+        """Of a row for each example that the batch has, those of the chosen ones."""
+        return rows if self.chosen is None else rows[self.chosen]
+
+    def choose(self, chosen: Tensor, targets: Tensor) -> Batch:
+        """The same batch, with some of its examples asked for."""
+        return self._with_my_layers(replace(self, chosen=chosen, y=targets))
+
+    def with_transposes(self) -> Batch:
+        """The same batch, with all that the backward pass of a step will ask it for."""
+        for number in range(self.num_hops):
+            self.layer(number).t()
+        if isinstance(self.x, SparseMatrix):
+            self.x.t()
+        return self
+
+    def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:
+        """The same batch with other operators, the first layer's first."""
+        other = replace(self)
+        other._layers = dict(enumerate(layers))
+        return other
+
+    def whole(self) -> Batch:
+        """The same batch with all that it has, for models that read another model's outputs."""
+        return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None))
+
+    def _with_my_layers(self, other: Batch) -> Batch:
+        other._layers = self._layers
+        return other
 
     @property
     def edge_index(self) -> Tensor:
@@ -153,6 +189,10 @@ class Neighbourhoods:
             self._propagated = sparse_product(self.operator, self.x)
         return self._propagated
 
+    def twin(self) -> Neighbourhoods:
+        """The same over the same arrays with a work space of its own, for another thread."""
+        return Neighbourhoods(self.x, self.operator, self.y, self.num_hops, self.fan_out, self.members)
+
     def exact(self) -> Neighbourhoods:
         """The same graph with all neighbours."""
         if self.fan_out is None:
@@ -189,20 +229,8 @@ def _sample(
     # rows with more neighbours than that: their places take drawn ones
     long = torch.nonzero(others > fan_out).reshape(-1)
     places = (indptr[long] + loop[long]).unsqueeze(1) + torch.arange(fan_out, device=rows.device)
-    drawn = _distinct(others[long], fan_out, generator)
+    drawn = distinct(others[long], fan_out, generator).T
     entries[places] = (start[long] + loop[long]).unsqueeze(1) + drawn
     scale = torch.ones(total, dtype=torch.float64, device=rows.device)
     scale[places] = (others[long].double() / fan_out).unsqueeze(1).expand(-1, fan_out)
     return indptr, entries, scale
-
-
-def _distinct(sizes: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
-    """For each size n, `number` different integers below n, all choices equally likely (Floyd's algorithm)."""
-    uniform = torch.rand(number, sizes.numel(), generator=generator, dtype=torch.float64).to(sizes.device)
-    drawn = torch.empty_like(uniform, dtype=torch.long)
-    for turn in range(number):
-        last = sizes - number + turn  # the largest integer that may come in this turn
-        pick = (uniform[turn] * (last + 1)).long()
-        met = (drawn[:turn] == pick).any(0)
-        drawn[turn] = torch.where(met, last, pick)
-    return drawn.T

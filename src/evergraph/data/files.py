@@ -8,6 +8,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ import torch
 
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import native
+from evergraph.data.attributes import masks_as_splits
 from evergraph.data.conversion import from_objects
+from evergraph.data.from_tables import from_networkx, is_networkx, is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, read_mapped
 from evergraph.errors import EvergraphError, first_line
@@ -25,29 +28,40 @@ from evergraph.persistence.reading import DAMAGE, MissingFileError, regular_file
 GRAPH_FILES = {".npz", ".pt", ".pth"}
 ADJACENCY = ("adj_indices", "adj_indptr")
 ATTRIBUTES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
+MASKS = ("train_mask", "val_mask", "test_mask")
+PLAIN = {"x", "edge_index", "y", "edge_weight", "feature_names", *MASKS}
 DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense: it is smaller then
 
 
 def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None) -> Graph:
-    """The graph itself, or a `Graph` made of PyG objects (`from_objects`) or read from a file."""
+    """The graph itself, or a `Graph` made of PyG objects (`from_objects`), of NetworkX, or read from a file."""
     if isinstance(graph, Graph):
         return graph
     if isinstance(graph, (str, Path)):
         return read_graph_file(graph, undirected=undirected)
+    if is_networkx(graph):
+        return from_networkx(graph, undirected=undirected)
     return from_objects(graph, undirected=undirected)
 
 
 def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Graph:
-    """The graph in a `.npz` (GNN-benchmark layout) or `.pt` (saved PyG `Data`) file, or a converted graph's folder.
+    """The graph in a `.npz` or `.pt` (saved PyG `Data`) file, of a node table, or in a converted graph's folder.
+
+    A node table names its edge list: `people.csv:edges=follows.csv` (`evergraph.data.from_tables`).
 
     Edges are read in both directions unless `undirected=False`; a converted graph has the directions it was
     converted with.
     """
+    if is_table(path):
+        return read_tables(path, undirected=undirected)
     path = Path(path)
     if is_mapped(path):
         return read_mapped(path)
     if path.suffix not in GRAPH_FILES:
-        raise EvergraphError(f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data)")
+        raise EvergraphError(
+            f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data), and tables: "
+            "nodes.csv:edges=edges.csv"
+        )
     try:
         regular_file(path)
     except MissingFileError as error:
@@ -59,10 +73,12 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Grap
 def read_npz(
     path: str | Path, *, name: str | None = None, named_classes: bool = True, undirected: bool | None = None
 ) -> Graph:
-    """A graph in the GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`.
+    """A graph in PyG's words, or in the GNN-benchmark layout.
 
-    `adj_data` weighs the edges. A file without `labels` has no labelled nodes. Only the members needed are read, and
-    pickled ones are refused, so that a file cannot run code.
+    PyG's words: `x` and `edge_index`; `y`, `edge_weight`, `train_mask`, … as a `Data` object has them, and
+    `feature_names`. The GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`;
+    `adj_data` weighs the edges. A file without `y` or `labels` has no labelled nodes. Only the members needed are
+    read, and pickled ones are refused, so that a file cannot run code.
 
     Args:
         path: the file.
@@ -74,6 +90,7 @@ def read_npz(
     wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
         {"class_names"} if named_classes else set()
     )
+    wanted |= PLAIN
     try:
         with np.load(path, allow_pickle=False) as file:
             parts = {key: native(file[key]) for key in file.files if key in wanted}
@@ -81,9 +98,13 @@ def read_npz(
         if "allow_pickle" in str(error):
             raise EvergraphError(f"{path}: holds pickled objects, which are refused; save plain arrays") from None
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
+    if "x" in parts or "edge_index" in parts:
+        return _from_plain(parts, path, name or path.stem, undirected)
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:
-        raise EvergraphError(f"{path}: no {', '.join(missing)} inside; expected the GNN-benchmark npz layout")
+        raise EvergraphError(
+            f"{path}: no {', '.join(missing)} inside; expected x and edge_index, or the GNN-benchmark npz layout"
+        )
     try:
         x = parts["attr_matrix"] if "attr_matrix" in parts else _attributes(parts)
         target = np.repeat(np.arange(parts["adj_indptr"].size - 1), np.diff(parts["adj_indptr"]))
@@ -101,6 +122,29 @@ def read_npz(
     return make_graph(
         x, edges, labels, edge_weight=weights, class_names=names, undirected=undirected, name=name or path.stem
     )
+
+
+def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None) -> Graph:
+    """A graph in PyG's words."""
+    if missing := [key for key in ("x", "edge_index") if key not in parts]:
+        raise EvergraphError(f"{path}: no {missing[0]} inside; a graph needs x and edge_index (and y to learn from)")
+    x = parts["x"]
+    graph = make_graph(
+        x,
+        parts["edge_index"],
+        parts.get("y"),
+        edge_weight=parts.get("edge_weight"),
+        class_names=parts["class_names"].reshape(-1).tolist() if "class_names" in parts else None,
+        undirected=undirected,
+        name=name,
+        splits=masks_as_splits(SimpleNamespace(**{key: parts[key] for key in MASKS if key in parts}), len(x), name),
+    )
+    if "feature_names" not in parts:
+        return graph
+    names = [str(entry) for entry in parts["feature_names"].reshape(-1).tolist()]
+    if len(names) != graph.num_features:
+        raise EvergraphError(f"{path}: {len(names)} feature_names for {graph.num_features} features; give one for each")
+    return graph.altered(feature_names=names)
 
 
 def _attributes(parts: dict[str, np.ndarray]) -> Any:

@@ -56,6 +56,7 @@ class Graph:
         positives_only: the links are those that exist; examples of links that do not are drawn when tasks are made.
         joining: nodes that join the others one by one, as a mask; None where there are none. No edge leaves them, and
             what is predicted at one of them may not depend on another.
+        feature_names: what the columns of `x` are called; None where they have no names.
     """
 
     x: Features
@@ -74,6 +75,7 @@ class Graph:
     splits: Tensor | None = field(default=None, repr=False)
     positives_only: bool = False
     joining: Tensor | None = field(default=None, repr=False)
+    feature_names: list[str] | None = field(default=None, repr=False)
 
     @property
     def num_nodes(self) -> int:
@@ -187,8 +189,9 @@ def make_graph(
     Args:
         x: features, one row per node: a tensor or an array, dense or sparse.
         edge_index: `(2, num_edges)`, sources above targets.
-        y: labels as positions in `class_names`, -1 for «no label»; None where no node has one. A matrix with a row per
-            node holds several labels (0 or 1) or numbers of each, NaN where one is not known.
+        y: labels as positions in `class_names`, -1 or NaN for «no label», or as text, empty for «no label»; None where
+            no node has one. A matrix with a row per node holds several labels (0 or 1) or numbers of each, NaN where
+            one is not known.
         edge_weight: a number of at least 0 for each edge, with which models propagate.
         class_names: the user's own names, as a list, or as a dictionary from labels to names or from names to labels;
             without them the classes are called 0, 1, 2, …
@@ -224,11 +227,6 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph") 
         types = ", ".join(map(str, data.node_types))
         raise EvergraphError(
             f"{name}: a {kind} has nodes of several types ({types}); give a Data object, e.g. data.to_homogeneous()"
-        )
-    if type(data).__module__.split(".")[0] == "networkx":
-        raise EvergraphError(
-            f"{name}: a NetworkX {kind} has no matrix of features; convert it first, e.g. with "
-            "torch_geometric.utils.from_networkx(graph, group_node_attrs=[…])"
         )
     if not (hasattr(data, "x") or hasattr(data, "edge_index")):
         raise EvergraphError(

@@ -9,6 +9,7 @@ from evergraph.core.settings import NonNegativeInt, PositiveInt, checked
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.base import find_data_root
 from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
+from evergraph.data.from_tables import is_table
 from evergraph.data.graph import Graph
 from evergraph.data.streams import TaskStream
 from evergraph.errors import EvergraphError, unknown
@@ -33,7 +34,7 @@ def stream(
 
     Args:
         source: a dataset (`evergraph streams` lists them), `sbm:KEY=VALUE,…`, the path of an .npz or .pt
-            file, a PyG `Data` object or a `Graph`.
+            file or of a node table (`nodes.csv:edges=edges.csv`), a PyG `Data` object, a NetworkX graph or a `Graph`.
         classes_per_task: classes per task; the dataset's (2 for a graph of your own) where not given.
         min_class_size: smallest class kept; the dataset's where not given.
         data_root: folder of the datasets; else `EVERGRAPH_DATA`, else a cache in the home folder.
@@ -74,6 +75,6 @@ def find_graph(
         if undirected is False:
             raise EvergraphError(f"{name} is an undirected graph; keep directions (--directed) of graphs of your own")
         return DATASETS[name].graph(data_root, settings), DATASETS[name]
-    if Path(source).suffix in GRAPH_FILES or exists(source):
+    if Path(source).suffix in GRAPH_FILES or is_table(source) or exists(source):
         return as_graph(source, undirected=undirected), unnamed
-    raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file"])
+    raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file", "nodes.csv:edges=edges.csv"])

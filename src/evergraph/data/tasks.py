@@ -139,6 +139,34 @@ class Task:
                 classes = torch.unique(self.graph.y[chosen]).tolist()
             yield Task(self.index, classes, self.graph, chosen, chosen[:0], chosen[:0], self.num_classes)
 
+    def without(self, examples: Tensor, *, keep_in_graph: bool = False) -> Task:
+        """The task without some examples, as if they had never been there.
+
+        Args:
+            examples: their numbers in the task's graph.
+            keep_in_graph: where examples are nodes, leave them in the graph, without a label, as neighbours of others;
+                else the graph is the one induced on all other nodes, renumbered in their order.
+        """
+        gone = torch.zeros(self.graph.num_examples, dtype=torch.bool)
+        gone[examples] = True
+        parts = [part[~gone[part]] for part in (self.train, self.val, self.test)]
+        if keep_in_graph or self.graph.level != "node":
+            empty = -1 if self.graph.has_classes else torch.nan
+            y = self.graph.y.clone()
+            y[gone] = empty
+            graph = self.graph.altered(y=y)
+        else:
+            left = torch.nonzero(~gone).reshape(-1)
+            position = torch.full((gone.numel(),), -1)
+            position[left] = torch.arange(left.numel())
+            graph, parts = self.graph.subgraph(left), [position[part] for part in parts]
+        classes = self.class_positions
+        if graph.has_classes:
+            present = set(graph.y[torch.cat(parts)].tolist())
+            classes = [place for place in classes if place in present]
+        train, val, test = parts
+        return Task(self.index, classes, graph, train, val, test, self.num_classes)
+
     def mark(self) -> str:
         """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.
 

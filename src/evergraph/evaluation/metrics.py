@@ -24,12 +24,15 @@ class Metric:
         function: from outputs `(examples, units)`, targets (true units, or a row of labels or numbers with NaN where
             one is not known) and the units that prediction chooses from.
         higher_is_better: False for an error.
+        of_probabilities: it depends on the size of outputs, not on their order alone; so a learner's outputs are
+            calibrated for it.
     """
 
     name: str
     title: str
     function: Callable[[Tensor, Tensor, Sequence[int]], float]
     higher_is_better: bool = True
+    of_probabilities: bool = False
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
         """The number."""
@@ -53,6 +56,19 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor, candidates: Sequence[int
     """Mean over the classes present of the percent of their examples that are right."""
     hits = _hits(outputs, targets, candidates)
     return 100 * float(torch.stack([hits[targets == unit].mean() for unit in targets.unique()]).mean())
+
+
+def calibration_error(outputs: Tensor, targets: Tensor, candidates: Sequence[int], bins: int = 15) -> float:
+    """Expected calibration error in percent: the mean of |accuracy − confidence| over intervals, weighed by their size.
+
+    Confidence is the softmax probability of the predicted unit (Guo et al., ICML 2017).
+    """
+    hits = _hits(outputs, targets, candidates)
+    chosen = outputs[:, list(candidates)].double()
+    confidence = (chosen.max(1).values - chosen.logsumexp(1)).exp()
+    gaps = torch.zeros(bins, dtype=torch.float64)
+    gaps.index_add_(0, (confidence * bins).long().clamp(max=bins - 1), hits - confidence)
+    return 100 * float(gaps.abs().sum()) / hits.numel()
 
 
 def _area(scores: Tensor, positive: Tensor) -> float:
@@ -130,6 +146,15 @@ def _linked_and_not(outputs: Tensor, targets: Tensor, candidates: Sequence[int])
 
 METRICS.register(Metric("accuracy", "accuracy (%)", accuracy))
 METRICS.register(Metric("balanced-accuracy", "balanced accuracy (%)", balanced_accuracy))
+METRICS.register(
+    Metric(
+        "calibration-error",
+        "expected calibration error (%)",
+        calibration_error,
+        higher_is_better=False,
+        of_probabilities=True,
+    )
+)
 METRICS.register(Metric("roc-auc", "ROC-AUC (%)", roc_auc))
 METRICS.register(Metric("mae", "mean absolute error", mean_absolute_error, higher_is_better=False))
 METRICS.register(Metric("rmse", "root mean squared error", root_mean_squared_error, higher_is_better=False))

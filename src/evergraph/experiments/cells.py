@@ -5,6 +5,7 @@ A cell that is finished is never run again; one that was stopped goes on where i
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -22,14 +23,17 @@ from typing import Any
 import torch
 
 from evergraph.errors import EvergraphError, EvergraphWarning, first_line
-from evergraph.experiments.run import finish_run, run_seed
+from evergraph.experiments.run import finish_run, run_seeds
 from evergraph.experiments.run_folder import check_folder, finished_result
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import taken_folder
+from evergraph.training import pick_device
+from evergraph.training.side_by_side import AT_ONCE
 
 Results = dict[str, dict[str, Any]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Iterator[tuple["Cell", dict[str, Any]]]]
 Failed = Callable[["Cell", EvergraphError], "dict[str, Any] | None"]
+TOGETHER = 4  # seeds that share a process on a GPU, and more where there are more than that for each process
 LONGEST_FIRST = ("twp", "joint", "curvature", "lwf")  # so that no long run starts when all others are done
 
 
@@ -152,7 +156,7 @@ def _side_by_side(jobs: int, failed: Failed) -> Iterator[Finish]:
     """Finishes cells in several processes. Stopped, it waits for none of them: cells go on where they were."""
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
     try:
-        yield partial(_in_processes, pool, failed)
+        yield partial(_in_processes, pool, jobs, failed)
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.terminate()
@@ -162,46 +166,68 @@ def _side_by_side(jobs: int, failed: Failed) -> Iterator[Finish]:
 
 
 def _in_processes(
-    pool: ProcessPoolExecutor, failed: Failed, waiting: list[Cell], out: str, data_root: str | Path | None
+    pool: ProcessPoolExecutor, jobs: int, failed: Failed, waiting: list[Cell], out: str, data_root: str | Path | None
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a process's work."""
-    running: dict[Future[None], Cell] = {}
+    running: dict[Future[list[Exception | None]], list[Cell]] = {}
     left: dict[str, int] = {}
     instead: dict[str, dict[str, Any]] = {}  # for cells of which a seed failed
     while waiting or running:
         new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
         waiting.clear()
-        complete = []
+        complete, seeds = [], list[tuple[Cell, int]]()
         for cell in new:
-            folder = Path(out) / cell.key
-            seeds = [] if finished_result(folder, cell.spec) is not None else cell.spec.seeds
-            left[cell.key] = len(seeds)
-            for seed in seeds:
-                running[pool.submit(run_seed, cell.spec, folder, seed, data_root=data_root)] = cell
-            complete += [] if seeds else [cell]
+            done = finished_result(Path(out) / cell.key, cell.spec) is not None
+            seeds += [] if done else [(cell, seed) for seed in cell.spec.seeds]
+            left[cell.key] = 0 if done else len(cell.spec.seeds)
+            complete += [cell] if done else []
+        for group in _groups(seeds, jobs):
+            parts = [(cell.spec, Path(out) / cell.key, seed) for cell, seed in group]
+            running[pool.submit(run_seeds, parts, data_root=data_root)] = [cell for cell, _ in group]
         if running and not complete:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                cell = running.pop(future)
-                try:
-                    _check(future, cell)
-                except EvergraphError as error:
-                    instead[cell.key] = _instead(failed, cell, error)
-                left[cell.key] -= 1
-                complete += [] if left[cell.key] else [cell]
+                cells = running.pop(future)
+                for cell, error in zip(cells, _errors(future, cells)):
+                    if error is not None:
+                        instead[cell.key] = _instead(failed, cell, error)
+                    left[cell.key] -= 1
+                    complete += [] if left[cell.key] else [cell]
         yield from ((cell, instead[cell.key]) for cell in complete if cell.key in instead)
         whole = [cell for cell in complete if cell.key not in instead]
         yield from _in_turn(failed, whole, out, data_root)  # nothing is left to train: the results are put together
 
 
-def _check(future: Future[None], cell: Cell) -> None:
-    """A run whose process died, or found no memory, in one line."""
+def _groups(seeds: list[tuple[Cell, int]], jobs: int) -> list[list[tuple[Cell, int]]]:
+    """The seeds that share a process: each alone on a CPU; on a GPU several, which take turns there.
+
+    They are dealt out like cards, so that every group has its share of the longest.
+    """
+    if not seeds:
+        return []
+    on_gpu = pick_device(seeds[0][0].spec.device).type == "cuda"
+    size = min(AT_ONCE, max(TOGETHER, math.ceil(len(seeds) / jobs))) if on_gpu else 1
+    number = math.ceil(len(seeds) / size)
+    return [seeds[first::number] for first in range(number)]
+
+
+def _errors(future: Future[list[Exception | None]], cells: list[Cell]) -> list[EvergraphError | None]:
+    """What each seed of a group ended in; a process that died, or found no memory, in one line."""
     try:
-        future.result()
+        outcomes = future.result()
     except (BrokenProcessPool, torch.OutOfMemoryError) as error:
-        raise EvergraphError(
-            f"{cell.key}: its process died ({first_line(error)}); with fewer --jobs each has more memory, "
-            "and --resume goes on with what is there"
-        ) from None
+        outcomes = [error] * len(cells)
+    return [_one_line(outcome, cell) for outcome, cell in zip(outcomes, cells)]
+
+
+def _one_line(outcome: Exception | None, cell: Cell) -> EvergraphError | None:
+    if outcome is None or isinstance(outcome, EvergraphError):
+        return outcome
+    if not isinstance(outcome, (BrokenProcessPool, torch.OutOfMemoryError)):
+        raise outcome
+    return EvergraphError(
+        f"{cell.key}: its process died ({first_line(outcome)}); with fewer --jobs each has more memory, "
+        "and --resume goes on with what is there"
+    )
 
 
 def _begin_worker() -> None:

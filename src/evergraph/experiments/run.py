@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from evergraph.experiments.told import other_test_nodes
 from evergraph.persistence.files import make_folder, only_writer, taken_folder
 from evergraph.persistence.reading import write_record
 from evergraph.training import Learner, pick_device
+from evergraph.training.side_by_side import side_by_side, together
 from evergraph.training.snapshot import model_name
 
 
@@ -72,12 +74,16 @@ def finish_run(
     with Logging(loggers) as logging:
         mark = write_new(folder, spec, first)
         logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
-        results = []
-        for number, seed in enumerate(spec.seeds):
+
+        def finish_seed(number: int, seed: int) -> dict[str, Any]:
             tasks = first if number == 0 else spec.make_stream(seed, data_root)
             check_same_graph(tasks.graph_mark, first.graph_mark, folder)
             one = SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark)
-            results.append(one.finish())
+            return one.finish()
+
+        seeds = [partial(finish_seed, number, seed) for number, seed in enumerate(spec.seeds)]
+        # loggers see one seed after another
+        results = [seed() for seed in seeds] if loggers else together(seeds, device)
         result = {**_result(spec, folder, first, learner, device, results), "run": mark, "graph": first.graph_mark}
         logging.finish(result)
         write_record(folder / "result.json", result, indent=1)
@@ -95,6 +101,14 @@ def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path
     make_folder(seed_folder)
     with only_writer(seed_folder), Logging(()) as logging:
         SeedRun(spec, seed_folder, tasks, seed, spec.seeds.index(seed), None, logging, mark).finish()
+
+
+def run_seeds(
+    parts: Sequence[tuple[RunSpec, Path, int]], *, data_root: str | Path | None = None
+) -> list[Exception | None]:
+    """Single seeds of runs, in one process and on a GPU side by side; the error of each that ended in one."""
+    trainings = [partial(run_seed, spec, folder, seed, data_root=data_root) for spec, folder, seed in parts]
+    return side_by_side(trainings, pick_device(parts[0][0].device))
 
 
 def _result(
@@ -137,6 +151,7 @@ def _result(
         "access": access.as_dict(),
         "kept_bytes": [result["kept_bytes"] for result in results],
         "model_bytes": [result.get("model_bytes", []) for result in results],
+        "steps": [result.get("steps", []) for result in results],
         "seconds": sum(result["seconds"] for result in results),
         "device": describe_device(device),
         "versions": versions(),

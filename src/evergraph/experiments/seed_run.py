@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from evergraph.persistence.files import make_folder, remove_scratch, write_atomi
 from evergraph.persistence.reading import as_csv, exists, read_record, write_record
 from evergraph.training import Learner, Progress
 from evergraph.training.driver import Driver
+from evergraph.training.side_by_side import clock
 
 OnProgress = Callable[[int, int, int, int, int], None]
 """Called as (seed number, task, number of tasks, epoch, number of epochs)."""
@@ -47,7 +47,7 @@ class SeedRun:
         self.mark = {"run": mark, "seed": seed}  # every part of the seed's folder carries it
         self.checkpoint = folder / "checkpoint"
         self.driver = Driver(self.checkpoint, advice="; the run can go on with --resume when there is room")
-        self.clock = time.perf_counter()
+        self.clock = clock()
 
     def finish(self) -> dict[str, Any]:
         """Learn the tasks that remain; returns the seed's matrix, log and seconds."""
@@ -80,7 +80,7 @@ class SeedRun:
             self.logging.epoch(self.seed, index, len(state["log"]) + progress.epoch, progress.log[-1])
 
         def notes() -> dict[str, Any]:
-            now = time.perf_counter()
+            now = clock()
             state["seconds"] += now - self.clock
             self.clock = now
             return state
@@ -98,6 +98,7 @@ class SeedRun:
         sizes = state.setdefault("model_bytes", [])
         sizes.append(count_bytes(dict(learner.model.state_dict())))
         state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
+        state.setdefault("steps", []).append(learner.history[-1]["steps"])
         self.logging.task(self.seed, state["matrix"])
         self.driver.commit(learner, notes)
         write_record(self.folder / "matrix.json", state)

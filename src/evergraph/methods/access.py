@@ -53,3 +53,11 @@ class Access:
             transductive=any(part.transductive for part in parts),
             all_data=any(part.all_data for part in parts),
         )
+
+    def how_to_forget(self, title: str) -> str:
+        """What is possible where examples shall be forgotten that parameters were trained on, in one line."""
+        kept = f", and it keeps {' and '.join(self.keeps)} of earlier tasks" if self.keeps else ""
+        return (
+            f"{title} cannot take examples back: its parameters were trained on them{kept}; "
+            "learn anew without them, or use auto or analytic, which forget exactly"
+        )

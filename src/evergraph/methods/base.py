@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph import registry
-from evergraph.core.capabilities import capability, capable
+from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.params import Direction, Params, named_params
 from evergraph.core.settings import Checked
 from evergraph.data.arrays import ClassName
@@ -222,6 +222,8 @@ class Method(metaclass=Checked):
     """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
+    besides: ClassVar[str] = ""
+    """What its steps run by definition besides one pass of the model over the batch: another network, another graph."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
     """What examples may be; a problem of others is refused."""
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
@@ -289,9 +291,20 @@ class Method(metaclass=Checked):
         """After the optimizer has moved the parameters."""
 
     @capability(rests_on=STEP_HOOKS)
-    def steps_can_be_captured(self, context: Context) -> bool:
-        """Whether the hooks within a step are the same kernels every time: no random numbers, no value read back."""
+    def steps_can_be_captured(self, context: Context) -> Answer:
+        """Whether the hooks within a step are the same kernels every time, as long as the phase is the same.
+
+        No value is read back, no tensor's size depends on values, and on a GPU random numbers are the device's own
+        (`evergraph.core.randomness`). `No(reason)` says why not.
+        """
         return True
+
+    def phase(self, context: Context) -> Hashable:
+        """What the hooks within a step go by besides the batch: they are the same kernels as long as it is the same.
+
+        For methods that train in phases (`context.epoch`); whoever records steps records each phase's own.
+        """
+        return None
 
     # leaving a task
 

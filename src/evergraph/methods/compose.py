@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from evergraph.core.capabilities import capability, capable
+from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
@@ -66,6 +66,11 @@ class Compose(Method):
     def hold(self) -> tuple[str, ...]:  # type: ignore[override]
         """Those of the parts, under their names."""
         return tuple(f"{method.name}.{key}" for method in self.methods for key in method.hold)
+
+    @property
+    def besides(self) -> str:  # type: ignore[override]
+        """All that the parts run."""
+        return "; ".join(method.besides for method in self.methods if method.besides)
 
     def prepare(self, context: Context) -> None:
         """Each in turn."""
@@ -150,10 +155,19 @@ class Compose(Method):
             method.after_step(share)
 
     @capability(rests_on=STEP_HOOKS)
-    def steps_can_be_captured(self, context: Context) -> bool:
+    def steps_can_be_captured(self, context: Context) -> Answer:
         """If those of all parts can."""
-        claims = [capable(method, "steps_can_be_captured") for method in self.methods]
-        return all(claim is not None and claim(context) for claim in claims)
+        for method in self.methods:
+            claim = capable(method, "steps_can_be_captured")
+            answer: Answer = No(f"{method.title} does not say that its steps are the same kernels every time")
+            answer = claim(context) if claim is not None else answer
+            if not answer:
+                return answer
+        return True
+
+    def phase(self, context: Context) -> Hashable:
+        """Those of all parts."""
+        return tuple(method.phase(context) for method in self.methods)
 
     def end_task(self, context: Context) -> None:
         """Each in turn."""

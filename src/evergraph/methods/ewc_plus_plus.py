@@ -32,6 +32,7 @@ class EWCPlusPlus(Quadratic):
 
     name = "ewc++"
     family = "Fisher, diagonal"
+    besides = "a backward pass of its own, for the Fisher diagonal"
     reference = "Chaudhry et al.: Riemannian Walk for Incremental Learning, ECCV 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 
@@ -55,8 +56,8 @@ class EWCPlusPlus(Quadratic):
         else:
             squares = squared_gradient(step.logits, params, cotangent / size)
         for name, value in squares.items():
-            average = self.average_.setdefault(name, value.clone())  # the first batch's to begin with
-            average.copy_(value.lerp(average, self.decay))
+            average = self.average_.setdefault(name, value)  # the first batch's to begin with
+            average.lerp_(value, 1 - self.decay)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

@@ -36,6 +36,7 @@ class LwF(Method):
 
     name = "lwf"
     family = "functional"
+    besides = "the network as it was after the last task"
     reference = "Li and Hoiem: Learning without Forgetting, ECCV 2016"
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(0.1, 100.0), temperature=(1.0, 20.0))

@@ -57,6 +57,15 @@ def copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
+def held(value: Any) -> Any:
+    """The same state in containers of its own, numbers on the CPU copied: what work on a device alone cannot change."""
+    if isinstance(value, dict):
+        return {key: held(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [held(item) for item in value]
+    return value.clone() if isinstance(value, Tensor) and value.device.type == "cpu" else value
+
+
 def count_bytes(value: Any) -> int:
     """What a state takes, in bytes: its tensors, 8 bytes for every other number, and the letters of texts."""
     if isinstance(value, Tensor):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from evergraph import registry
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import Answer, No, capable
 from evergraph.core.settings import Checked, settings_of
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -19,6 +19,10 @@ from evergraph.errors import EvergraphError
 MODELS: registry.Registry[type[GraphModel]] = registry.models
 
 DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GPU
+Form = Literal["whole", "rows", "padded"]
+"""How a step that is captured reads its examples: all in one batch, some rows of such a batch's outputs, or in batches
+that are padded to one shape."""
+SAMPLED = No("sampled neighbourhoods have no fixed number of edges")  # an answer to `steps_can_be_captured`
 NODES_AT_ONCE = 4096  # nodes in a batch when no gradient is needed
 
 
@@ -38,8 +42,8 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `feature_blocks()` and `graph_features(…)`: features that fall into blocks by depth of propagation;
     - `widen(units)`: hidden layers grow, and outputs stay as they are until the new units are trained;
     - `attention(batch)`: attention-like coefficients of every layer's edges;
-    - `steps_can_be_captured(batcher, padded)`: a training step is the same kernels every time, on one batch or on
-      batches padded to one shape;
+    - `steps_can_be_captured(batcher, form)`: a training step is the same kernels every time, in one of the forms of
+      `Form`;
     - `input_key()`: models with one key read one graph in the same way, and may share what was propagated.
     """
 
@@ -95,7 +99,7 @@ class GraphModel(nn.Module, metaclass=Checked):
     def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
         """Logits of a batch's seeds, or PyG-style of all nodes: `model(x, edge_index)`."""
         if isinstance(x, Batch):
-            return self.logits(x)
+            return x.of_chosen(self.logits(x))
         if edge_index is None:
             raise EvergraphError("a model takes a Batch, or features and edge_index as PyG's models do")
         rows = torch.argsort(edge_index[1], stable=True)
@@ -135,6 +139,20 @@ def neighbourhoods(
     labels = (graph.y if y is None else y).to(device)
     members = None if graph.members is None else graph.members.to(dtype).to(device)
     return Neighbourhoods(x, operator, labels, num_hops, fan_out, members)
+
+
+def unpadded(batcher: Neighbourhoods, form: Form, *, by_weights: bool = False) -> Answer:
+    """What most models answer to `steps_can_be_captured`: on one batch or rows of it, with exact neighbourhoods.
+
+    Args:
+        batcher: makes the batches.
+        form: how a step reads its examples.
+        by_weights: whether the model goes by the operator's weights alone, so that an edge of weight 0 is none: then
+            neighbours may be sampled (`evergraph.data.fixed_sampling`).
+    """
+    if form == "padded":
+        return No("its batches are not padded")
+    return by_weights or batcher.fan_out is None or SAMPLED
 
 
 def grown(parameter: Tensor, out_channels: int) -> nn.Parameter:

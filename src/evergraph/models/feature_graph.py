@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones, with_self_loops
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.base import MODELS, Form, GraphModel, unpadded
 from evergraph.models.weights import draw, grown_with_bias
 
 OUTPUTS = ("forward", "logits")
@@ -93,6 +93,11 @@ class FeatureGraphNetwork(GraphModel):
         """Two layers of feature graphs and a linear head."""
         return linear(self.features(batch), self.head)
 
+    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """With exact neighbourhoods, on one batch or rows of it."""
+        return unpadded(batcher, form)
+
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
         """What the head reads at the seeds: the second layer, and a one."""
@@ -118,7 +123,7 @@ def padded(near: SparseMatrix, x: Tensor) -> Tensor:
     """
     node, place = near.row_of_entry(), torch.arange(near.nnz, device=x.device)
     place = place - near.indptr[node]
-    filled = x.new_zeros(near.num_rows, int(near.counts().max()), x.size(1))
+    filled = x.new_zeros(near.num_rows, near.longest_row(), x.size(1))
     return filled.index_put((node, place), x[near.indices])
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS, GraphModel, grown
+from evergraph.models.base import MODELS, Form, GraphModel, grown, unpadded
 from evergraph.models.gcn import OUTPUTS, gcn_operator
 from evergraph.models.weights import draw, grown_with_bias
 
@@ -92,9 +92,9 @@ class GAT(GraphModel):
         return self.attend(batch)[1]
 
     @capability(rests_on=(*OUTPUTS, "attend", "operator", "inputs"))
-    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
-        """On one batch."""
-        return batcher.fan_out is None and not padded
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """With exact neighbourhoods, on one batch or rows of it."""
+        return unpadded(batcher, form)
 
     def attend(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Logits, and each layer's attention scores e before the softmax, `(edges, heads)`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capability, capable
+from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.recording import linear, recording
 from evergraph.core.settings import BelowOne, PositiveInt
@@ -25,7 +25,7 @@ from evergraph.core.sparse import (
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import MODELS
+from evergraph.models.base import MODELS, SAMPLED, Form, unpadded
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn_powers import two_layer_powers
 from evergraph.models.weights import StackedWeights
@@ -181,11 +181,15 @@ class GCN(StackedWeights):
         return two_layer_powers(self, batch, cotangents, power)
 
     @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
-    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
-        """Always on one batch; on padded ones where they are one dense matrix and no random number is drawn."""
-        dense = isinstance(batcher.x, Tensor)
-        plain = batcher.fan_out is None and batcher.members is None
-        return plain and (not padded or (self.dropout == 0 and batcher.num_hops == 1 and dense))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """On one batch or rows of it; on padded batches where they are one dense matrix."""
+        if form != "padded":
+            return unpadded(batcher, form, by_weights=True)
+        if not (batcher.num_hops == 1 and isinstance(batcher.x, Tensor) and batcher.members is None):
+            return No("batches with more than one hop, sparse inputs or groups of nodes are not padded")
+        if self.dropout:
+            return No("a padded batch has a row for each edge, and dropout is by node")
+        return batcher.fan_out is None or SAMPLED
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones, with_self_loops
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS
+from evergraph.models.base import MODELS, Form, unpadded
 from evergraph.models.gcn import OUTPUTS
 from evergraph.models.weights import StackedWeights
 
@@ -71,6 +71,11 @@ class GIN(StackedWeights):
     def output_weight(self) -> Tensor:
         """The last weight matrix."""
         return self.weights[-1]
+
+    @capability(rests_on=(*OUTPUTS, "features", "operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """On one batch or rows of it."""
+        return unpadded(batcher, form, by_weights=True)
 
     @capability(rests_on=("operator", "inputs"))
     def input_key(self) -> str:

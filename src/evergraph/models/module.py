@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.settings import NonNegativeInt
 from evergraph.core.sparse import Features, SparseMatrix, as_dense
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import GraphModel
-from evergraph.models.receptive_field import measure_hops
+from evergraph.models.base import Form, GraphModel, unpadded
+from evergraph.models.receptive_field import examples_stay_apart, measure_hops
 
 
 class ModuleModel(GraphModel):
@@ -53,6 +53,15 @@ class ModuleModel(GraphModel):
         assert self.num_hops is not None, "setup comes first"
         return graph.x, self.num_hops
 
+    @capability(rests_on=("forward", "logits", "operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """On one batch, as far as can be told; on rows of it where trying shows that examples do not mix.
+
+        A module that makes Python wait inside is found when a step is watched.
+        """
+        exact = unpadded(batcher, form)
+        return exact if not exact or form == "whole" else examples_stay_apart(self, batcher)
+
     @capability(rests_on=("operator", "inputs"))
     def input_key(self) -> str:
         """What `operator` and `inputs` depend on besides the graph."""
@@ -60,7 +69,7 @@ class ModuleModel(GraphModel):
 
     def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
         """Logits of a batch's seeds; PyG-style arguments go to the module as they are."""
-        return self.logits(x) if isinstance(x, Batch) else self.module(x, edge_index)
+        return x.of_chosen(self.logits(x)) if isinstance(x, Batch) else self.module(x, edge_index)
 
     def logits(self, batch: Batch) -> Tensor:
         """The module's output at the seeds."""

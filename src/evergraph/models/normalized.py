@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.data.batching import Neighbourhoods
-from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.base import MODELS, Form, GraphModel, unpadded
 from evergraph.models.gcn import GCN, OUTPUTS
 from evergraph.models.sage import GraphSAGE
 
@@ -37,9 +37,9 @@ class _Normalized(GraphModel):
         return active
 
     @capability(rests_on=NORMALIZED_OUTPUTS)
-    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
-        """On one batch."""
-        return batcher.fan_out is None and not padded
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """On one batch or rows of it."""
+        return unpadded(batcher, form, by_weights=True)
 
 
 @MODELS.register(name="gcn-layer-norm")

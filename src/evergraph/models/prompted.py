@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.base import MODELS, Form, GraphModel, unpadded
 from evergraph.models.gcn import convolve, gcn_operator
 from evergraph.models.weights import draw, grown_with_bias
 
@@ -90,6 +90,11 @@ class PromptedGCN(GraphModel):
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """[X 1]: a prompt depends on a node's own features, so they are not propagated here."""
         return with_ones(graph.x), self.num_layers
+
+    @capability(rests_on=("forward", "logits", "task_logits", "embed", "operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """On one batch or rows of it."""
+        return unpadded(batcher, form, by_weights=True)
 
     @capability(rests_on=("operator", "inputs"))
     def input_key(self) -> str:

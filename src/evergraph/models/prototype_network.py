@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, No, capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.base import MODELS, Form, GraphModel
 from evergraph.models.sage import mean_operator
 from evergraph.models.weights import draw, grown_with_bias
 
@@ -90,6 +90,11 @@ class PrototypeNetwork(GraphModel):
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """The features themselves, and two hops."""
         return graph.x, HOPS
+
+    @capability(rests_on=("operator", "inputs"))
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """No."""
+        return No("the number of prototypes that embeddings are matched with is read back at every step")
 
     @capability(rests_on=("operator", "inputs"))
     def input_key(self) -> str:

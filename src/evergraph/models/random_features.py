@@ -18,12 +18,21 @@ from torch import Tensor, nn
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import NonNegativeInt, PositiveInt
-from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_column, with_ones, with_self_loops
+from evergraph.core.sparse import (
+    Features,
+    SparseMatrix,
+    sparse_product,
+    take_rows,
+    with_column,
+    with_ones,
+    with_self_loops,
+)
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
+from evergraph.models.score_pieces import Piece, arriving, reach_of
 
 BLOCKS: tuple[tuple[Any, ...], ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
 FULL = 0.1  # share of entries from which on a sparse matrix is taken for a dense one
@@ -229,6 +238,37 @@ class RandomFeatures(GraphModel):
         widths = torch.tensor(self.widths())
         block = torch.arange(len(self.blocks)).repeat_interleave(widths)
         return [block.depth for block in self.blocks], torch.cat([block, block.new_full((1,), -1)])
+
+    @capability(rests_on=(*READS, "graph_features"))
+    def score_pieces(
+        self, x: Features, operator: SparseMatrix, node: int, weights: Tensor
+    ) -> tuple[float, list[Piece]]:
+        """φ_v · weights as a constant and pieces that are linear in features, in float64, for one node v.
+
+        The sum is exact. What is held as it is at this node: which random features are positive there (the ReLU), and
+        the length that its rows are scaled by.
+        """
+        x, operator, weights = x.to("cpu"), operator.to("cpu"), weights.detach().cpu().double()
+        projection, pieces = self.projection.cpu().double(), []
+        parts = weights[:-1].split(self.widths())
+        for block, columns, own in zip(self.blocks, self._projected_columns(), parts):
+            nodes, reach = reach_of(operator, node, block)
+            rows = unit_rows(take_rows(x, nodes).to(torch.float64))
+            h = arriving(rows, reach)
+            if block.linear:
+                place, sign = self.hashing.map()
+                pull = own[place] * sign * (self._energy / 2) ** 0.5 / float(h.norm().clamp(min=1e-12))
+            else:
+                h = h @ projection[:, columns]
+                pull = projection[:, columns] @ ((h > 0) * own) * self._energy**0.5 / float(h.norm().clamp(min=1e-9))
+            pieces.append(Piece(block.depth, nodes, reach, rows, pull))
+        return float(weights[-1]), pieces
+
+    @capability(rests_on=READS)
+    def lay_out(self, kept: Sequence[bool], linear_width: int) -> None:
+        """Take up a layout of blocks, with an empty head."""
+        self.kept, self.linear_width = [bool(keep) for keep in kept], linear_width
+        self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
     @capability(rests_on=READS)
     def feature_layout(self) -> Layout:

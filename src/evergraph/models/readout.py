@@ -7,14 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evergraph.core.capabilities import capability, capable
+from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.recording import linear
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
-from evergraph.models.base import GraphModel
+from evergraph.models.base import Form, GraphModel, unpadded
 from evergraph.models.receptive_field import measure_width
 from evergraph.models.weights import draw, grown_with_bias
 
@@ -97,7 +97,7 @@ class Pooled(Readout):
 
     def logits(self, batch: Batch) -> Tensor:
         """Outputs of the batch's graphs."""
-        return self._pool(batch, self.node_model(batch))
+        return self._pool(batch, self.node_model(batch.whole()))
 
     def _pool(self, batch: Batch, rows: Tensor) -> Tensor:
         assert batch.members is not None, "a batch of graphs"
@@ -106,6 +106,13 @@ class Pooled(Readout):
             sizes = members.counts().clamp(min=1).to(rows.dtype)
             members = members.with_values(members.values / sizes[members.row_of_entry()])
         return members @ rows
+
+    @capability(rests_on=("forward", "logits", "operator", "inputs"), through="node_model")
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """As those of the model of nodes; batches of graphs are not padded."""
+        claim = capable(self.node_model, "steps_can_be_captured")
+        assert claim is not None
+        return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
 
     @capability(rests_on=("forward", "logits"), through="node_model")
     def features(self, batch: Batch) -> Tensor:
@@ -174,6 +181,13 @@ class Paired(Readout):
         """Outputs of the batch's links."""
         return linear(self.features(batch), self.head, of_examples=True)
 
+    @capability(rests_on=("forward", "logits", "operator", "inputs"), through="node_model")
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """As those of the model of nodes; batches of links are not padded."""
+        claim = capable(self.node_model, "steps_can_be_captured")
+        assert claim is not None
+        return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
+
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
         """[h_u ∘ h_v, h_u, h_v, 1]: what the head multiplies."""
@@ -183,7 +197,7 @@ class Paired(Readout):
             assert features is not None
             h = features(batch)[:, :-1]  # without the column of ones
         else:
-            h = self.node_model(batch)
+            h = self.node_model(batch.whole())
         source, target = (h[ends] for ends in batch.members.indices.view(-1, 2).T)
         return with_ones(torch.cat([source * target, source, target], dim=1))
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from evergraph.core.capabilities import Answer, No
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Neighbourhoods
 from evergraph.errors import EvergraphError, first_line
@@ -46,6 +50,32 @@ def measure_hops(module: nn.Module, in_channels: int) -> int:
         f"{name}: a node's output depends on nodes more than {FARTHEST} hops away (a norm over all nodes?), or on "
         "chance; say yourself how far mini-batches shall reach: ModuleModel(module, num_hops=2)"
     )
+
+
+def examples_stay_apart(model: nn.Module, batcher: Neighbourhoods) -> Answer:
+    """Whether an example's outputs while training are the same whatever the other examples of its batch; by trying.
+
+    A copy of the model runs in training mode on a few examples alone and among others, with dropout left out. A norm
+    over the nodes of a batch shows, and so does chance other than dropout's.
+    """
+    probe = copy.deepcopy(model).train()
+    examples = torch.arange(min(64, batcher.y.size(0)), device=batcher.y.device)
+    few = examples[: max(1, examples.numel() // 4)]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _NoDropout():
+        alone, among = (probe(batcher.batch(chosen))[: few.numel()] for chosen in (few, examples))
+    if torch.allclose(alone, among, rtol=1e-3, atol=1e-4 * float(among.abs().max())):
+        return True
+    return No("its outputs while training depend on the other examples of a batch, or on chance")
+
+
+class _NoDropout(TorchFunctionMode):
+    """Within it dropout changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The input itself, in place of what would be left of it."""
+        if func in {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}:
+            return args[0] if args else (kwargs or {})["input"]
+        return func(*args, **(kwargs or {}))
 
 
 def measure_width(module: nn.Module | None, in_channels: int) -> int:

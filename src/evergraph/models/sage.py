@@ -6,13 +6,13 @@ import torch
 from scipy import sparse as sp
 from torch import Tensor
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.models.base import MODELS
+from evergraph.models.base import MODELS, Form, unpadded
 from evergraph.models.gcn import GCN, OUTPUTS
 
 
@@ -79,6 +79,6 @@ class GraphSAGE(GCN):
         return self.weights[-1]
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
-    def steps_can_be_captured(self, batcher: Neighbourhoods, padded: bool) -> bool:
-        """On one batch."""
-        return batcher.fan_out is None and not padded
+    def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
+        """On one batch or rows of it."""
+        return unpadded(batcher, form, by_weights=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.randomness import own_numbers, uniform
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -79,9 +80,9 @@ class Classification(Problem):
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A class drawn from p. On a GPU from the device's own random numbers, so that nothing waits for Python."""
         p = self._scoped(outputs).softmax(1)
-        if p.is_cuda:
-            uniform = torch.rand(p.size(0), 1, dtype=p.dtype, device=p.device)
-            return self._units((p.cumsum(1) < uniform).sum(1).clamp(max=p.size(1) - 1))
+        if own_numbers(p.device):  # multinomial would wait for the device
+            threshold = uniform((p.size(0), 1), p.device, generator, p.dtype)
+            return self._units((p.cumsum(1) < threshold).sum(1).clamp(max=p.size(1) - 1))
         return self._units(torch.multinomial(p.double(), 1, generator=generator).reshape(-1))
 
     def most_probable(self, outputs: Tensor) -> Tensor:

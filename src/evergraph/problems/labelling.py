@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.randomness import uniform
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.problems.base import PROBLEMS
@@ -55,8 +56,7 @@ class Labelling(Columns):
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Labels drawn from p. On a GPU from the device's own random numbers, so that nothing waits for Python."""
         p = outputs.sigmoid()
-        generator = None if p.is_cuda else generator
-        return (torch.rand(p.shape, dtype=p.dtype, device=p.device, generator=generator) < p).to(p.dtype)
+        return (uniform(tuple(p.shape), p.device, generator, p.dtype) < p).to(p.dtype)
 
     def most_probable(self, outputs: Tensor) -> Tensor:
         """1 where p > ½."""

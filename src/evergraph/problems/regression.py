@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.core.randomness import normal
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -50,8 +51,7 @@ class Regression(Columns):
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """z plus standard Gaussian noise. On a GPU from the device's own random numbers."""
-        generator = None if outputs.is_cuda else generator
-        return outputs + torch.randn(outputs.shape, dtype=outputs.dtype, device=outputs.device, generator=generator)
+        return outputs + normal(tuple(outputs.shape), outputs.device, generator, outputs.dtype)
 
     def most_probable(self, outputs: Tensor) -> Tensor:
         """z itself."""

@@ -5,9 +5,11 @@ from evergraph.training.learner import Learner
 from evergraph.training.loop import Progress, train, train_step
 from evergraph.training.predicting import Prediction
 from evergraph.training.settings import LABEL_SCOPES, Training
+from evergraph.training.why import Explanation
 
 __all__ = [
     "LABEL_SCOPES",
+    "Explanation",
     "Learner",
     "Prediction",
     "Progress",

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.errors import EvergraphError, first_line
+from evergraph.methods import METHODS, make_method
+from evergraph.methods.access import Access
 from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, load_tree, read_index
+from evergraph.training.card import learner_card
 from evergraph.training.driver import UNFINISHED
 from evergraph.training.snapshot import method_title
 
@@ -22,6 +25,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
         raise EvergraphError(f"{folder}: its first task is not finished; go on with `evergraph learn`")
     index, tree = read_index(folder), load_tree(folder)
     try:
+        records = tree.get("records") or [{} for _ in tree["history"]]
         return {
             "evergraph": tree["evergraph"],
             "format": index["format"],
@@ -37,13 +41,30 @@ def describe(folder: str | Path) -> dict[str, Any]:
             "seed": tree["seed"],
             "classes": tree["classes"],
             "tasks": [
-                {**task, "test_accuracy": accuracy} for task, accuracy in zip(tree["history"], tree["first_accuracies"])
+                {**task, "test_accuracy": accuracy, **_told(record)}
+                for task, accuracy, record in zip(tree["history"], tree["first_accuracies"], records)
             ],
+            "card": learner_card(records, _access(tree["method"]), tree["method"].get("state", {})),
             "in_mid_task": tree["progress"] is not None,
             "unfinished_task": begun,
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise EvergraphError(f"{folder}: the checkpoint does not fit this evergraph ({first_line(error)})") from None
+
+
+def _told(record: dict[str, Any]) -> dict[str, Any]:
+    """What a task's record says for people."""
+    told: dict[str, Any] = {key: record[key] for key in ("learned", "graph", "examples") if key in record}
+    sizes = {"class_sizes": {str(name): size for name, size in record["classes"]}} if "classes" in record else {}
+    return {**told, **sizes, "forgotten": record.get("forgotten_examples", 0)}
+
+
+def _access(method: dict[str, Any]) -> Access | None:
+    """What the method says it keeps; None for one that is not known here."""
+    parts = method.get("compose", [method])
+    if any(part["name"] not in METHODS for part in parts):
+        return None
+    return Access.union(make_method(part["name"], part["hyperparameters"]).access for part in parts)
 
 
 def _hyperparameters(method: dict[str, Any]) -> dict[str, Any]:

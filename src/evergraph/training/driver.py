@@ -127,6 +127,21 @@ def learn_in_folder(
     return learner
 
 
+def change_in_folder(folder: Path, change: Callable[[Learner], Any], *, device: str = "auto") -> tuple[Learner, Any]:
+    """Change the learner that lives in a folder and save it; returns it, and what `change` returned."""
+    if not (folder / INDEX).exists():
+        raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
+    with taken_folder(folder, partial(load_learner, folder, device=device)) as learner:
+        assert learner is not None
+        if (folder / UNFINISHED / INDEX).exists():
+            raise EvergraphError(
+                f"{folder}: a task was left in the middle; finish it with `evergraph learn`, or --restart"
+            )
+        result = change(learner)
+        Driver(folder).commit(learner)
+    return learner, result
+
+
 def _mark(folder: Path) -> str:
     """What sets a saved learner apart from every other; empty where the folder holds none yet."""
     return content_hash(read_index(folder)) if (folder / INDEX).exists() else ""

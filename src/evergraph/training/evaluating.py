@@ -90,6 +90,8 @@ def _measured(
             )
         truth = learner.problem.targets(graph, learner.classes_)
         outputs = learner.outputs(graph, torch.cat([nodes for _, nodes in pairs]))
+        if measure.of_probabilities:
+            outputs = outputs / learner.temperature
         for (_, nodes), rows in zip(pairs, outputs.split(sizes)):
             values.append(measure(rows, truth[nodes], [unit_of[name] for name in among[len(values)]]))
     return values, titles[: len(values)]

@@ -48,11 +48,35 @@ def is_pairs(nodes: Any) -> bool:
     return len(shape) == 2 and shape[0] == 2
 
 
+def example_ids(graph: Graph) -> list[Any] | None:
+    """What the examples are called, where the graph has ids."""
+    known = graph.attributes.get("id")
+    if known is None:
+        return None
+    return known.values.tolist() if known.names is None else [known.names[code] for code in known.values.tolist()]
+
+
+def _by_id(nodes: str | Sequence[Any], graph: Graph) -> Tensor:
+    ids = [nodes] if isinstance(nodes, str) else [str(node) for node in nodes]
+    known = example_ids(graph)
+    if known is None:
+        raise EvergraphError(
+            f"nodes={_short(nodes)} are not node numbers, and the {graph.level}s of {graph.name} have no ids; "
+            "give whole numbers or a mask"
+        )
+    number = {str(name): position for position, name in enumerate(known)}
+    if missing := [name for name in ids if name not in number]:
+        raise EvergraphError(f"{graph.name}: no {graph.level} has the id {missing[0]!r}; ids are like {known[0]!r}")
+    return torch.tensor([number[name] for name in ids])
+
+
 def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
-    """Numbers of nodes, graphs or links, from numbers or a mask over all of them; all for None."""
+    """Numbers of nodes, graphs or links, from numbers, ids (as text) or a mask over all of them; all for None."""
     count, what = graph.num_examples, f"{graph.level}s"
     if nodes is None:
         return torch.arange(count)
+    if isinstance(nodes, str) or (isinstance(nodes, (list, tuple)) and any(isinstance(node, str) for node in nodes)):
+        return _by_id(nodes, graph)
     try:
         chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.asarray(nodes))
     except (TypeError, ValueError, RuntimeError) as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from evergraph.core.settings import Checked, PositiveInt, Seed, checked
+from evergraph.core.settings import Bounds, Checked, PositiveInt, Seed, checked
 from evergraph.data import ClassName, Graph, Part, Task, TaskStream
 from evergraph.errors import EvergraphError, tell
 from evergraph.evaluation import Evaluation
@@ -18,15 +18,18 @@ from evergraph.methods import Method, as_method, is_method
 from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem, problem_of
+from evergraph.training.calibration import temperature_of
 from evergraph.training.defaults import default_method, pick_device
 from evergraph.training.evaluating import evaluate
-from evergraph.training.inputs import Tasks, as_task, as_tasks, chosen_units
+from evergraph.training.forgetting import forget
+from evergraph.training.inputs import Tasks, as_task, as_tasks
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
-from evergraph.training.predicting import Prediction, asked, outputs
+from evergraph.training.predicting import Prediction, asked, outputs, predict
 from evergraph.training.settings import Training
 from evergraph.training.snapshot import learner_state, restore
 from evergraph.training.transaction import own_random_numbers
+from evergraph.training.why import Explanation, why
 
 
 class Learner(metaclass=Checked):
@@ -78,6 +81,7 @@ class Learner(metaclass=Checked):
         self.history: list[dict[str, Any]] = []  # what each task was, for people
         self.records: list[dict[str, Any]] = []  # each task's mark, and what was measured after it, by mark
         self.notes: dict[str, Any] = {}
+        self.feature_names: list[str] | None = None  # of the first task whose features had names
         self.progress: Progress | None = None
         self.optimizer_state: OptimizerState | None = None  # the last task's, where the training keeps it
         self.task_mark: str | None = None  # which task it is in the middle of
@@ -125,6 +129,34 @@ class Learner(metaclass=Checked):
     def in_mid_task(self) -> bool:
         """Whether a task was begun and not finished: `learn` with the same task goes on with it."""
         return self.progress is not None
+
+    def forget(
+        self,
+        nodes: Any = None,
+        data: Tasks | Graph | Any = None,
+        *,
+        classes: Sequence[ClassName] | ClassName | None = None,
+        keep_in_graph: bool = False,
+    ) -> int:
+        """Be as if some examples, or whole classes, had never been learned; returns how many examples were forgotten.
+
+        The closed form (`auto`, `analytic`) takes them back exactly; other methods raise an error that says what is
+        possible. Given the data of the task and of all tasks learned after it, everything that is kept equals what it
+        would be: sums, class sizes, counts of validation examples, calibration. Given the data of the task alone, the
+        sums and with them the heads do, at the choices (the ridge, which blocks are read, …) that later tasks'
+        validation examples have made; those are not made anew.
+
+        Args:
+            nodes: the examples, as numbers, ids or a mask in `data` (the first of a list); the name of a class.
+            data: what they were learned from, as it was learned: a task, a graph, a path; or a list, with later tasks
+                behind; or the stream.
+            classes: forget all examples of these classes, in all tasks.
+            keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others; else they and their edges
+                are gone from it too, and what their neighbours were learned with is as if they had never been there.
+        """
+        if isinstance(nodes, str) and nodes in map(str, self.classes_) and classes is None:
+            nodes, classes = None, [nodes]
+        return forget(self, nodes, data, classes, keep_in_graph)
 
     def fit(self, stream: Tasks) -> Learner:
         """Learn all tasks of a stream or of a list, and return the learner."""
@@ -187,36 +219,70 @@ class Learner(metaclass=Checked):
         name = "balanced-accuracy" if balanced and metric is None else metric
         return evaluate(self, stream, name, test_graph, part, after)
 
+    @checked
     def predict(
         self,
         graph: Graph | Any,
-        nodes: Tensor | Sequence[int] | None = None,
+        nodes: Any = None,
         *,
-        classes: Sequence[ClassName] | None = None,
+        classes: Any = None,
+        unknown: Annotated[float, Bounds(above=0, below=1)] | None = None,
+        calibrated: bool = True,
     ) -> Prediction:
         """What each example is predicted to be, and how probable it is.
 
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them or the path of a graph file; targets are not needed
                 and not looked at.
-            nodes: the examples (nodes, graphs, links) asked for, as numbers or as a mask over all; all by default.
-                Where links are predicted, pairs of nodes `(2, number)` may be asked for.
+            nodes: the examples (nodes, graphs, links) asked for, as numbers, as ids (text) where the graph has some, or
+                as a mask over all; all by default. Where links are predicted, pairs of nodes `(2, number)` may be
+                asked for.
             classes: choose among these alone; among all classes met by default.
+            unknown: put aside what looks like no class learned, so that at most this share of examples of known
+                classes is put aside with it: `prediction.unknown`.
+            calibrated: probabilities at the temperature that validation examples settled; else as the outputs say.
         """
-        units = chosen_units(classes, self.classes_)
-        chosen, outputs = asked(self, graph, nodes)
-        names = [self.classes_[unit] for unit in units]
-        labels, probabilities = self.problem.read(outputs, units, names)
-        return Prediction(chosen, labels, probabilities, names if self.problem.kind != "classes" else None)
+        return predict(self, graph, nodes, classes, unknown, calibrated)
 
-    def predict_proba(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
+    def predict_proba(
+        self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None, *, calibrated: bool = True
+    ) -> Tensor:
         """The probability of every class, one row per node; the columns are in the order of `classes_`."""
-        _, outputs = asked(self, graph, nodes)
-        return self.problem.probabilities(outputs, range(len(self.classes_)))
+        graph, chosen = asked(self, graph, nodes)
+        temperature = self.temperature if calibrated and self.problem.kind == "classes" else 1.0
+        return self.problem.probabilities(self.outputs(graph, chosen) / temperature, range(len(self.classes_)))
+
+    def why(
+        self,
+        graph: Graph | Any,
+        node: int | str,
+        label: ClassName | None = None,
+        *,
+        against: ClassName | None = None,
+    ) -> Explanation:
+        """What carries one node's prediction: neighbours and features, by how much each adds to the logit.
+
+        The closed form is linear in its features, so the amounts add up exactly. Random features are a ReLU of random
+        sums: which of them are positive at this node, and the length they are scaled by, are taken as they are there;
+        so the amounts say what makes up this logit, not what another graph would change.
+
+        Args:
+            graph: as in `predict`.
+            node: the node, by number or id.
+            label: the class to explain; the predicted one by default.
+            against: explain why it is that class rather than this one.
+        """
+        return why(self, graph, node, label, against)
+
+    @property
+    def temperature(self) -> float:
+        """What outputs are divided by to make calibrated probabilities; 1 where no task had validation examples."""
+        return temperature_of(self.records)
 
     def logits(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
         """All outputs at the given nodes, one row each."""
-        return asked(self, graph, nodes)[1]
+        graph, chosen = asked(self, graph, nodes)
+        return self.outputs(graph, chosen)
 
     def outputs(self, graph: Graph, nodes: Tensor) -> Tensor:
         """What the method predicts, else the model."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from evergraph.core.capabilities import capable
 from evergraph.core.finite import has_nan, is_finite, is_overflow
 from evergraph.data import Task
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.problems import problem_of
+from evergraph.training.card import task_card
+from evergraph.training.evidence import after_learning, before_learning
 from evergraph.training.inputs import new_names
 from evergraph.training.loop import OnEpoch, diverged, train
-from evergraph.training.predicting import tested
+from evergraph.training.predicting import other_features, tested
 from evergraph.training.transaction import between_epochs, own_random_numbers, transaction
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[str, float]]:
     """See `Learner.learn`; the task has been checked."""
+    kept = small_state(learner)
+    evidence = {} if learner.in_mid_task else before_learning(learner, task)
     with own_random_numbers(learner), transaction(learner, task) as resumed:
         _set_up(learner, task)
         if not resumed and (learner.model.out_channels or 0) < len(learner.classes_):
@@ -47,13 +52,29 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
             raise diverged(context, learner.training, progress)
         learner.first_accuracies = [*learner.first_accuracies, tested(learner, task)]
         measured = {} if learner.first_accuracies[-1] is None else {task.mark(): learner.first_accuracies[-1]}
-        learner.records = [*learner.records, {"mark": task.mark(), "tested": measured}]
+        evidence |= after_learning(learner, task, context)
+        card = task_card(task)
+        learner.records = [*learner.records, {"mark": task.mark(), "tested": measured, **kept, **evidence, **card}]
     learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1
+    learner.feature_names = learner.feature_names or task.graph.feature_names
     trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
+    trained["steps"] = progress.steps
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
+
+
+def small_state(learner: Learner) -> dict[str, Any]:
+    """The method's state before a task, without its tensors, and which features the model reads.
+
+    Where that is enough to take the task back; else nothing.
+    """
+    claim = capable(learner.method, "forgetting")
+    forgetting = claim() if claim is not None else ""
+    if isinstance(forgetting, str):
+        return {}
+    return {"before": forgetting.small_state(), "layout": learner.model.hyperparameters()}
 
 
 def check_fit(learner: Learner, task: Task) -> None:
@@ -70,6 +91,8 @@ def check_fit(learner: Learner, task: Task) -> None:
             f"task {learner.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
             f"{learner.model.in_channels}; all tasks must have the same features"
         )
+    if learner.feature_names and task.graph.feature_names and learner.feature_names != task.graph.feature_names:
+        raise EvergraphError(other_features(task.graph, learner.feature_names))
     if not learner.in_mid_task:
         new_names(learner.classes_, task)  # a class under two names is refused here
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,8 +17,9 @@ from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
-from evergraph.training.executors import EXECUTORS, Executor
+from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.settings import Training
+from evergraph.training.side_by_side import give_way
 
 OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's averages (and number of steps) of each parameter, under the parameter's name."""
@@ -36,6 +38,8 @@ class Progress:
     best_params: Params = field(default_factory=dict)
     waited: int = 0
     log: list[dict[str, float]] = field(default_factory=list)
+    steps: str = ""
+    """How steps are carried out: `captured`, or `eager` and why."""
 
 
 MOMENTUM = 0.9  # of plain gradient descent
@@ -93,26 +97,29 @@ def train(
         load_optimizer(model, optimizer, progress.optimizer)
     weigh = context.problem.balancing_weights(context.batcher.y[seeds]) if settings.class_balanced else None
     step = partial(train_step, context, method, optimizer=optimizer, weigh=weigh)
-    executor = next(kind for kind in executors if kind.suits(context, method))(context, step)
-    while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
-        model.train()
-        context.epoch = progress.epoch
-        _set_rate(optimizer, settings.rate(progress.epoch, epochs))
-        total = torch.zeros((), dtype=torch.float64, device=seeds.device)
-        order = torch.randperm(seeds.numel()).to(seeds.device)
-        for batch in executor.batches(seeds[order]):
-            total += executor.step(batch)
-        progress.epoch += 1
-        row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
-        if not math.isfinite(row["loss"]):
-            raise diverged(context, settings, progress)
-        stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
-        progress.log.append(row)
-        if on_epoch is not None:
-            progress.optimizer = optimizer_state(model, optimizer)
-            on_epoch(progress, epochs)
-        if stop:
-            break
+    executor = executor_for(context, method, step, executors)
+    with closing(executor):
+        while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
+            model.train()
+            context.epoch = progress.epoch
+            _set_rate(optimizer, settings.rate(progress.epoch, epochs))
+            total = torch.zeros((), dtype=torch.float64, device=seeds.device)
+            order = torch.randperm(seeds.numel()).to(seeds.device)
+            for batch in executor.batches(seeds[order]):
+                total += executor.step(batch)
+            give_way(settled=executor.settled)
+            progress.epoch += 1
+            progress.steps = executor.how()
+            row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
+            if not math.isfinite(row["loss"]):
+                raise diverged(context, settings, progress)
+            stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
+            progress.log.append(row)
+            if on_epoch is not None:
+                progress.optimizer = optimizer_state(model, optimizer)
+                on_epoch(progress, epochs)
+            if stop:
+                break
     progress.optimizer = optimizer_state(model, optimizer)
     with torch.no_grad():
         for name, value in progress.best_params.items():

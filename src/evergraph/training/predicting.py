@@ -14,7 +14,9 @@ from evergraph.data import ClassName, Graph, Task, as_graph, with_links
 from evergraph.errors import DivergedError, EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.methods import View
-from evergraph.training.inputs import chosen_examples, is_pairs
+from evergraph.training.evidence import strangeness
+from evergraph.training.inputs import chosen_examples, chosen_units, example_ids, is_pairs
+from evergraph.training.unknown import familiar_of
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -29,12 +31,22 @@ class Prediction:
         labels: the class of each; with several labels, a list of those that hold; with numbers, the number (or a list).
         probabilities: of each class; with several labels, a column for each; with numbers, the numbers, a column each.
         columns: what the columns are called, where there are columns.
+        names: the ids of the examples, where their graph has any.
+        classes: the classes chosen from; `table` has a column for each.
+        table: the probability of each of them, a row per example.
+        strangeness: how strange each looks, from 0; where unknown classes were asked for.
+        unknown: whether each is put aside as of a class never learned; likewise.
     """
 
     nodes: Tensor
     labels: list[Any]
     probabilities: Tensor
     columns: list[ClassName] | None = None
+    names: list[Any] | None = None
+    classes: list[ClassName] | None = None
+    table: Tensor | None = None
+    strangeness: Tensor | None = None
+    unknown: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,8 +55,43 @@ class Prediction:
         return self.labels[index]
 
 
-def asked(learner: Learner, graph: Graph | Any, nodes: Tensor | Sequence[int] | None) -> tuple[Tensor, Tensor]:
-    """The nodes asked for, as numbers, and their outputs."""
+def predict(
+    learner: Learner,
+    graph: Graph | Any,
+    nodes: Any,
+    classes: Sequence[ClassName] | None,
+    unknown: float | None,
+    calibrated: bool,
+) -> Prediction:
+    """See `Learner.predict`."""
+    units = chosen_units(classes, learner.classes_)
+    graph, chosen = asked(learner, graph, nodes)
+    found = learner.outputs(graph, chosen)
+    if calibrated and learner.problem.kind == "classes":
+        found = found / learner.temperature
+    names = [learner.classes_[unit] for unit in units]
+    labels, probabilities = learner.problem.read(found, units, names)
+    ids = example_ids(graph)
+    prediction = Prediction(
+        chosen, labels, probabilities, names=None if ids is None else [ids[i] for i in chosen.tolist()]
+    )
+    if learner.problem.kind != "classes":
+        prediction.columns = names
+        return prediction
+    prediction.classes, prediction.table = names, learner.problem.probabilities(found, units)
+    if unknown is not None:
+        familiar = familiar_of(learner.records)
+        if familiar is None:
+            raise EvergraphError(
+                "unknown classes need validation examples, and no task had any; learn with some held out"
+            )
+        prediction.strangeness = familiar.score(strangeness(learner, graph, chosen))
+        prediction.unknown = prediction.strangeness > familiar.threshold(unknown)
+    return prediction
+
+
+def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tensor]:
+    """The graph, and the examples asked for, as numbers."""
     if not learner.num_tasks or learner.model.in_channels is None:
         raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
     graph = as_graph(graph)
@@ -59,8 +106,20 @@ def asked(learner: Learner, graph: Graph | Any, nodes: Tensor | Sequence[int] | 
         raise EvergraphError(
             f"{graph.name} has {graph.level}s as examples, and the learner predicts {learner.problem.level}s"
         )
-    chosen = chosen_examples(nodes, graph)
-    return chosen, learner.outputs(graph, chosen)
+    if learner.feature_names and graph.feature_names and learner.feature_names != graph.feature_names:
+        raise EvergraphError(other_features(graph, learner.feature_names))
+    return graph, chosen_examples(nodes, graph)
+
+
+def other_features(graph: Graph, known: list[str]) -> str:
+    """The message for a graph whose features are called otherwise, or stand in another order."""
+    names = graph.feature_names or []
+    place = next((i for i, (a, b) in enumerate(zip(names, known)) if a != b), min(len(names), len(known)))
+    found, wanted = (repr(listed[place]) if place < len(listed) else "none" for listed in (names, known))
+    return (
+        f"{graph.name}: feature {place} is {found}, and the learner was built with {wanted} there; give the same "
+        "columns in the same order (features=…)"
+    )
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "first_accuracies": learner.first_accuracies,
         "history": learner.history,
         "records": learner.records,
+        "feature_names": learner.feature_names,
         "notes": learner.notes,
         "seed": learner.seed,
         "random_state": learner.random_state,
@@ -74,7 +75,7 @@ def restore(
         for name in ("first_accuracies", "history"):
             setattr(learner, name, list(tree[name]))
         learner.records = list(tree.get("records") or ({"mark": "", "tested": {}} for _ in tree["history"]))
-        learner.classes_ = list(tree["classes"])
+        learner.classes_, learner.feature_names = list(tree["classes"]), tree.get("feature_names")
         learner.random_state = tree["random_state"]
         learner.optimizer_state = _to_device(tree["optimizer"], learner.device)
         learner.generator.set_state(tree["method_random_state"])

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
-from evergraph.data.batching import Batch
+from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
+from evergraph.methods.closed_form.drift import follow_drift
+from evergraph.methods.closed_form.familiarity import evenly, strangeness
+from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
+from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
-from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.base import GraphModel
 from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
 BOTH = ("train", "val")
+HELD_OUT = "heads that have not learned from the validation nodes"  # in a context's cache: the head and the vote
 
 
 @METHODS.register
@@ -111,57 +117,65 @@ class Analytic(Method):
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
-        model = context.model.eval()
-        _, head = linear_head(model)
+        context.model.eval()
         if self.encoder_before_:
-            self._follow_drift(context)
+            self.gram_, self.cross_ = follow_drift(context, self.encoder_before_, self.gram_, self.cross_)
         self._add(context)
-        ridge, trained = self._choose(context)
-        learned = BOTH if self.learn_validation else BOTH[:1]
-        final = self.solve([ridge], learned, self._rows_read(context))[0]
-        if self._in_blocks(context.problem, model):
-            if context.task.val.numel():
-                self._choose_smoothing(context, trained)
-                self._choose_voting(context, trained, ridge)
-            name = next(name for name, value in model.named_parameters() if value is head)
-            self.vote_ = {name: self._vote(model, ridge, learned, final).to(head.dtype)}
-            self._learn_doubt(context)
-        head.copy_(final)
+        self.decide(context)
+        self.write(context.problem, context.model)
+        self._learn_doubt(context)
         self.tasks_ += 1
         self.encoder_before_ = {}
 
-    def _choose(self, context: Context) -> tuple[float, Tensor]:
-        """The ridge, and the head that training examples alone make with it."""
-        ridges = [self.ridge] if self.ridge else list(RIDGES)
-        heads = self.solve(ridges, ("train",), self._rows_read(context))
-        chosen = self._choose_ridge(context, heads)
-        return ridges[chosen], heads[chosen]
+    def decide(self, context: Context) -> None:
+        """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
+        model, vote = context.model, None
+        trained = self._choose(context)
+        if self._in_blocks(context.problem, model) and context.task.val.numel():
+            self._choose_smoothing(context, trained)
+            vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
+            self._choose_voting(context, trained, vote)
+        self.conclude(model)
+        context.cache[HELD_OUT] = trained, vote
 
-    def _rows_read(self, context: Context) -> Tensor | None:
-        """The features that the head reads; None for all."""
-        return self._head_rows(context.model) if self._in_blocks(context.problem, context.model) else None
+    def conclude(self, model: GraphModel) -> None:
+        """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
+        self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
+        self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
+
+    def write(self, problem: Problem, model: GraphModel) -> None:
+        """Solve the heads by the choices as they stand, and write them."""
+        _, head = linear_head(model)
+        ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
+        in_blocks = self._in_blocks(problem, model)
+        final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
+        if in_blocks:
+            self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
+        head.copy_(final)
+
+    def _choose(self, context: Context) -> Tensor:
+        """Count the hits of every ridge; the head that training nodes alone make with the chosen one."""
+        rows = self._head_rows(context.model) if self._in_blocks(context.problem, context.model) else None
+        heads = self.solve(self._ridges, ("train",), rows)
+        self._choose_ridge(context, heads)
+        return heads[list(self._ridges).index(self.chosen_ridge())]
+
+    @property
+    def _ridges(self) -> Sequence[float]:
+        """The ridges that are tried."""
+        return [self.ridge] if self.ridge else list(RIDGES)
+
+    def chosen_ridge(self) -> float:
+        """The ridge with most hits (or the least squared error) on validation examples; the largest of equals."""
+        return self._ridges[max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))]
 
     def _add(self, context: Context) -> None:
         """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
-        features, head = linear_head(context.model)
-        y = context.batcher.y
-        if y.dim() > 1:
+        if context.batcher.y.dim() > 1:
             self._add_columns(context)
             return
-        weights = self._weights(context)
-        gram, cross = dict(self.gram_), dict(self.cross_)
-        for part in BOTH:
-            nodes = getattr(context.task, part).to(y.device)
-            before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(
-                context, features, head, nodes, weights, before, exact=0 < self.ridge < SMALL
-            )
-        self.gram_, self.cross_ = gram, cross
+        self.add_to_sums(context, self._sizes(context))
         self._learn_units(context)
-
-    def _weights(self, context: Context) -> Tensor:
-        """The weight of a node of each output unit, by the size that its class has reached with this task."""
-        return self._sizes(context).double().clamp(min=1) ** -self.balance
 
     def _sizes(self, context: Context) -> Tensor:
         """Training nodes of each output unit, this task's included."""
@@ -170,6 +184,10 @@ class Analytic(Method):
         sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
         return sizes
 
+    def _weights(self, sizes: Tensor) -> Tensor:
+        """The weight of a node of each output unit, by the size of its class."""
+        return sizes.double().clamp(min=1) ** -self.balance
+
     def _learn_units(self, context: Context) -> None:
         """The sizes of classes, and the task that brought each."""
         sizes = self._sizes(context)
@@ -177,6 +195,24 @@ class Analytic(Method):
         for unit in torch.unique(context.batcher.y[context.train]).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
         self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
+
+    def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
+        """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
+        features, head = linear_head(context.model)
+        weights = self._weights(sizes)
+        gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
+        for part in BOTH:
+            nodes = getattr(context.task, part).to(weights.device)
+            before = Sums(gram[part], cross[part]) if part in gram else None
+            gram[part], cross[part] = accumulate(context, features, head, nodes, sign * weights, before, exact=exact)
+        self.gram_, self.cross_ = gram, cross
+
+    @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
+    def forgetting(self) -> Forgetting | str:
+        """How examples are taken back; where the encoder was trained on them, why that cannot be."""
+        if self.encoder != "frozen":
+            return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
+        return Forgetting(self)
 
     def _add_columns(self, context: Context) -> None:
         """The same where examples have rows of labels or numbers."""
@@ -208,15 +244,14 @@ class Analytic(Method):
 
     # choices, by validation nodes of the current task
 
-    def _choose_ridge(self, context: Context, heads: list[Tensor]) -> int:
-        """The ridge with most hits (or the least squared error) on validation examples; the largest of equals."""
+    def _choose_ridge(self, context: Context, heads: list[Tensor]) -> None:
+        """Count the hits (or add up the squared errors) of each ridge on validation examples."""
         classes = context.problem.kind == "classes"
         hits = (validation_hits(context, heads).sum(1) if classes else negative_errors(context, heads)).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
-        return max(range(len(heads)), key=lambda i: (self.hits_[i], i))
 
     def _choose_smoothing(self, context: Context, head: Tensor) -> None:
-        """Smooth where the nodes put right outnumber those put wrong by more than two standard errors."""
+        """Count the nodes that smoothing puts right, and wrong; it needs more than two standard errors between them."""
         whole, nodes = context.batcher, context.task.val.to(context.device)
         if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
             return
@@ -226,14 +261,11 @@ class Analytic(Method):
         smoothed = self._prediction(context.model).smooth(adjacency, scores)
         truth = whole.y[nodes]
         count_changes(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
-        self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
 
-    def _choose_voting(self, context: Context, head: Tensor, ridge: float) -> None:
-        """Vote where it costs no more than the premium."""
-        vote = self._vote(context.model, ridge, ("train",), head)
+    def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+        """Count the nodes that the vote puts right, and wrong."""
         count_changes(self.voting_, *validation_hits(context, [head, vote]))
         self.validated_ += context.task.val.numel()
-        self.votes_ = self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     # blocks of features
 
@@ -284,6 +316,8 @@ class Analytic(Method):
 
     def _learn_doubt(self, context: Context) -> None:
         """How many edges within a task are taken for others: the largest share in a task's own graph so far."""
+        if not self._in_blocks(context.problem, context.model):
+            return
         prediction = self._prediction(context.model)
         if prediction.judges and not context.batcher.num_hops:
             features = context.batcher.x
@@ -297,72 +331,72 @@ class Analytic(Method):
         """Plain scores; where the graph's features fall into blocks and fit into memory, by judged edges."""
         if not self.tasks_:
             return None
-        if self._in_blocks(view.problem, view.model) and capable(view.model, "graph_features"):
-            prediction = self._prediction(view.model)
-            whole = view.problem.batcher(view.model, view.graph, device=view.device)
-            if not whole.num_hops and (prediction.smooths or prediction.judges):
-                assert isinstance(whole.x, Tensor)
-                dtype = prediction.head.dtype
-                x = view.graph.x.to(dtype).to(view.device)
-                adjacency = view.graph.adjacency.to(dtype).to(view.device)
-                joining = view.graph.joining
-                alone = None if joining is None else joining.to(view.device)
-                scores = prediction.scores(x, adjacency, whole.x, alone)
-                return scores[view.nodes.to(view.device)].cpu()
-        return as_outputs(view.problem, view.outputs(), self.temperature)
+        if (whole := self._whole(view)) is None:
+            return as_outputs(view.problem, view.outputs(), self.temperature)
+        scores = whole[0].scores(*whole[1:])
+        return scores[view.nodes.to(view.device)].cpu()
 
-    # an encoder that moves
+    def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
+        """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
+        if not (self._in_blocks(view.problem, view.model) and capable(view.model, "graph_features")):
+            return None
+        prediction = self._prediction(view.model)
+        whole = view.problem.batcher(view.model, view.graph, device=view.device)
+        if whole.num_hops or not (prediction.smooths or prediction.judges):
+            return None
+        assert isinstance(whole.x, Tensor)
+        dtype, joining = prediction.head.dtype, view.graph.joining
+        x = view.graph.x.to(dtype).to(view.device)
+        adjacency = view.graph.adjacency.to(dtype).to(view.device)
+        return prediction, x, adjacency, whole.x, None if joining is None else joining.to(view.device)
 
-    def _follow_drift(self, context: Context) -> None:
-        """G ← TᵀGT and B ← TᵀB, with φ_before T ≈ φ_after in least squares on the current task's nodes."""
-        features, _ = linear_head(context.model)
-        old = {f"model.{name}": value for name, value in self.encoder_before_.items()}
-        before_before = torch.zeros_like(self.gram_["train"])
-        before_after = torch.zeros_like(before_before)
-        for batch in context.batches(NODES_AT_ONCE):
-            after = features(batch).double()
-            before = functional_call(_Features(context.model), old, (batch,)).double()
-            before_before.addmm_(before.T, before)
-            before_after.addmm_(before.T, after)
-        # damped towards the identity: directions that the task does not show are taken not to drift
-        damping = 1e-3 * float(before_before.diagonal().mean())
-        before_before.diagonal().add_(damping)
-        before_after.diagonal().add_(damping)
-        change = torch.cholesky_solve(before_after, torch.linalg.cholesky(before_before))
-        self.gram_ = {part: change.T @ gram @ change for part, gram in self.gram_.items()}
-        self.cross_ = {part: change.T @ cross for part, cross in self.cross_.items()}
+    # what users of a deployed learner ask for
+
+    @capability(rests_on=("decide", "write"))
+    @contextmanager
+    def held_out(self, context: Context) -> Iterator[None]:
+        """The heads that have not learned from the task's validation nodes, in place of the final ones."""
+        _, head = linear_head(context.model)
+        final, votes = head.detach().clone(), self.vote_
+        chosen, vote = context.cache[HELD_OUT]
+        try:
+            head.data.copy_(chosen)
+            if vote is not None:
+                self.vote_ = {_name(context.model, head): vote.to(head.dtype)}
+            yield
+        finally:
+            head.data.copy_(final)
+            self.vote_ = votes
+
+    @capability(rests_on=("_add", "add_to_sums", "predict"))
+    def strangeness(self, view: View) -> Tensor:
+        """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
+        used = [unit for unit, size in enumerate(self.class_sizes_) if size]
+        head = linear_head(view.model)[1].detach()
+        rows = evenly(self._dense_rows(view.model)).to(head.device)
+        return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
+
+    def _dense_rows(self, model: GraphModel) -> Tensor:
+        """The features that are seldom zero: random ones, where there are some."""
+        layout = capable(model, "feature_layout")
+        if layout is None or all(block.linear for block in layout().present):
+            return torch.arange(linear_head(model)[1].size(0))
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        return rows_of(block_of_row, [not block.linear for block in layout().present])
+
+    def gram_among(self, part: str, rows: Tensor) -> Tensor:
+        """G of one part, among some features."""
+        return self.gram_[part][rows].index_select(1, rows)
+
+    @torch.no_grad()
+    @capability(rests_on=("predict", "_whole"))
+    def reasons(self, view: View, units: Sequence[int]) -> Reasons:
+        """What carries the score of one node: of an output unit, or of one against another (`why.reasons`)."""
+        whole, head = self._whole(view), linear_head(view.model)[1].detach()
+        return reasons(
+            view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature
+        )
 
 
-def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:
-    """The rows of the head that belong to the chosen blocks, and the one of the column of ones."""
-    chosen = torch.tensor([*blocks, True])  # -1, the column of ones, meets the last entry
-    return torch.nonzero(chosen[block_of_row]).reshape(-1)
-
-
-def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
-    """Row i: which of the task's validation nodes head i puts right."""
-    features, _ = linear_head(context.model)
-    hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
-    nodes = context.task.val.to(context.device)
-    for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        scores = features(batch).double() @ torch.cat(heads, dim=1)
-        hits.append(torch.stack([part.argmax(1) == batch.y for part in scores.split(heads[0].size(1), dim=1)]).cpu())
-    return torch.cat(hits, dim=1)
-
-
-def count_changes(counts: list[int], before: Tensor, after: Tensor) -> None:
-    """Add to `counts` how many nodes a change puts right, and how many wrong."""
-    counts[0] += int((after & ~before).sum())
-    counts[1] += int((before & ~after).sum())
-
-
-class _Features(torch.nn.Module):
-    """A model's features as a module's forward, for calls with other parameters."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch) -> Tensor:
-        features: Tensor = self.model.features(batch)  # type: ignore[operator]
-        return features
+def _name(model: GraphModel, head: Tensor) -> str:
+    return next(name for name, value in model.named_parameters() if value is head)

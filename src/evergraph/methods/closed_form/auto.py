@@ -13,7 +13,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import BOTH, rows_of, validation_hits
+from evergraph.methods.closed_form.analytic import BOTH, HELD_OUT
 from evergraph.methods.closed_form.block_prediction import BlockPrediction
 from evergraph.methods.closed_form.block_sets import (
     GRID,
@@ -25,10 +25,12 @@ from evergraph.methods.closed_form.block_sets import (
     vote_sets,
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
+from evergraph.methods.closed_form.hits import rows_of, validation_hits
 from evergraph.methods.closed_form.rehearsal import ENOUGH, rehearse
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
+from evergraph.problems.base import Problem
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 
@@ -66,7 +68,7 @@ class Auto(BudgetedAnalytic):
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
     chosen_: str = state(str)  # the set that the head reads
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
-    foreign_hits_: dict[str, int] = state(dict)  # rehearsed validation nodes that each way puts right
+    foreign_hits_: dict[str, list[int]] = state(dict)  # rehearsed validation nodes that each way puts right
     rehearsed_: int = state(int)
 
     def start_task(self, context: Context) -> None:
@@ -91,8 +93,8 @@ class Auto(BudgetedAnalytic):
             found.append({name: layout.among_present(chosen) for name, chosen in live.items()})
         return found[0], found[1]
 
-    def _choose(self, context: Context) -> tuple[float, Tensor]:
-        """Count the hits of every set and ridge; the set and the ridge with most, and the training nodes' head."""
+    def _choose(self, context: Context) -> Tensor:
+        """Count the hits of every set and ridge; the training nodes' head of the set and the ridge with most."""
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
         sets, heads = {**for_own, **for_head}, {}
@@ -107,18 +109,32 @@ class Auto(BudgetedAnalytic):
             for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
             for_own = _only(for_own, cheapest_near(self.set_hits_, list(for_own), cost, validated)) if for_own else {}
             self.set_hits_ = {name: self.set_hits_[name] for name in {**for_own, **for_head}}
-        self.chosen_ = leader(self.set_hits_, list(for_head))
-        self.own_ = leader(self.set_hits_, list(for_own)) if for_own else ""
-        self.blocks_ = sets[self.chosen_]
+        self._lead(for_head, for_own)
         place = best_ridge(self.set_hits_[self.chosen_])
         if place not in heads[self.chosen_]:
             rows = rows_of(block_of_row, self.blocks_)
             heads[self.chosen_][place] = self.solve([self._ridges[place]], ("train",), rows)[0]
-        return self._ridges[place], heads[self.chosen_][place]
+        return heads[self.chosen_][place]
+
+    def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]]) -> None:
+        """Take the sets with most hits."""
+        self.chosen_ = leader(self.set_hits_, list(for_head))
+        self.own_ = leader(self.set_hits_, list(for_own)) if for_own else ""
+        self.blocks_ = for_head[self.chosen_]
+
+    def conclude(self, model: GraphModel) -> None:
+        """As `analytic`; and the sets by the hits as they stand."""
+        super().conclude(model)
+        for_head, for_own = self._sets(model)
+        self._lead(for_head, for_own)
 
     @property
     def _ridges(self) -> Sequence[float]:
         return [self.ridge] if self.ridge else GRID
+
+    def chosen_ridge(self) -> float:
+        """The ridge with most hits of the chosen set."""
+        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
 
     def _places(self, name: str) -> list[int]:
         """The ridges to try: all while the sums are cheap to solve, else the best so far and those beside it."""
@@ -140,18 +156,12 @@ class Auto(BudgetedAnalytic):
         With a ridge of 1 at most: a larger one shrinks the scores, and with them what the vote can say about edges.
         """
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
-        heads = [
-            self.solve([min(ridge, 1.0)], parts, rows_of(block_of_row, blocks))[0] for blocks in self.voices(model)
-        ]
-        return torch.stack(heads).sum(0)
+        voices = [rows_of(block_of_row, blocks) for blocks in self.voices(model)]
+        return torch.stack([self.solve([min(ridge, 1.0)], parts, rows)[0] for rows in voices]).sum(0)
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
         """The blocks that each head of the vote reads."""
         return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
-
-    def chosen_ridge(self) -> float:
-        """The ridge of the head."""
-        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
 
     def _own(self, model: GraphModel) -> list[bool]:
         """The blocks that speak for a node's own features."""
@@ -159,36 +169,40 @@ class Auto(BudgetedAnalytic):
 
     def _ways_elsewhere(self, model: GraphModel) -> dict[str, tuple[float, list[bool]]]:
         """Heads that may decide in place of head and vote where edges join tasks: their ridges and blocks."""
-        ways = {}
+        ways = {"smooth": (min(self.chosen_ridge(), 1.0), self.voices(model)[0])}
         if self.own_:
             ways["own"] = (self._ridges[best_ridge(self.set_hits_[self.own_])], self._own(model))
-        ways["smooth"] = (min(self.chosen_ridge(), 1.0), self.voices(model)[0])
         return ways
 
-    def _learn_doubt(self, context: Context) -> None:
-        """Also which head is to decide where edges join tasks."""
-        super()._learn_doubt(context)
-        model, ways = context.model, self._ways_elsewhere(context.model)
-        if self.rehearsed_ < ENOUGH and (hits := rehearse(self, context, ways)) is not None:
-            self.rehearsed_ += context.task.val.numel()
-            self.foreign_hits_ = {key: self.foreign_hits_.get(key, 0) + hits.get(key, 0) for key in hits}
-        ((name, vote),) = self.vote_.items()
-        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
-        learned = BOTH if self.learn_validation else BOTH[:1]
-        self.elsewhere_ = {
-            way: {name: self.solve([ridge], learned, rows_of(block_of_row, blocks))[0].to(vote.dtype)}
-            for way, (ridge, blocks) in ways.items()
-            if way == self.elsewhere()
-        }
+    def decide(self, context: Context) -> None:
+        """As `analytic`; and rehearse what decides where edges join tasks."""
+        super().decide(context)
+        if self.rehearsed_ < ENOUGH:
+            hits = rehearse(self, context, self._ways_elsewhere(context.model))
+            if hits is not None:
+                self.rehearsed_ += context.task.val.numel()
+                before = self.foreign_hits_
+                self.foreign_hits_ = {way: [sum(before.get(way, [])) + count] for way, count in hits.items()}
 
     def elsewhere(self) -> str:
-        """What decides where edges join tasks: what most rehearsed nodes are for.
+        """What decides where edges join tasks: the way with most rehearsed nodes.
 
         Of equals the vote where it may, else the head on nodes mixed with their neighbours.
         """
         usual = "vote" if self.votes_ else "smooth"
-        hits = {usual: self.foreign_hits_.get(usual, 0), **self.foreign_hits_}
-        return max(hits, key=lambda way: hits[way])
+        hits = {usual: [0], **self.foreign_hits_}
+        return max(hits, key=lambda way: sum(hits[way]))
+
+    def write(self, problem: Problem, model: GraphModel) -> None:
+        """Also the head for graphs with edges between tasks."""
+        super().write(problem, model)
+        (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
+        ways, learned = self._ways_elsewhere(model), BOTH if self.learn_validation else BOTH[:1]
+        self.elsewhere_ = {}
+        if way in ways:
+            ridge, blocks = ways[way]
+            rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
+            self.elsewhere_ = {way: {name: self.solve([ridge], learned, rows)[0].to(vote.dtype)}}
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """With what decides where edges join tasks."""
@@ -220,7 +234,9 @@ class Auto(BudgetedAnalytic):
         read = [any(blocks) for blocks in zip(*for_head.values(), *for_own.values(), *self.voices(context.model))]
         if not all(read):
             layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
-            self._narrow(context.model, read, layout.linear_width)
+            fold = self._narrow(context.model, read, layout.linear_width)
+            held_out = context.cache[HELD_OUT]
+            context.cache[HELD_OUT] = tuple(None if head is None else fold(head, 0) for head in held_out)
             context.task.graph.cache.clear()  # features of blocks that are gone
 
 

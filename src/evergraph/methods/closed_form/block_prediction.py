@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,24 @@ from torch import Tensor
 from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
 from evergraph.methods.closed_form.judged_edges import judge_edges
 
+ROUNDS = 5  # of smoothing
 FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
+
+
+class Reading(NamedTuple):
+    """How a graph is read: scores are features @ head.
+
+    Args:
+        head: the head, or the vote.
+        features: of all nodes.
+        edges: the edges over which they were computed.
+        smoothed_over: the edges over which probabilities are mixed; None where they are not.
+    """
+
+    head: Tensor
+    features: Tensor
+    edges: SparseMatrix
+    smoothed_over: SparseMatrix | None
 
 
 @dataclass(frozen=True)
@@ -55,20 +73,23 @@ class BlockPrediction:
 
     def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
+        reading = self.reading(x, adjacency, features, joining)
+        if reading.smoothed_over is not None:
+            return self.smooth(reading.smoothed_over, reading.features @ reading.head)
+        return reading.features @ reading.head / self.temperature
+
+    def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
+        """Which head reads which features, and whether its probabilities are smoothed."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
-        foreign = share > FEW + self.doubt
-        votes = self.votes and self.elsewhere is None
-        if foreign and (votes or self.elsewhere is not None or not self.smooths):
-            if votes or self.elsewhere is not None:  # better features judge better: once more
+        foreign, edges = share > FEW + self.doubt, adjacency
+        decides = self.elsewhere if self.elsewhere is not None else self.vote if self.votes else None
+        if foreign and (decides is not None or not self.smooths):
+            if decides is not None:  # better features judge better: once more
                 weighted, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighted)), joining)
-            features = self.graph_features(x, with_self_loops(weighted))
-        if foreign and self.elsewhere is not None:
-            return features @ self.elsewhere / self.temperature
-        if foreign and votes:
-            return features @ self.vote / self.temperature
-        if self.smooths:
-            return self.smooth(weighted if foreign else adjacency, features @ self.head)
-        return features @ self.head / self.temperature
+            features, edges = self.graph_features(x, with_self_loops(weighted)), weighted
+        if foreign and decides is not None:
+            return Reading(decides, features, edges, None)
+        return Reading(self.head, features, edges, (weighted if foreign else adjacency) if self.smooths else None)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Softmax over the units in use."""
@@ -83,12 +104,27 @@ class BlockPrediction:
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
         return judge_edges(adjacency, tasks, joining=joining)
 
-    def smooth(self, adjacency: SparseMatrix, scores: Tensor, rounds: int = 5) -> Tensor:
+    def shares(self, adjacency: SparseMatrix, node: int, rounds: int = ROUNDS) -> Tensor:
+        """The share of every node's probabilities in those of one node after smoothing; they add up to one."""
+        back = means_over(adjacency).t()
+        alone = torch.zeros(adjacency.num_rows, 1, dtype=adjacency.dtype, device=adjacency.device)
+        alone[node] = 1
+        mixed, spread = torch.zeros_like(alone), alone
+        for _ in range(rounds):
+            mixed, spread = mixed + (1 - self.smoothing) * spread, self.smoothing * (back @ spread)
+        return (mixed + spread).reshape(-1)
+
+    def smooth(self, adjacency: SparseMatrix, scores: Tensor, rounds: int = ROUNDS) -> Tensor:
         """Log of Z after Z ← (1 − s) p + s · (mean of Z over a node and its neighbours)."""
-        mean = with_self_loops(adjacency)
-        mean = mean.with_values(mean.values / mean.row_sums()[mean.row_of_entry()])
+        mean = means_over(adjacency)
         p = self.probabilities(scores)
         mixed = p
         for _ in range(rounds):
             mixed = (1 - self.smoothing) * p + self.smoothing * (mean @ mixed)
         return mixed.clamp(min=1e-30).log()
+
+
+def means_over(adjacency: SparseMatrix) -> SparseMatrix:
+    """The matrix that takes the mean over a node and its neighbours."""
+    mean = with_self_loops(adjacency)
+    return mean.with_values(mean.values / mean.row_sums()[mean.row_of_entry()])

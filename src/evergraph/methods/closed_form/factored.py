@@ -7,7 +7,8 @@ make B = SᵀT, the ridge solution on any subset of features J is
 
     W_J = S_Jᵀ (S_J S_Jᵀ + λ I)⁻¹ T,
 
-where S_J S_Jᵀ is the sum of one n × n matrix for each block of features: every choice of blocks comes from the same few.
+where S_J S_Jᵀ is the sum of one n × n matrix for each block of features: every choice of blocks comes from the same
+few.
 """
 
 from __future__ import annotations

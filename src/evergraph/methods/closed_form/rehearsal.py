@@ -18,8 +18,8 @@ from torch import Tensor
 from evergraph.core.capabilities import capable
 from evergraph.core.sparse import SparseMatrix, with_self_loops
 from evergraph.methods.base import Context
-from evergraph.methods.closed_form.analytic import rows_of
 from evergraph.methods.closed_form.factored import FactoredSums, weighed
+from evergraph.methods.closed_form.hits import rows_of
 
 if TYPE_CHECKING:
     from evergraph.methods.closed_form.auto import Auto

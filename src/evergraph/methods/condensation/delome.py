@@ -62,4 +62,4 @@ class DeLoMe(CondensedMemory, ReplayMethod):
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
         """As replay alone: the adjustment is one addition."""
-        return self.replay_size == 0
+        return True

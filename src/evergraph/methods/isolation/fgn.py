@@ -7,9 +7,10 @@ from types import MappingProxyType
 
 import torch
 
+from evergraph.core.capabilities import capability
 from evergraph.core.settings import NonNegative, PositiveInt
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, Replay, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Replay, Step, search_over
 from evergraph.methods.isolation.node_memory import Kept, hops_around, remember, replayed
 from evergraph.methods.state import state
 
@@ -30,6 +31,7 @@ class FGN(Method):
 
     name = "fgn"
     family = "architecture"
+    besides = "the graph of the memory"
     reference = "Wang, Qiu, Gao and Scherer: Lifelong Graph Learning, CVPR 2022"
     access = Access(keeps=("real nodes",), old_labels=True)
     levels = ("node",)
@@ -50,6 +52,11 @@ class FGN(Method):
         scale = step.batch.num_examples if step.context.reduction == "sum" else 1
         weight = self.strength * scale / batch.num_examples
         return [Replay(batch, weights=torch.full_like(batch.y, 1, dtype=step.logits.dtype) * weight)]
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        return True
 
     def end_task(self, context: Context) -> None:
         """Make room for the task's nodes, and draw them."""

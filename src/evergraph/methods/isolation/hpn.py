@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.settings import BelowOne, Bounds, NonNegative
 from evergraph.core.sparse import with_ones
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, Step, View, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, View, search_over
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 from evergraph.models.prototype_network import LEVELS, PrototypeNetwork
@@ -48,6 +48,7 @@ class HPN(Method):
 
     name = "hpn"
     family = "prototypes"
+    besides = "a pass that matches embeddings with prototypes"
     reference = "Zhang, Song and Tao: Hierarchical Prototype Networks for Continual Graph Representation, TPAMI 2022"
     access = Access(keeps=("prototypes",), old_labels=True)
     levels = ("node",)
@@ -86,6 +87,11 @@ class HPN(Method):
         per_example = step.problem.loss(outputs, step.batch.y) + self.distance * torch.stack(gaps).sum(0)
         alike = likeness(model.own, model.node_extractors) + likeness(model.around, model.structure_extractors)
         return step.context.reduced(per_example + self.diversity * alike)
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> Answer:
+        """No."""
+        return No("hpn makes prototypes one by one, as the values before ask for")
 
     def prepare(self, context: Context) -> None:
         """What stands still from the second task on: the extractors, and the prototypes there are."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.core.randomness import own_numbers, random_subset
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task, union
@@ -72,10 +73,12 @@ def replayed(step: Step, memory: list[Kept]) -> Batch:
     if "memory" not in context.cache:
         task = union([Task.unpack(kept) for kept in memory])
         batcher = context.problem.batcher(context.model, task.graph, targets=task.graph.y, device=context.device)
-        context.cache["memory"] = (batcher, task.train.to(context.device))
-    batcher, nodes = context.cache["memory"]
+        nodes = task.train.to(context.device)
+        context.cache["memory"] = (batcher, nodes, batcher.batch(nodes))
+    batcher, nodes, whole = context.cache["memory"]
+    batch: Batch = whole
     if nodes.numel() > step.batch.num_examples:
-        chosen = torch.randperm(nodes.numel(), generator=context.generator)[: step.batch.num_examples]
-        nodes = nodes[chosen.to(context.device)]
-    batch: Batch = batcher.batch(nodes)
+        chosen = random_subset(step.batch.num_examples, nodes.numel(), context.device, context.generator)
+        # on a GPU rows of one pass over all nodes: a step then has the same shapes every time
+        batch = whole.choose(chosen, whole.y[chosen]) if own_numbers(nodes.device) else batcher.batch(nodes[chosen])
     return batch

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import SparseMatrix
@@ -18,7 +18,7 @@ from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task, union
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, Replay, Step, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Replay, Step, search_over
 from evergraph.methods.isolation.node_memory import Kept, hops_around, remember, replayed
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -48,6 +48,7 @@ class PIGNN(Method):
 
     name = "pi-gnn"
     family = "architecture"
+    besides = "the graph of the memory"
     reference = "Zhang et al.: Continual Learning on Dynamic Graphs via Parameter Isolation, SIGIR 2023"
     access = Access(keeps=("real nodes",), old_labels=True)
     levels = ("node",)
@@ -111,7 +112,7 @@ class PIGNN(Method):
         return total * (step.batch.num_examples if step.context.reduction == "sum" else 1)
 
     def _mean_loss(self, step: Step, batcher: Neighbourhoods, nodes: Tensor) -> Tensor:
-        batch = batcher.batch(nodes)
+        batch = cut_once(step.context, batcher, nodes)
         return step.problem.loss(step.model(batch), batch.y).mean()
 
     def replay(self, step: Step) -> list[Replay]:
@@ -121,12 +122,19 @@ class PIGNN(Method):
         batches: list[Batch] = [replayed(step, self.memory_)]
         nodes, units = step.context.cache["moved"]
         if nodes.numel():
-            batches.append(step.context.batcher.exact().batch(nodes))
-            batches[-1].y = units
+            here = cut_once(step.context, step.context.batcher.exact(), nodes)
+            batches.append(here.choose(torch.arange(nodes.numel(), device=nodes.device), units))
         scale = self.memory_weight * (step.batch.num_examples if step.context.reduction == "sum" else 1)
-        return [
-            Replay(b, weights=torch.full((b.num_examples,), scale / b.num_examples).to(step.logits)) for b in batches
-        ]
+        return [Replay(b, weights=step.logits.new_full((b.num_examples,), scale / b.num_examples)) for b in batches]
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """Batches of the memory are cut once; a draw takes rows of one, by the device's own random numbers."""
+        return True
+
+    def phase(self, context: Context) -> bool:
+        """Whether it rectifies."""
+        return self.rectifies(context)
 
     def observe(self, step: Step) -> None:
         """Remember where the step began."""
@@ -148,6 +156,14 @@ class PIGNN(Method):
         self.memory_ = remember(self.memory_, context, self.kept_nodes, hops_around(context))
         self.units_ = sorted({*self.units_, *context.batcher.y[context.train].unique().tolist()})
         self.tasks_ += 1
+
+
+def cut_once(context: Context, batcher: Neighbourhoods, nodes: Tensor) -> Batch:
+    """The batch of nodes that are the same at every step of a task."""
+    if nodes not in context.cache:
+        context.cache[nodes] = batcher.batch(nodes)
+    batch: Batch = context.cache[nodes]
+    return batch
 
 
 def new_entries(context: Context, width: int, expansion: int, fresh: list[int]) -> dict[str, tuple[Tensor, Tensor]]:

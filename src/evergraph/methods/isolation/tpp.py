@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import capability, capable
+from evergraph.core.randomness import uniform
 from evergraph.core.settings import BelowOne, NonNegativeInt, Positive
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, Step, View, search_over
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, View, search_over
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 from evergraph.models.gcn import gcn_operator
@@ -97,15 +98,25 @@ class TPP(Method):
             return None
         model, batch = cast(PromptedGCN, step.model), step.batch
         views = (batch, self.perturbed(batch, step.context.generator))
-        one, two = (model.project(model.embed(view, 0, trained=True)) for view in views)
+        one, two = (model.project(batch.of_chosen(model.embed(view, 0, trained=True))) for view in views)
         return step.context.reduced(contrast(one, two, self.temperature))
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """What is dropped is drawn on the device, and has the size that it had."""
+        return True
+
+    def phase(self, context: Context) -> bool:
+        """Whether it pretrains."""
+        return context.epoch < self._pretraining(context)
 
     def perturbed(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The batch with some edges, and some features of all nodes, dropped; self-loops and the ones stay."""
         operator, x = batch.operator, batch.x
-        kept = torch.rand(operator.nnz, generator=generator).to(batch.y.device) >= self.drop_edges
+        device = batch.y.device
+        kept = uniform((operator.nnz,), device, generator) >= self.drop_edges
         kept |= operator.indices == operator.row_of_entry()
-        columns = (torch.rand(x.size(1), generator=generator).to(batch.y.device) >= self.drop_features).to(x.dtype)
+        columns = (uniform((x.size(1),), device, generator) >= self.drop_features).to(x.dtype)
         columns[-1] = 1
         thinned = x.with_values(x.values * columns[x.indices]) if isinstance(x, SparseMatrix) else x * columns
         return dataclasses.replace(batch, x=thinned, operator=operator.with_values(operator.values * kept), source=None)

@@ -27,6 +27,7 @@ class ReplayMethod(MemoryMethod):
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
     """
 
+    besides = "the graph of the memory"
     search_space = search_over(strength=(0.1, 1000.0), weighting=["classes", "nodes", "sets"])
 
     strength: NonNegative = 1.0
@@ -68,5 +69,5 @@ class ReplayMethod(MemoryMethod):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """If the whole memory is replayed: a draw is made on the CPU, and its neighbourhoods have no fixed shape."""
-        return self.replay_size == 0
+        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        return True

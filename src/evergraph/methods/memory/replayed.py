@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.randomness import own_numbers, random_subset
 from evergraph.core.sparse import block_diagonal
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import ClassName, Graph
@@ -100,7 +101,9 @@ class Replayed:
 
     def drawn(self, number: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
         """A batch of so many examples, drawn without replacement; and which they are."""
-        chosen = torch.randperm(self.examples.numel(), generator=generator)[:number].to(self.examples.device)
+        chosen = random_subset(number, self.examples.numel(), self.examples.device, generator)
+        if own_numbers(self.examples.device):  # rows of one pass over all of them: the same shapes at every step
+            return self.batch.choose(chosen, self.batch.y[chosen]), chosen
         return self.batcher.batch(self.examples[chosen]), chosen
 
     def weights(self, context: Context, weighting: Weighting) -> Tensor:

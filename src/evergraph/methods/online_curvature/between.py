@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.func import functional_call
 
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.core.settings import Fraction
 from evergraph.curvature import regularizer
 from evergraph.errors import EvergraphError
-from evergraph.methods.base import METHODS, Step
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Estimator, labels_of
 from evergraph.methods.state import state
 
@@ -33,6 +34,7 @@ class InterpolatedCurvature(AnchoredCurvature):
     """
 
     name = "interpolated-curvature"
+    besides = "a pass at each anchor"
 
     estimator: Estimator = "exact"
     point: Fraction = 0.5
@@ -50,6 +52,11 @@ class InterpolatedCurvature(AnchoredCurvature):
     def add_anchor(self, anchor: Params) -> None:
         """One more anchor, kept on its own."""
         self.anchor_list_ = [*self.anchor_list_, anchor]
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_captured(self, context: Context) -> bool:
+        """A product with the Fisher matrix for each anchor; drawn labels come from the device's own random numbers."""
+        return True
 
     def edit_grads(self, step: Step) -> None:
         """Add the regularizer's gradient itself."""

@@ -46,6 +46,7 @@ class StandInCurvature(AnchoredCurvature):
     """
 
     name = "stand-in-curvature"
+    besides = "the graph of stand-ins"
     levels = ("node",)
     kinds = ("classes",)
     search_space = search_over(strength=(1e-1, 1e6))

@@ -23,6 +23,7 @@ class AGEM(MemoryMethod):
     """
 
     name = "a-gem"
+    besides = "the graph of the memory"
     reference = "Chaudhry et al.: Efficient Lifelong Learning with A-GEM, ICLR 2019"
     search_space = search_over(replay_size=[0, 32, 128])
     levels, kinds = Method.levels, Method.kinds
@@ -44,5 +45,5 @@ class AGEM(MemoryMethod):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """If the whole memory judges: a draw is made on the CPU, and its neighbourhoods have no fixed shape."""
-        return self.replay_size == 0
+        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        return True

@@ -10,7 +10,7 @@ from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import nnls
 from torch import Tensor
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, No, capability
 from evergraph.core.params import Params
 from evergraph.core.settings import NonNegative
 from evergraph.curvature import in_mode
@@ -38,6 +38,7 @@ class GEM(MemoryMethod):
     """
 
     name = "gem"
+    besides = "the graph of the memory"
     reference = "Lopez-Paz and Ranzato: Gradient Episodic Memory for Continual Learning, NeurIPS 2017"
     search_space = search_over(margin=(0.0, 1.0))
     levels, kinds = Method.levels, Method.kinds
@@ -57,9 +58,9 @@ class GEM(MemoryMethod):
             add_to_gradient(step.context.params, move)
 
     @capability(rests_on=STEP_HOOKS)
-    def steps_can_be_captured(self, context: Context) -> bool:
-        """No: the quadratic programme is solved on the CPU."""
-        return not self.memory_
+    def steps_can_be_captured(self, context: Context) -> Answer:
+        """As long as there is no memory."""
+        return not self.memory_ or No("gem solves its quadratic programme on the CPU")
 
 
 def memory_gradients(context: Context, problem: Problem, batch: Batch, groups: Tensor, number: int) -> Tensor:

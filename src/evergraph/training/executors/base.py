@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from evergraph.core.capabilities import Answer
 from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Method
 
@@ -24,9 +25,16 @@ class Executor:
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         self.context, self.train_step = context, step
+        self.passed_over: list[str] = []
+        """What spoke against the executors before it."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether all steps are replayed from now on: they touch memory that is this training's own."""
+        return False
 
     @classmethod
-    def suits(cls, context: Context, method: Method) -> bool:
+    def suits(cls, context: Context, method: Method) -> Answer:
         """Whether it can carry out this task's steps."""
         raise NotImplementedError
 
@@ -37,3 +45,10 @@ class Executor:
     def step(self, batch: Any) -> Tensor:
         """One training step; returns the batch's summed loss."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of what it holds, when the task's steps are done."""
+
+    def how(self) -> str:
+        """How steps were carried out, in words: `captured`, or `eager` and why."""
+        return ": ".join(["eager", *filter(None, ["; ".join(self.passed_over)])])

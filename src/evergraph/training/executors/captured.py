@@ -15,11 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evergraph.core.shortcuts import fast
+from evergraph.core.capabilities import Answer
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Method
-from evergraph.training.executors.base import Executor, TrainStep
-from evergraph.training.executors.cuda_graphs import Recorded, can_capture
+from evergraph.training.executors.base import TrainStep
+from evergraph.training.executors.cuda_graphs import can_capture
+from evergraph.training.executors.recording import RecordingExecutor
 
 LARGEST_OPERATOR = 2**24  # entries of a padded batch's dense operator; larger batches are not launch-bound anyway
 
@@ -65,21 +66,19 @@ def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> Padde
     return PaddedBatch(x, operator, (count, capacity), source, batcher.y[seeds], batcher, matrix=matrix)
 
 
-class CapturedExecutor(Executor):
-    """Padded training steps; on a GPU they are captured.
-
-    There is one recorded step for each shape.
-    """
+class CapturedExecutor(RecordingExecutor):
+    """Padded training steps; on a GPU they are captured, one recorded step for each shape."""
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         super().__init__(context, step)
-        self.captures = context.device.type == "cuda"
-        self._recorded: dict[tuple[int, int], tuple[Recorded, Tensor]] = {}  # and where it reads the seeds
+        self._seeds: dict[tuple[int, int], Tensor] = {}  # where the recorded step of a shape reads the seeds
 
     @classmethod
-    def suits(cls, context: Context, method: Method) -> bool:
+    def suits(cls, context: Context, method: Method) -> Answer:
         """On a GPU, where model and method declare that their steps are the same kernels every time."""
-        return fast("capture") and context.device.type == "cuda" and can_capture(context, method, padded=True)
+        if context.batch_size is None:
+            return False
+        return cls.can_record(context) and can_capture(context, method, "padded")
 
     def batches(self, seeds: Tensor) -> Iterator[Piece]:
         """The seeds in consecutive pieces, with the rows each needs rounded up."""
@@ -90,18 +89,15 @@ class CapturedExecutor(Executor):
             yield Piece(piece, rounded_up(rows))
 
     def step(self, batch: Piece) -> Tensor:
-        """One training step; returns the batch's loss."""
+        """One training step; returns the batch's summed loss."""
         if batch.seeds.numel() * batch.capacity > LARGEST_OPERATOR:
             return self.train_step(self.context.batcher.batch(batch.seeds))
         if not self.captures:
             return self._padded(batch.seeds, batch.capacity)
         shape = (batch.seeds.numel(), batch.capacity)
-        if shape not in self._recorded:
-            seeds = batch.seeds.clone()
-            self._recorded[shape] = Recorded(partial(self._padded, seeds, batch.capacity)), seeds
-        recorded, seeds = self._recorded[shape]
+        seeds = self._seeds.setdefault(shape, batch.seeds.clone())
         seeds.copy_(batch.seeds)
-        return recorded()
+        return self.replay(shape, lambda: partial(self._padded, seeds, batch.capacity))
 
     def _padded(self, seeds: Tensor, capacity: int) -> Tensor:
         return self.train_step(padded_batch(self.context.batcher, seeds, capacity))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from evergraph.core.capabilities import Answer
 from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Method
 from evergraph.training.executors.base import Executor
@@ -15,7 +16,7 @@ class PlainExecutor(Executor):
     """Cuts batches out of the task's graph and steps on each; suits every task."""
 
     @classmethod
-    def suits(cls, context: Context, method: Method) -> bool:
+    def suits(cls, context: Context, method: Method) -> Answer:
         """Always."""
         return True
 

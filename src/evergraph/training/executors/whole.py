@@ -1,37 +1,79 @@
-"""Full-batch steps on a GPU: the one batch is cut once a task, and the step on it captured."""
+"""Steps on a GPU that read one pass over all of a task's examples: the batch is cut once a task, the step captured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from evergraph.core.shortcuts import fast
-from evergraph.data.batching import Batch
+from evergraph.core.capabilities import Answer, No
+from evergraph.core.sparse import SparseMatrix
+from evergraph.data.batching import Batch, Neighbourhoods
+from evergraph.data.fixed_sampling import sampled_rows
 from evergraph.methods.base import Context, Method
-from evergraph.training.executors.base import Executor, TrainStep
-from evergraph.training.executors.cuda_graphs import Recorded, can_capture
+from evergraph.training.executors.base import TrainStep
+from evergraph.training.executors.cuda_graphs import can_capture
+from evergraph.training.executors.recording import RecordingExecutor
+
+LARGEST_PASS = 2**16, 2**22, 2**28  # nodes, edges and numbers read for a few rows alone; beyond, a step is not waiting
 
 
-class WholeBatchExecutor(Executor):
-    """Steps on all examples of a task at once. Their order, which matters to no sum, is the task's own."""
+class WholeBatchExecutor(RecordingExecutor):
+    """Steps on all examples at once or, for mini-batches, on rows of one pass over all of them.
+
+    A pass over a whole task has the same shapes whatever the batch, so it can be captured for any model whose outputs
+    do not depend on the other examples of a batch. On a GPU it takes little longer than one over a batch, as long as
+    the task is small. Sampled neighbours are drawn for all nodes, anew in every layer. The order of examples in a full
+    batch, which matters to no sum, is the task's own.
+    """
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         super().__init__(context, step)
-        self._batch = context.batcher.batch(context.train)
-        whole = partial(step, self._batch)
-        self._step = Recorded(whole) if context.device.type == "cuda" else whole
+        self._whole = context.batcher.exact().batch(context.train)
+        self._whole.source = context.batcher
+        self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
+        self._row[context.train] = torch.arange(context.num_train, device=context.device)
+        self._places: dict[int, tuple[Tensor, Tensor]] = {}  # where the recorded step of a size reads rows and targets
 
     @classmethod
-    def suits(cls, context: Context, method: Method) -> bool:
+    def suits(cls, context: Context, method: Method) -> Answer:
         """On a GPU, where model and method declare that their steps are the same kernels every time."""
-        return fast("capture") and context.device.type == "cuda" and can_capture(context, method, padded=False)
+        if context.batch_size is None:
+            return cls.can_record(context) and can_capture(context, method, "whole")
+        small = _is_small(context.batcher) or No("a pass over the whole task would take longer than its batches")
+        return cls.can_record(context) and small and can_capture(context, method, "rows")
 
-    def batches(self, seeds: Tensor) -> Iterator[Batch]:
-        """The one batch."""
-        yield self._batch
+    def batches(self, seeds: Tensor) -> Iterator[Tensor]:
+        """Rows of the one pass: all of them, or consecutive pieces of the seeds'."""
+        return iter(torch.split(self._row[seeds], self.context.batch_size or max(seeds.numel(), 1)))
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Tensor) -> Tensor:
         """The loop's step, captured once it is warm."""
-        return self._step()
+        if self.context.batch_size is None:
+            step = partial(self._step_on, self._whole)
+            return self.replay("whole", lambda: step) if self.captures else step()
+        size = batch.numel()
+        if size not in self._places:
+            self._places[size] = batch.clone(), self._whole.y[batch]
+        rows, targets = self._places[size]
+        rows.copy_(batch)
+        targets.copy_(self._whole.y[batch])
+        step = partial(self._step_on, self._whole.choose(rows, targets))
+        return self.replay(size, lambda: step) if self.captures else step()
+
+    def _step_on(self, batch: Batch) -> Tensor:
+        """The loop's step; where neighbours are sampled, with those of each layer drawn anew."""
+        if (fan_out := self.context.batcher.fan_out) is not None:
+            layers = (batch.layer(number) for number in range(batch.num_hops))
+            drawn = zip(layers, reversed(fan_out[: batch.num_hops]))
+            batch = batch.with_layers([sampled_rows(layer, number, None) for layer, number in drawn])
+        return self.train_step(batch)
+
+
+def _is_small(batcher: Neighbourhoods) -> bool:
+    """Whether a pass over a whole task is worth it for the sake of a few rows."""
+    numbers = batcher.x.nnz if isinstance(batcher.x, SparseMatrix) else batcher.x.numel()
+    sizes = batcher.operator.num_rows, batcher.operator.nnz, numbers
+    return all(size <= most for size, most in zip(sizes, LARGEST_PASS))

@@ -1,0 +1,100 @@
+"""Each method's training step over the plain one, on the second task of a stream; assembly and optimizer included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.timing import alternate
+from evergraph.data.streams import TaskStream
+from evergraph.methods import METHODS, make_method
+from evergraph.methods.base import Method
+from evergraph.models import make_model
+from evergraph.training.executors import executor_for
+from evergraph.training.learner import Learner
+from evergraph.training.learning import make_context
+from evergraph.training.loop import make_optimizer, train_step
+
+WITHOUT_STEPS = ("analytic", "auto")  # closed forms
+SHORT: Mapping[str, Mapping[str, Any]] = {
+    # what happens between tasks is not measured here, so it is kept short; so are phases with steps of their own
+    "cat": {"networks": 2},
+    "puma": {"networks": 2},
+    "delome": {"networks": 2},
+    "tpp": {"pretrain_epochs": 0},
+    "pi-gnn": {"rectify_epochs": 0},
+    "hpn": {"embedding_share": 0.0},
+}
+PLAIN_MODEL: Mapping[str, Mapping[str, Any]] = {"prompted-gcn": {"num_tasks": 2}}  # made by `tpp` task by task
+
+
+class SecondTaskSteps:
+    """Steps on the second task of a stream, one a call, as the training loop has them carried out."""
+
+    def __init__(self, stream: TaskStream, method: Method, model: str, device: str, **settings: Any) -> None:
+        learner = Learner(make_model(model, **settings), method, epochs=1, batch_size=128, device=device)
+        learner.learn(stream[0])
+        learner.classes_ = [*learner.classes_, *stream[1].class_names]
+        method.adapt_model(learner.model, stream[1])
+        learner.model.to(device)
+        context = make_context(learner, stream[1], stream[1])
+        method.start_task(context)
+        if (data := method.training_data(context)) is not None:
+            context = make_context(learner, data, stream[1])
+        method.prepare(context)
+        method.epochs(context, 1)
+        learner.model.train()
+        optimizer = make_optimizer(learner.model, learner.training)
+        self.executor = executor_for(context, method, partial(train_step, context, method, optimizer=optimizer))
+        generator = torch.Generator().manual_seed(0)
+        self.seeds = context.train[torch.randperm(context.num_train, generator=generator).to(context.device)]
+        self._batches = iter(())
+        for _ in range(3):  # on a GPU every shape is met, watched and captured
+            for batch in self.executor.batches(self.seeds):
+                self.executor.step(batch)
+                if context.device.type != "cuda":
+                    break
+
+    def __call__(self) -> object:
+        """One step; a new epoch where the last is at its end."""
+        batch = next(self._batches, None)
+        if batch is None:
+            self._batches = self.executor.batches(self.seeds)
+            batch = next(self._batches)
+        return self.executor.step(batch)
+
+
+def method_figures(
+    stream: TaskStream, seconds: float, device: torch.device, on_method: Callable[[str, float], None] | None = None
+) -> dict[str, Any]:
+    """`steps_over_plain`, a number for each method; and what methods run besides one pass, by definition.
+
+    Args:
+        stream: classes come task by task.
+        seconds: for which a method and the plain step take turns.
+        device: where to measure.
+        on_method: told each method and its ratio.
+    """
+    names = [name for name in METHODS if name not in WITHOUT_STEPS]
+    ratios: dict[str, float] = {}
+    eager: dict[str, str] = {}
+    for model in dict.fromkeys(METHODS[name].model for name in names):
+        plain = SecondTaskSteps(stream, Method(), model, device.type, **PLAIN_MODEL.get(model, {}))
+        for name in (name for name in names if METHODS[name].model == model):
+            steps = SecondTaskSteps(stream, make_method(name, SHORT.get(name, {})), model, device.type)
+            found = alternate({"plain": plain, "method": steps}, seconds=seconds, device=device)
+            ratios[name] = found["method"] / found["plain"]
+            if on_method is not None:
+                on_method(name, ratios[name])
+            if device.type == "cuda" and (how := steps.executor.how()) != "captured":
+                eager[name] = how
+    besides = {name: more for name in names if (more := make_method(name).besides)}
+    return {"steps_over_plain": ratios, "steps_run_besides": besides, **({"steps_eager": eager} if eager else {})}
+
+
+def gpu_method_figures(stream: TaskStream, seconds: float, device: torch.device) -> dict[str, Any]:
+    """The same on a GPU, under names of its own."""
+    return {f"gpu_{name}": value for name, value in method_figures(stream, seconds, device).items()}

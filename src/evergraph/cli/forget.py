@@ -1,0 +1,57 @@
+"""`evergraph forget`: a learner in a folder as if it had never learned some nodes or classes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evergraph.cli import common
+from evergraph.cli.predict import parse_nodes
+from evergraph.data import find_graph
+from evergraph.errors import EvergraphError
+from evergraph.training.driver import change_in_folder
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this command on the command line."""
+    app.command("forget")(forget_command)
+
+
+def forget_command(
+    graph: common.GraphSource,
+    checkpoint: common.Checkpoint,
+    nodes: Annotated[str | None, typer.Option(help="Nodes of the graph, by number from 0 or by id (commas).")] = None,
+    classes: Annotated[str | None, typer.Option(help="All nodes of these classes (names, commas).")] = None,
+    later: Annotated[
+        list[str] | None,
+        typer.Option(help="A graph that was learned after it; give all of them for counts that are exact too."),
+    ] = None,
+    keep_in_graph: Annotated[
+        bool, typer.Option("--keep-in-graph", help="Leave the nodes in the graph as unlabelled neighbours of others.")
+    ] = False,
+    json: common.Json = False,
+    directed: common.Directed = False,
+    device: common.Device = "auto",
+    data_root: common.DataRoot = None,
+) -> None:
+    """Forget nodes or classes, as if they had never been learned. The graph is the one that they were learned from.
+
+    Exact for auto and analytic; for other methods a line says what is possible.
+    """
+    if (nodes is None) == (classes is None):
+        raise EvergraphError("say what to forget: --nodes 3,17 or --classes spam")
+    sources = [graph, *(later or ())]
+    data = [find_graph(source, data_root, False if directed else None)[0] for source in sources]
+    learner, forgotten = change_in_folder(
+        checkpoint,
+        lambda learner: learner.forget(
+            parse_nodes(nodes), data, classes=common.class_names(classes), keep_in_graph=keep_in_graph
+        ),
+        device=device,
+    )
+    if json:
+        common.print_json({"checkpoint": str(checkpoint), "forgotten": forgotten, "classes": learner.classes_})
+        return
+    level, plural = learner.problem.level, "" if forgotten == 1 else "s"
+    print(f"forgot {forgotten} {level}{plural}; {checkpoint} knows {len(learner.classes_)} classes now")

@@ -1,0 +1,134 @@
+"""`evergraph predict`: what a learner in a folder says of a graph, as a table."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evergraph.cli import common
+from evergraph.data import Graph, find_graph
+from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_csv
+from evergraph.training import Learner, Prediction
+
+Nodes = Annotated[str | None, typer.Option(help="Nodes by number from 0, or by id (commas).")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this command on the command line."""
+    app.command("predict")(predict_command)
+
+
+def predict_command(
+    graph: common.GraphSource,
+    checkpoint: common.Checkpoint,
+    out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file; CSV on stdout by default.")] = None,
+    nodes: Nodes = None,
+    classes: Annotated[str | None, typer.Option(help="Choose among these classes alone (names, commas).")] = None,
+    all_classes: Annotated[
+        bool, typer.Option("--all-classes", help="A further column for each class: its probability.")
+    ] = False,
+    unknown: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATE",
+            help="Put aside nodes of classes never learned; at most this share (0.05) of known ones goes with them. "
+            "Further columns: strangeness, unknown.",
+        ),
+    ] = None,
+    uncalibrated: Annotated[
+        bool, typer.Option("--uncalibrated", help="Probabilities as the outputs say, not as validation nodes settled.")
+    ] = False,
+    ignore_labels: Annotated[
+        bool, typer.Option("--ignore-labels", help="Predict even where the graph's labels name classes never learned.")
+    ] = False,
+    directed: common.Directed = False,
+    device: common.Device = "auto",
+    data_root: common.DataRoot = None,
+) -> None:
+    """Write the most probable class of every example, and its probability: columns node, class, probability.
+
+    Where examples have several labels or numbers, there is a column for each instead.
+    """
+    if out is not None and out.suffix not in {".csv", ".parquet"}:
+        raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
+    parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
+    learner = Learner.load(checkpoint, device=device)
+    data = find_graph(graph, data_root, False if directed else None)[0]
+    if not ignore_labels and unknown is None:
+        _check_labels(data, learner, checkpoint)
+    by_name = {str(name): name for name in learner.classes_}
+    chosen = [by_name.get(name, name) for name in common.class_names(classes) or ()]
+    prediction = learner.predict(
+        data, parse_nodes(nodes), classes=chosen or None, unknown=unknown, calibrated=not uncalibrated
+    )
+    columns = _columns(prediction, all_classes)
+    if parquet is None:
+        text = _as_csv(columns)
+        sys.stdout.write(text) if out is None else write_atomically(out, text)
+    elif out is not None:
+        write_atomically(out, _as_parquet(columns, parquet))
+
+
+def parse_nodes(text: str | None) -> list[int] | list[str] | None:
+    """Numbers, or ids, with commas."""
+    names = common.class_names(text, "--nodes")
+    if names is None:
+        return None
+    return [int(name) for name in names] if all(name.isdecimal() for name in names) else names
+
+
+def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
+    """A node whose label names a class never learned can only be predicted wrongly."""
+    if not data.has_classes:
+        return
+    present = [data.class_names[position] for position in data.y[data.y >= 0].unique().tolist()]
+    missing = [name for name in present if name not in learner.classes_]
+    if missing:
+        raise EvergraphError(
+            f"{data.name}: unknown classes {common.listed(missing)}: {checkpoint} has not learned them; learn them "
+            "first, add --unknown 0.05 to put such nodes aside, or --ignore-labels to choose among the classes it knows"
+        )
+
+
+def _columns(prediction: Prediction, all_classes: bool) -> dict[str, list[Any]]:
+    """The table, column by column."""
+    examples = prediction.nodes.tolist() if prediction.names is None else prediction.names
+    if prediction.columns is not None:  # several labels or numbers: a column for each
+        values = prediction.probabilities.T.tolist()
+        return {"example": examples} | {str(name): values[i] for i, name in enumerate(prediction.columns)}
+    mixed = len({type(name) for name in prediction.labels}) > 1
+    labels = [str(name) for name in prediction.labels] if mixed else prediction.labels
+    columns = {"node": examples, "class": labels, "probability": prediction.probabilities.tolist()}
+    if prediction.strangeness is not None and prediction.unknown is not None:
+        columns |= {"strangeness": prediction.strangeness.tolist()}
+        columns |= {"unknown": ["yes" if aside else "no" for aside in prediction.unknown.tolist()]}
+    if all_classes and prediction.table is not None and prediction.classes is not None:
+        columns |= {f"p({name})": prediction.table[:, i].tolist() for i, name in enumerate(prediction.classes)}
+    return columns
+
+
+def _as_csv(columns: dict[str, list[Any]]) -> str:
+    rows = zip(*columns.values())
+    return as_csv(columns, ([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows))
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise EvergraphError(
+            f"a .parquet file needs pyarrow ({first_line(error)}); pip install 'evergraph[parquet]', or write a .csv"
+        ) from None
+    return pyarrow
+
+
+def _as_parquet(columns: dict[str, list[Any]], pyarrow: Any) -> bytes:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+    return sink.getvalue()

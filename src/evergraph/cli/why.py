@@ -1,0 +1,52 @@
+"""`evergraph why`: the neighbours and features that carry one prediction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evergraph.cli import common
+from evergraph.cli.predict import parse_nodes
+from evergraph.data import ClassName, find_graph
+from evergraph.errors import EvergraphError
+from evergraph.training import Learner
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Put this command on the command line."""
+    app.command("why")(why_command)
+
+
+def why_command(
+    graph: common.GraphSource,
+    checkpoint: common.Checkpoint,
+    node: Annotated[str, typer.Option(help="The node, by number from 0 or by id.")],
+    label: Annotated[str | None, typer.Option("--class", help="The class to explain; the predicted one else.")] = None,
+    against: Annotated[str | None, typer.Option(help="Explain why it is that class rather than this one.")] = None,
+    most: Annotated[int, typer.Option(help="How many nodes and features to list.", min=1)] = 5,
+    picture: Annotated[Path | None, typer.Option(help="Draw it into a .png, .pdf or .svg file.")] = None,
+    json: common.Json = False,
+    directed: common.Directed = False,
+    device: common.Device = "auto",
+    data_root: common.DataRoot = None,
+) -> None:
+    """Say what carries a node's prediction: by how much each neighbour and each feature adds to its logit."""
+    learner = Learner.load(checkpoint, device=device)
+    data = find_graph(graph, data_root, False if directed else None)[0]
+    asked = parse_nodes(node) or []
+    if len(asked) != 1:
+        raise EvergraphError(f"--node {node}: name one node")
+    found = learner.why(data, asked[0], _known(label, learner), against=_known(against, learner))
+    if picture is not None:
+        found.draw(picture, most)
+    if json:
+        common.print_json(found.as_dict())
+        return
+    print(found.text(most))
+
+
+def _known(name: str | None, learner: Learner) -> ClassName | None:
+    """The class of that name as the learner has it: a number, maybe."""
+    return next((known for known in learner.classes_ if str(known) == name), name)

@@ -1,0 +1,46 @@
+"""Sampled neighbours in matrices of a fixed size, so that a step that draws them can be captured."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergraph.core.randomness import uniform
+from evergraph.core.sparse import SparseMatrix
+
+
+def sampled_rows(operator: SparseMatrix, fan_out: int, generator: torch.Generator | None) -> SparseMatrix:
+    """At most `fan_out` neighbours of each row, drawn without replacement; a leading self-loop is always kept.
+
+    Weights are scaled so that a row's weighted sum is an unbiased estimate of the sum over all of its neighbours. Every
+    row has `fan_out` + 1 entries, whatever is drawn: those that are not needed have weight 0. So it serves models that
+    go by weights, and not those that go by which edges there are. Nothing here waits for the device.
+    """
+    rows = torch.arange(operator.num_rows, device=operator.device)
+    start, counts = operator.indptr[:-1], operator.counts()
+    first = operator.indices[start.clamp(max=max(operator.nnz - 1, 0))]
+    loop = ((counts > 0) & (first == rows)).long()
+    others = counts - loop
+    place = torch.arange(fan_out, device=operator.device).unsqueeze(1).expand(-1, operator.num_rows)
+    long = others > fan_out
+    drawn = torch.where(long, distinct(others.clamp(min=fan_out), fan_out, generator), place)
+    entry = torch.cat([start.unsqueeze(0), start + loop + drawn]).clamp(max=max(operator.nnz - 1, 0))
+    scale = torch.where(long, others / fan_out, 1.0).to(operator.dtype)
+    present = torch.cat([loop.unsqueeze(0) > 0, place < others])
+    factor = torch.cat([torch.ones_like(scale).unsqueeze(0), scale.unsqueeze(0).expand(fan_out, -1)])
+    values = torch.where(present, operator.values[entry] * factor, 0)
+    columns = torch.where(present, operator.indices[entry].long(), 0)
+    indptr = torch.arange(operator.num_rows + 1, device=operator.device) * (fan_out + 1)
+    return SparseMatrix(indptr, columns.T.reshape(-1), values.T.reshape(-1), operator.num_columns)
+
+
+def distinct(sizes: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
+    """For each size n, a column of `number` different integers below n, all choices equally likely (Floyd)."""
+    numbers = uniform((number, sizes.numel()), sizes.device, generator, torch.float64)
+    drawn = torch.empty_like(numbers, dtype=torch.long)
+    for turn in range(number):
+        last = sizes - number + turn  # the largest integer that may come in this turn
+        pick = (numbers[turn] * (last + 1)).long()
+        met = (drawn[:turn] == pick).any(0)
+        drawn[turn] = torch.where(met, last, pick)
+    return drawn

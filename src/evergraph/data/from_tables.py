@@ -1,0 +1,295 @@
+"""A graph from a node table and an edge list, and from NetworkX, which is read as such tables."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from evergraph.core.settings import checked
+from evergraph.data.arrays import ClassName
+from evergraph.data.graph import Graph, make_graph
+from evergraph.data.tables import TABLE_FILES, Columns, as_keys, pick, read_table
+from evergraph.errors import EvergraphError, shown, tell, unknown
+
+IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
+ENDS = (("source", "target"), ("src", "dst"), ("from", "to"))
+SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
+UNEVEN = 100.0  # times the typical spread of a column, above which it outweighs the others and a line says so
+
+Missing = Literal["refuse", "zero", "mean"]
+
+
+@checked
+def from_tables(
+    nodes: Any,
+    edges: Any = None,
+    *,
+    label: str | None = None,
+    id: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    missing: Missing = "refuse",
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
+    undirected: bool | None = None,
+    name: str | None = None,
+) -> Graph:
+    """A `Graph` from a node table and an edge list.
+
+    A table is the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow) or a dictionary of
+    columns. Columns of numbers are features; columns of text are not, and a line says so. Ids stay with the nodes:
+    `learner.predict(graph, ["ada"])` asks for one, and predictions name them. A column `split` of `train`, `val` and
+    `test` divides the nodes.
+
+    Args:
+        nodes: the node table, one row per node.
+        edges: the edge list, one row per edge; None where there are no edges.
+        label: the column of the classes, text or whole numbers, empty where a node has none; by default `label`,
+            `class` or `y`, where there is one.
+        id: the column of the nodes' ids; by default `id`, `node` or `node_id`; else nodes are called by the number of
+            their row, from 0.
+        source: the edge list's column of sources; by default `source`, `src` or `from`, else its first column.
+        target: likewise of targets; by default `target`, `dst` or `to`, else its second column.
+        weight: the edge list's column of weights; by default `weight`, where there is one.
+        features: the columns that are features; by default all other columns of numbers.
+        missing: what to do where a feature is missing: `refuse`, or fill in `zero` or the column's `mean`.
+        class_names: names of classes that are given as numbers, as in `make_graph`.
+        undirected: as in `make_graph`.
+        name: what to call the graph in messages; by default the file's name.
+    """
+    name = name or (Path(nodes).stem if isinstance(nodes, (str, Path)) else "nodes")
+    table = read_table(nodes, name)
+    id_column = pick(table, id, IDS, "the nodes' ids", name)
+    label_column = pick(table, label, LABELS, "the classes", name)
+    split_column = pick(table, None, ("split",), "the split", name)
+    keys = (
+        as_keys(table[id_column]) if id_column else [str(number) for number in range(len(next(iter(table.values()))))]
+    )
+    reserved = {id_column, label_column, split_column}
+    edge_index, weights = _edges(edges, keys, (source, target), weight, name)
+    x, feature_names = _features(table, features, reserved, missing, name)
+    graph = make_graph(
+        x,
+        edge_index,
+        table[label_column] if label_column else None,
+        edge_weight=weights,
+        class_names=class_names,
+        undirected=undirected,
+        name=name,
+        attributes={"id": _ids(table[id_column], keys, name)} if id_column else {},
+        splits=_splits(table[split_column], name) if split_column else None,
+    )
+    return graph.altered(feature_names=feature_names)
+
+
+def _ids(values: np.ndarray, keys: list[str], name: str) -> Any:
+    if len(set(keys)) < len(keys):
+        seen: set[str] = set()
+        twice = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise EvergraphError(f"{name}: two nodes have the id {twice!r}; give every node an id of its own")
+    return values if values.dtype.kind in "iu" else keys
+
+
+def _features(
+    table: Columns, wanted: Sequence[str] | None, reserved: set[str | None], missing: Missing, name: str
+) -> tuple[np.ndarray, list[str]]:
+    """The matrix of features and the names of its columns; a column of vectors becomes several."""
+    if isinstance(wanted, str):
+        wanted = [wanted]
+    for column in wanted or ():
+        pick(table, column, (), "a feature", name)
+        if table[column].dtype.kind not in "fiub":
+            raise EvergraphError(
+                f"{name}: column {column!r} holds text and cannot be a feature; give numbers, or a column of 0 and 1 "
+                "for each of its values"
+            )
+    chosen = list(
+        wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
+    )
+    text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
+    if text and not wanted:
+        tell(
+            f"{name}: columns of text are no features: {', '.join(text)}; give each of their values a column of 0 and 1"
+        )
+    if not chosen:
+        raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")
+    parts, names = [], []
+    for column in chosen:
+        values = table[column].astype(np.float64 if table[column].dtype.itemsize > 4 else np.float32)
+        vectors = values.reshape(len(values), -1)
+        names += [column] if values.ndim == 1 else [f"{column}[{i}]" for i in range(vectors.shape[1])]
+        parts.append(vectors)
+    x = _filled(np.concatenate(parts, axis=1).astype(np.float32), names, missing, name)
+    _say_if_uneven(x, names, name)
+    return x, names
+
+
+def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:
+    """The features with what is missing filled in, which a line says; or the error that names the columns."""
+    gone = np.isnan(x)
+    if not gone.any():
+        return x
+    where = ", ".join(f"{names[i]!r} ({int(gone[:, i].sum())})" for i in np.nonzero(gone.any(0))[0][:4])
+    count = f"{int(gone.sum())} of {x.size:,} features are missing, in column {where}"
+    if missing == "refuse":
+        raise EvergraphError(f"{name}: {count}; missing='mean' or 'zero' fills them in, or leave the column out")
+    tell(f"{name}: {count}; filled in with {'0' if missing == 'zero' else 'the mean of the column'}")
+    known = np.maximum((~gone).sum(0), 1)
+    means = np.where(gone, 0, x).sum(0) / known if missing == "mean" else np.zeros(x.shape[1], x.dtype)
+    return np.where(gone, means.astype(x.dtype), x)
+
+
+def _say_if_uneven(x: np.ndarray, names: list[str], name: str) -> None:
+    spread = np.sqrt((x.astype(np.float64) ** 2).mean(0))
+    typical = np.median(spread[spread > 0]) if (spread > 0).any() else 0.0
+    largest = int(spread.argmax())
+    if len(names) > 1 and spread[largest] > UNEVEN * typical > 0:
+        tell(
+            f"{name}: column {names[largest]!r} is {spread[largest] / typical:.0f} times as large as a typical one and "
+            "outweighs it; bring the columns to like scales first"
+        )
+
+
+def _edges(
+    edges: Any, keys: list[str], ends: tuple[str | None, str | None], weight: str | None, name: str
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Pairs of row numbers of the node table, and the edges' weights where there are any."""
+    if edges is None:
+        return np.zeros((2, 0), dtype=np.int64), None
+    called = Path(edges).name if isinstance(edges, (str, Path)) else f"{name}'s edges"
+    table = read_table(edges, called)
+    usual = next((pair for pair in ENDS if set(pair) <= set(table)), tuple(table)[:2])
+    if len(usual) < 2:
+        raise EvergraphError(f"{called}: one column alone; an edge list has a column of sources and one of targets")
+    columns = [pick(table, given, (fallback,), "ends of edges", called) for given, fallback in zip(ends, usual)]
+    weight_column = pick(table, weight, WEIGHTS, "weights", called)
+    number = {key: row for row, key in enumerate(keys)}
+    rows = []
+    for column in columns:
+        assert column is not None
+        found = [number.get(key, -1) for key in as_keys(table[column])]
+        if -1 in found:
+            row = found.index(-1)
+            raise EvergraphError(
+                f"{called}: row {row + 1} names node {as_keys(table[column])[row]!r}, which is not in {name}; "
+                "give every node a row in the node table"
+            )
+        rows.append(found)
+    return np.array(rows, dtype=np.int64), table[weight_column] if weight_column else None
+
+
+def _splits(values: np.ndarray, name: str) -> np.ndarray:
+    cells = [str(value).lower() for value in values.tolist()]
+    if odd := [cell for cell in cells if cell and cell not in SPLITS]:
+        raise EvergraphError(f"{name}: column 'split' holds {odd[0]!r}; write train, val or test, or leave it empty")
+    return np.array([SPLITS.get(cell, -1) for cell in cells])
+
+
+# paths with settings behind them, as the command line takes them
+
+
+def is_table(source: Any) -> bool:
+    """Whether a text names a node table: `people.csv`, or `people.csv:edges=follows.csv,label=role`."""
+    return isinstance(source, (str, Path)) and Path(str(source).partition(":")[0]).suffix in TABLE_FILES
+
+
+def read_tables(source: str | Path, *, undirected: bool | None = None) -> Graph:
+    """The graph of a node table whose edge list, and whatever else `from_tables` takes, stands behind a colon."""
+    path, _, text = str(source).partition(":")
+    known = [
+        p.name
+        for p in inspect.signature(from_tables).parameters.values()
+        if p.name not in {"nodes", "class_names", "undirected"}
+    ]
+    settings: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or key not in known:
+            raise unknown(f"setting of {path}", key, known)
+        settings[key] = value.split("+") if key == "features" else value
+    if "edges" not in settings:
+        raise EvergraphError(
+            f"{path}: a node table needs its edge list; write {path}:edges=EDGES.csv, or {path}:edges=none for none"
+        )
+    edges = None if settings["edges"] == "none" else _beside(settings["edges"], path)
+    return from_tables(path, **{**settings, "edges": edges}, undirected=undirected)
+
+
+def _beside(edges: str, nodes: str) -> Path:
+    """The edge list where it is named, else in the folder of the node table."""
+    return Path(edges) if Path(edges).exists() else Path(nodes).parent / edges
+
+
+# NetworkX
+
+
+def is_networkx(data: Any) -> bool:
+    """Whether an object is a NetworkX graph; the package itself is not imported for it."""
+    return any(kind.__module__.split(".")[0] == "networkx" for kind in type(data).__mro__)
+
+
+def from_networkx(
+    graph: Any,
+    *,
+    label: str | None = None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    missing: Missing = "refuse",
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
+    undirected: bool | None = None,
+    name: str = "graph",
+) -> Graph:
+    """A `Graph` from a NetworkX graph: its nodes' attributes are the columns of a node table, see `from_tables`.
+
+    The nodes' own names are their ids. An attribute may be a number or, at every node, a vector of one length (`x`).
+
+    Args:
+        graph: a `Graph` or `DiGraph`; parallel edges of multigraphs count once, or with the sum of their weights.
+        label: the attribute with the class; by default `label`, `class` or `y`.
+        weight: the edges' attribute with the weight; by default `weight`, where any edge has one.
+        features: the attributes that are features; by default all numbers.
+        missing: what to do where a feature is missing at a node.
+        class_names: as in `make_graph`.
+        undirected: as in `make_graph`; the edges of an undirected graph have no direction to keep.
+        name: what to call the graph in messages.
+    """
+    if not is_networkx(graph):
+        raise EvergraphError(f"{name}: {shown(graph)} is not a NetworkX graph")
+    names = list(graph.nodes)
+    if not names:
+        raise EvergraphError(f"{name}: the NetworkX graph has no nodes")
+    keys = list(dict.fromkeys(key for _, known in graph.nodes(data=True) for key in known))
+    columns: dict[str, Any] = {
+        str(key): [known.get(key) for _, known in graph.nodes(data=True)] for key in keys if str(key) not in IDS
+    }
+    if not [key for key in columns if key != label and (label or key not in LABELS)]:
+        kind = type(graph).__name__
+        raise EvergraphError(
+            f"{name}: the nodes of this NetworkX {kind} have no attributes to take as features; "
+            "set some, e.g. nx.set_node_attributes(graph, values, 'x')"
+        )
+    for key, values in columns.items():
+        sizes = {np.shape(value) for value in values if value is not None}
+        if any(len(size) == 1 for size in sizes) and (len(sizes) > 1 or any(value is None for value in values)):
+            raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node")
+    pairs = list(graph.edges(data=True))
+    listed: dict[str, Any] = {side: [str(edge[end]) for edge in pairs] for end, side in enumerate(("source", "target"))}
+    weighs = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
+    if weighs is not None:
+        listed["weight"] = [known.get(weighs, 1.0) for *_, known in pairs]
+    numbered = all(isinstance(node, int) for node in names)
+    return from_tables(
+        {"id": names if numbered else [str(node) for node in names], **columns},
+        listed if pairs else None,
+        label=label,
+        features=features,
+        missing=missing,
+        class_names=class_names,
+        undirected=undirected if graph.is_directed() else True,
+        name=name,
+    )

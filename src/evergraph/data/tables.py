@@ -1,0 +1,154 @@
+"""Tables as people have them (CSV, Parquet, data frames, dictionaries of columns), as columns of plain arrays."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evergraph.data.arrays import as_array
+from evergraph.errors import EvergraphError, first_line, shown
+from evergraph.persistence.reading import regular_file
+
+TABLE_FILES = {".csv", ".tsv", ".parquet"}
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
+"""What a cell of a text file holds where nothing is known, in any case."""
+
+Columns = dict[str, np.ndarray]
+
+
+def read_table(table: Any, name: str) -> Columns:
+    """The columns of a table by name: numbers, NaN where one is missing; else text, `""` where it is missing.
+
+    Args:
+        table: the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow), or a dictionary.
+        name: what to call it in messages.
+    """
+    if isinstance(table, (str, Path)):
+        return _read_file(Path(table))
+    if isinstance(table, Mapping):
+        columns = dict(table)
+    elif hasattr(table, "column_names"):  # a pyarrow table
+        columns = {key: table.column(key) for key in table.column_names}
+    elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
+        columns = {key: table[key] for key in table.columns}
+    else:
+        raise EvergraphError(
+            f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
+        )
+    found = {str(key): _column(values, f"{name}: column {str(key)!r}") for key, values in columns.items()}
+    _check_lengths(found, name)
+    return found
+
+
+def _read_file(path: Path) -> Columns:
+    if path.suffix not in TABLE_FILES:
+        raise EvergraphError(f"{path}: cannot tell what this is; tables are .csv, .tsv or .parquet files")
+    regular_file(path)
+    return _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
+
+
+def _read_parquet(path: Path) -> Columns:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise EvergraphError(
+            f"{path}: a .parquet file needs pyarrow ({first_line(error)}); pip install 'evergraph[parquet]'"
+        ) from None
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise EvergraphError(f"{path}: damaged or not a Parquet file ({first_line(error)})") from None
+    return read_table(table, str(path))
+
+
+def _read_text(path: Path) -> Columns:
+    """A text file with a line of names and one line per row, cells apart by commas, semicolons or tabs."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            between = "\t" if path.suffix == ".tsv" else max(",;\t", key=first.count)
+            rows = [row for row in csv.reader(file, delimiter=between) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise EvergraphError(f"{path}: not a text table in UTF-8 ({first_line(error)})") from None
+    if len(rows) < 2:
+        raise EvergraphError(
+            f"{path}: no rows; a table has a line with the names of its columns, then one line per row"
+        )
+    names = [cell.strip() for cell in rows[0]]
+    if twice := [column for column in names if names.count(column) > 1]:
+        raise EvergraphError(f"{path}: two columns are called {twice[0]!r}; give every column a name of its own")
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) != len(names):
+            raise EvergraphError(f"{path}: row {number} has {len(row)} cells, but there are {len(names)} columns")
+    return {column: _parsed([row[i].strip() for row in rows[1:]]) for i, column in enumerate(names)}
+
+
+def _parsed(cells: list[str]) -> np.ndarray:
+    """Cells of text as whole numbers, else as numbers, else as they are."""
+    empty = [cell.lower() in MISSING for cell in cells]
+    try:
+        if not any(empty):
+            return np.array([int(cell) for cell in cells], dtype=np.int64)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        if not all(empty):
+            return np.array([math.nan if gone else float(cell) for cell, gone in zip(cells, empty)])
+    except ValueError:
+        pass
+    return np.array(["" if gone else cell for cell, gone in zip(cells, empty)], dtype=object)
+
+
+def _column(values: Any, name: str) -> np.ndarray:
+    """A column of a data frame: numbers, or text as objects with `""` for what is missing."""
+    if hasattr(values, "to_pylist"):  # pyarrow
+        values = values.to_pylist()
+    listed = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(listed, (list, tuple)):
+        raise EvergraphError(f"{name}: {shown(values)} is not a list of values")
+    if any(isinstance(value, str) for value in listed):
+        return np.array(["" if _is_missing(value) else str(value) for value in listed], dtype=object)
+    if any(isinstance(value, (list, tuple, np.ndarray)) for value in listed):
+        return as_array(listed)
+    if any(_is_missing(value) for value in listed):
+        listed = [math.nan if _is_missing(value) else value for value in listed]
+    array = as_array(listed)
+    return array if array.dtype.kind in "fiub" else np.array([str(value) for value in listed], dtype=object)
+
+
+def _is_missing(value: Any) -> bool:
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or type(value).__name__ in {"NAType", "NaTType"}
+    )
+
+
+def _check_lengths(columns: Columns, name: str) -> None:
+    lengths = {key: len(values) for key, values in columns.items()}
+    if not lengths or not max(lengths.values()):
+        raise EvergraphError(f"{name}: no rows; a table has named columns and one row each")
+    if len(set(lengths.values())) > 1:
+        raise EvergraphError(f"{name}: columns of different lengths: {shown(lengths)}; give one value per row")
+
+
+def pick(columns: Columns, named: str | None, usual: Sequence[str], what: str, name: str) -> str | None:
+    """The column that is named, else the first of the usual names that is there; None where there is none."""
+    if named is None:
+        return next((column for column in usual if column in columns), None)
+    if named not in columns:
+        raise EvergraphError(f"{name}: no column {named!r} for {what}; its columns are: {', '.join(columns)}")
+    return named
+
+
+def as_keys(values: np.ndarray) -> list[str]:
+    """Values as keys that are alike in two tables: 7, 7.0 and "7" are one."""
+    if values.dtype.kind == "f":
+        return [str(int(value)) if float(value).is_integer() else str(value) for value in values.tolist()]
+    return [str(value) for value in values.tolist()]

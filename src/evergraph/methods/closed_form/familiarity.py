@@ -1,0 +1,52 @@
+"""How strange a node looks to a closed form: its largest score, and its leverage on what was learned."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.methods.base import View
+from evergraph.models.base import NODES_AT_ONCE
+
+MOST_FEATURES = 1024  # of which the leverage is taken: an even choice from all of them
+DAMPING = 0.2  # of the leverage, in units of the mean diagonal entry per class
+
+
+def evenly(rows: Tensor) -> Tensor:
+    """An even choice of at most 1,024 features."""
+    return rows[torch.linspace(0, rows.numel() - 1, min(rows.numel(), MOST_FEATURES)).long()]
+
+
+@torch.no_grad()
+def strangeness(view: View, head: Tensor, rows: Tensor, gram: Tensor, classes: int) -> Tensor:
+    """Two numbers for each example, the larger the stranger: −(largest score) and log10 of φ (G + r I)⁻¹ φᵀ.
+
+    Least squares puts the largest score of an example of a known class near one, and of an example that says nothing
+    near 1/C with C classes; it is scaled to 1 and 0 there, so that it means the same as classes come. The leverage is
+    large where the features point where few of those learned did; it is taken over an even choice of at most 1,024
+    features (`evenly`).
+
+    Args:
+        view: the graph and the examples.
+        head: the head whose scores are taken, without units that are not in use.
+        rows: the features of which the leverage is taken.
+        gram: G over these, of training examples alone, so that validation examples are as new to it as any other.
+        classes: the number of classes in G.
+    """
+    features = capable(view.model, "features")
+    assert features is not None
+    diagonal = gram.diagonal().clone()
+    gram.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
+    factor = torch.linalg.cholesky(gram)
+    chance = 1 / classes if classes > 1 else 0.0
+    batcher = view.problem.batcher(view.model, view.graph, device=view.device)
+    found = [torch.empty(0, 2, dtype=torch.float64)]
+    for batch in batcher.batches(view.nodes.to(view.device), NODES_AT_ONCE) if view.nodes.numel() else ():
+        phi = features(batch)
+        score = (phi @ head.to(phi.dtype)).max(1).values.double()
+        score = (score - chance) / (1 - chance)
+        whitened = torch.linalg.solve_triangular(factor, phi[:, rows].double().T, upper=False)
+        leverage = whitened.square().sum(0).clamp(min=1e-12).log10()
+        found.append(torch.stack([-score, leverage], dim=1).cpu())
+    return torch.cat(found)

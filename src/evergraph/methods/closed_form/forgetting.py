@@ -1,0 +1,165 @@
+"""Taking examples back out of a closed form: sums are additive, so what was added can be subtracted.
+
+Whole tasks are taken out, as they were learned, and put back without the examples: products of the same batches are
+the same numbers, so what is left differs from never having added them by the rounding of float64 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from evergraph.methods.base import Context
+from evergraph.methods.state import copied
+
+if TYPE_CHECKING:
+    from evergraph.methods.closed_form.analytic import Analytic
+
+ROUNDING = 1e-12  # what is left of a sum, as a share of what it was, that is nothing but rounding
+COUNTS = ("hits_", "set_hits_", "smoothing_", "voting_", "validated_", "foreign_hits_", "rehearsed_")
+"""State to which every task adds what its validation nodes say."""
+
+Small = dict[str, Any]
+"""A method's state without its tensors."""
+
+
+class Forgetting:
+    """How a closed form forgets.
+
+    Args:
+        method: the closed form; its encoder is frozen.
+    """
+
+    def __init__(self, method: Analytic) -> None:
+        self.method = method
+
+    @property
+    def weighs_by_size(self) -> bool:
+        """Whether the weight of an example depends on how many there are of its class."""
+        return self.method.balance > 0
+
+    def small_state(self) -> Small:
+        """The state without its tensors, as it stands."""
+        large = {
+            each.name for each in fields(self.method) if each.metadata.get("replaced") or each.metadata.get("like")
+        }
+        return {key: copied(value) for key, value in self.method.state_dict().items() if key not in large}
+
+    def exchange(
+        self, number: int, old: tuple[Context, Sequence[int]], new: tuple[Context, Sequence[int]] | None
+    ) -> None:
+        """Put what is left of a task in its place; each has sizes of the classes right after it was learned."""
+        rows = self._rows_by_task
+        if rows is not None:
+            rows(number, None if new is None else self.method.factors_of(new[0], _sizes(new[1], new[0])))  # type: ignore[attr-defined]
+            return
+        self._take_out(*old)
+        if new is not None:
+            self.method.add_to_sums(new[0], _sizes(new[1], new[0]))
+
+    @property
+    def _rows_by_task(self) -> Callable[..., None] | None:
+        """How rows are exchanged where the sums are kept as rows of each task; None where they are added up."""
+        found: Callable[..., None] | None = getattr(self.method, "exchange_rows", None)
+        return found if found is not None and self.method.factor_ else None  # type: ignore[attr-defined]
+
+    def _take_out(self, context: Context, sizes: Sequence[int]) -> None:
+        """Subtract a task from the sums."""
+        before = {part: gram.diagonal().clone() for part, gram in self.method.gram_.items()}
+        self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
+        for part, gram in self.method.gram_.items():
+            gone = gram.diagonal() <= ROUNDING * before[part]  # features that are zero at all examples left
+            gram[gone], gram[:, gone] = 0.0, 0.0
+            self.method.cross_[part][gone] = 0.0
+
+    def rewind(self, number: int, context: Context, before: Small) -> None:
+        """Undo the last task: the sums without it, and everything else as it was before it."""
+        self.exchange(number, (context, self.method.class_sizes_), None)
+        self.restore({key: value for key, value in before.items() if key != "task_rows_"})
+        if "task_rows_" in before and self._rows_by_task is not None:
+            self.restore({"task_rows_": before["task_rows_"]})
+        met = [unit for unit, size in enumerate(self.method.class_sizes_) if size]
+        self.method.cross_ = {part: _only(cross, met) for part, cross in self.method.cross_.items()}
+
+    def count(self, context: Context) -> Small:
+        """What the task's validation examples would add to the counts, by the heads as they are; nothing is added."""
+        before = self.small_state()
+        self.method.decide(context)
+        counted = count_difference(self.small_state(), before)
+        self.restore(before)
+        return counted
+
+    def restore(self, small: Small) -> None:
+        """Take up a state without tensors."""
+        for key, value in small.items():
+            setattr(self.method, key, copied(value))
+
+    def drop_units(self, units: Sequence[int]) -> None:
+        """Take output units out: those behind them move up, and empty ones take the last places."""
+        for key in ("cross_", "factor_targets_"):
+            if (known := getattr(self.method, key, None)) is not None:
+                setattr(self.method, key, {part: _moved_up(columns, units) for part, columns in known.items()})
+
+
+def count_difference(after: Small, before: Small) -> Small:
+    """What a task added to the counts."""
+    return {key: _combined(after[key], before[key], -1) for key in COUNTS if key in after}
+
+
+def add_counts(small: Small, change: Mapping[str, Any], sign: int) -> None:
+    """Add to the counts of a state, or take out of them."""
+    for key, value in change.items():
+        total = _combined(small[key], value, sign)
+        small[key] = _at_least_zero(total)
+
+
+def without_units(small: Small, units: Sequence[int]) -> None:
+    """Drop output units from a state's lists that have an entry for each."""
+    for key, empty in (("class_sizes_", 0), ("task_of_unit_", -1)):
+        kept = [value for unit, value in enumerate(small[key]) if unit not in units]
+        small[key] = kept + [empty] * (len(small[key]) - len(kept))
+
+
+def without_task(small: Small, number: int) -> None:
+    """Drop a task from a state: tasks behind it move up."""
+    small["tasks_"] -= 1
+    small["task_of_unit_"] = [task - 1 if task > number else task for task in small["task_of_unit_"]]
+
+
+def _combined(first: Any, second: Any, sign: int) -> Any:
+    if isinstance(first, dict):  # a choice that was dropped since stays dropped
+        return {key: _combined(value, second.get(key, [0] * len(value)), sign) for key, value in first.items()}
+    if isinstance(first, list):
+        width = max(len(first), len(second))
+        return [a + sign * b for a, b in zip(_padded(first, width), _padded(second, width))]
+    return first + sign * second
+
+
+def _at_least_zero(counts: Any) -> Any:
+    if isinstance(counts, dict):
+        return {key: _at_least_zero(value) for key, value in counts.items()}
+    return [max(entry, 0) for entry in counts] if isinstance(counts, list) else max(counts, 0)
+
+
+def _padded(values: list[int], width: int) -> list[int]:
+    return [*values, *[0] * (width - len(values))]
+
+
+def _sizes(sizes: Sequence[int], context: Context) -> Tensor:
+    return torch.tensor(sizes, dtype=torch.long, device=context.device)
+
+
+def _only(cross: Tensor, units: Sequence[int]) -> Tensor:
+    """B with zeros at all other units: what is left there is rounding."""
+    kept = torch.zeros_like(cross)
+    kept[:, list(units)] = cross[:, list(units)]
+    return kept
+
+
+def _moved_up(cross: Tensor, units: Sequence[int]) -> Tensor:
+    kept = [unit for unit in range(cross.size(1)) if unit not in units]
+    return torch.nn.functional.pad(cross[:, kept], (0, len(units)))

@@ -1,0 +1,95 @@
+"""What carries a closed form's prediction at one node: the score is a sum over nodes and their features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.core.sparse import with_self_loops
+from evergraph.errors import EvergraphError
+from evergraph.methods.base import View
+from evergraph.methods.closed_form.block_prediction import BlockPrediction, Reading
+
+
+@dataclass
+class Reasons:
+    """A node's logit, taken apart. Everything is in units of the logit, before calibration.
+
+    Args:
+        logit: of the output unit, or the difference between two.
+        constant: what is the same at every node.
+        by_depth: what nodes' features add after so many steps of propagation.
+        nodes: the nodes read, the node itself among them.
+        by_node: what each adds, all its features together.
+        by_feature: what each feature adds, of all nodes together.
+        voted: the vote of all depths was read, on judged edges.
+        shares: where probabilities are smoothed: nodes, and the share of each in the node's probability of the class.
+    """
+
+    logit: float
+    constant: float
+    by_depth: dict[int, float]
+    nodes: Tensor
+    by_node: Tensor
+    by_feature: Tensor
+    voted: bool = False
+    shares: tuple[Tensor, Tensor] | None = field(default=None)
+
+
+def reasons(
+    view: View,
+    units: Sequence[int],
+    whole: tuple[BlockPrediction, Reading] | None,
+    head: Tensor,
+    temperature: float,
+) -> Reasons:
+    """The reasons for one node's logit: constant + Σ_u Σ_f contributions, exactly (`score_pieces`).
+
+    Args:
+        view: the graph; the node is the one example asked for.
+        units: an output unit; or two, for the first against the second.
+        whole: how the graph is read, where it is read as a whole.
+        head: the head that is read otherwise.
+        temperature: that scores are divided by.
+    """
+    pieces_of = capable(view.model, "score_pieces")
+    if pieces_of is None:
+        raise EvergraphError(
+            f"{type(view.model).__name__} does not say what carries a score; use random features (auto)"
+        )
+    node, edges = int(view.nodes[0]), view.graph.adjacency
+    if whole is not None:
+        head, edges = whole[1].head.detach(), whole[1].edges.to("cpu")
+    weights = head[:, units[0]] - (head[:, units[1]] if len(units) > 1 else 0)
+    constant, pieces = pieces_of(view.graph.x, with_self_loops(edges), node, weights / temperature)
+    nodes, by_node = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.float64)
+    by_depth: dict[int, float] = {}
+    by_feature = torch.zeros(view.graph.num_features, dtype=torch.float64)
+    for piece in pieces:
+        nodes, by_node = torch.cat([nodes, piece.nodes]), torch.cat([by_node, piece.by_node()])
+        by_feature += piece.by_feature()
+        by_depth[piece.depth] = by_depth.get(piece.depth, 0.0) + float(piece.by_feature().sum())
+    nodes, place = torch.unique(nodes, return_inverse=True)
+    by_node = torch.zeros(nodes.numel(), dtype=torch.float64).index_add_(0, place, by_node)
+    found = Reasons(
+        constant + sum(by_depth.values()), constant, dict(sorted(by_depth.items())), nodes, by_node, by_feature
+    )
+    if whole is not None:
+        prediction, reading = whole
+        found.voted = reading.head is prediction.vote
+        found.shares = _shares(prediction, reading, node, units[0])
+    return found
+
+
+def _shares(prediction: BlockPrediction, reading: Reading, node: int, unit: int) -> tuple[Tensor, Tensor] | None:
+    """The parts of a smoothed probability by the nodes that they come from: they add up to it."""
+    if reading.smoothed_over is None:
+        return None
+    share = prediction.shares(reading.smoothed_over, node)
+    part = share * prediction.probabilities(reading.features @ reading.head)[:, unit]
+    nodes = torch.nonzero(share > 0).reshape(-1)
+    return nodes.cpu(), part[nodes].double().cpu()

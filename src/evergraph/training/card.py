@@ -1,0 +1,51 @@
+"""The model card: what was learned when, from how many examples, how well, and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from evergraph.data import Task
+from evergraph.methods.access import Access
+from evergraph.methods.state import count_bytes
+from evergraph.training.calibration import temperature_of
+from evergraph.training.unknown import familiar_of
+
+if TYPE_CHECKING:
+    pass
+
+FALSE_ALARMS = 0.05
+"""The share of examples of known classes that may be put aside as unknown, where nothing else is asked for."""
+
+
+def task_card(task: Task) -> dict[str, Any]:
+    """What a record says of a task besides its mark: when, from which graph, how many examples of each class."""
+    parts = {"training": task.train, "validation": task.val, "test": task.test}
+    card: dict[str, Any] = {
+        "learned": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "graph": task.graph.name,
+        "examples": {name: nodes.numel() for name, nodes in parts.items()},
+    }
+    if task.graph.has_classes:
+        sizes = torch.bincount(task.graph.y[task.train], minlength=task.graph.num_classes).tolist()
+        card["classes"] = [[task.graph.class_names[place], sizes[place]] for place in task.class_positions]
+    return card
+
+
+def learner_card(
+    records: Sequence[Mapping[str, Any]], access: Access | None, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is kept of all tasks, and what their validation examples settled."""
+    familiar = familiar_of(records)
+    kept = {key.rstrip("_"): size for key, value in state.items() if (size := count_bytes(value)) > 8}
+    return {
+        "keeps": list(access.keeps) if access is not None else None,
+        "kept_bytes": kept,
+        "temperature": temperature_of(records),
+        "unknown_above": None if familiar is None else familiar.threshold(FALSE_ALARMS),
+        "false_alarms": FALSE_ALARMS,
+        "forgotten": sum(int(record.get("forgotten_examples", 0)) for record in records),
+    }

@@ -1,0 +1,59 @@
+"""What a task's validation examples leave behind: counts for calibrated probabilities and for unknown classes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.data import Graph, Task
+from evergraph.methods import Context, View
+from evergraph.training.calibration import losses_at_temperatures
+from evergraph.training.unknown import confidence, counted, separations
+
+if TYPE_CHECKING:
+    from evergraph.training.learner import Learner
+
+Evidence = dict[str, Any]
+
+
+def strangeness(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
+    """How strange examples look to the learner, in one or two numbers each."""
+    claim = capable(learner.method, "strangeness")
+    if claim is None:
+        return confidence(learner.outputs(graph, nodes)[:, : len(learner.classes_)])
+    found: Tensor = claim(View(learner.model.eval(), learner.problem, graph, nodes, learner.device))
+    return found
+
+
+def before_learning(learner: Learner, task: Task) -> Evidence:
+    """What examples of new classes say, as long as they are unknown: which mixture of numbers sets them apart."""
+    known = set(learner.classes_)
+    tables = [record["familiar"] for record in learner.records if record.get("familiar")]
+    if not tables or learner.problem.kind != "classes" or not task.val.numel():
+        return {}
+    new = torch.tensor([name not in known for name in task.graph.class_names])
+    strangers = task.val[new[task.graph.y[task.val]]]
+    if not strangers.numel() or _width(tables) != 2:
+        return {}
+    return {"separations": separations(tables, strangeness(learner, task.graph, strangers))}
+
+
+def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
+    """What the validation examples say, read by a model that has not learned from them."""
+    if learner.problem.kind != "classes" or not task.val.numel():
+        return {}
+    claim = capable(learner.method, "held_out")
+    held_out: AbstractContextManager[None] = claim(context) if claim is not None else nullcontext()
+    with held_out:
+        outputs = learner.outputs(task.graph, task.val)[:, : len(learner.classes_)]
+        values = strangeness(learner, task.graph, task.val)
+    targets = learner.problem.targets(task.graph, learner.classes_)[task.val]
+    return {"calibration": losses_at_temperatures(learner.problem, outputs, targets), "familiar": counted(values)}
+
+
+def _width(tables: list[list[list[int]]]) -> int:
+    return len(next(row for table in tables for row in table)) - 1

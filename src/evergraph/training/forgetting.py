@@ -1,0 +1,350 @@
+"""Forgetting on request: a learner as if it had never learned some examples, for methods that can take them back.
+
+With the data of the task and of all tasks learned after it, those tasks are undone and learned again without the
+examples: everything that is kept is what it would be. With the data of the task alone, its sums are exchanged and what
+its validation examples counted is counted anew; what later tasks' validation examples counted stands.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.data import ClassName, Task
+from evergraph.errors import EvergraphError
+from evergraph.methods import Context
+from evergraph.methods.closed_form.forgetting import (
+    Forgetting,
+    add_counts,
+    without_task,
+    without_units,
+)
+from evergraph.training.card import task_card
+from evergraph.training.evidence import after_learning
+from evergraph.training.inputs import chosen_examples
+from evergraph.training.learned_data import Learned, find_learned
+from evergraph.training.learning import learn, make_context
+from evergraph.training.predicting import tested
+from evergraph.training.transaction import remembered
+
+if TYPE_CHECKING:
+    from evergraph.training.learner import Learner
+
+PLAIN = ("classes_", "first_accuracies", "history", "records", "num_tasks", "num_classes", "random_state", "progress",
+         "task_mark", "optimizer_state")  # fmt: skip
+
+
+def forget(
+    learner: Learner,
+    nodes: Any,
+    data: Any,
+    classes: Sequence[ClassName] | ClassName | None,
+    keep_in_graph: bool,
+) -> int:
+    """See `Learner.forget`."""
+    forgetting = _forgetting(learner)
+    if data is None:
+        raise EvergraphError("forget needs the data that the examples were learned from: forget(nodes, data)")
+    if (nodes is None) == (classes is None):
+        raise EvergraphError("say what to forget: nodes of the data, or classes")
+    pieces = find_learned(learner, data)
+    found = {learned.number: learned for piece in pieces for learned in piece}
+    if classes is not None:
+        gone = _of_classes(learner, found, classes)
+    else:
+        gone = {learned.number: _of_nodes(nodes, learned) for learned in pieces[0]}
+    gone = {number: examples for number, examples in gone.items() if examples.numel()}
+    if not gone:
+        return 0
+    after = {
+        number: learned.forgetting(gone[number], keep_in_graph) if number in gone else learned
+        for number, learned in found.items()
+    }
+    earliest = min(gone)
+    with _all_or_nothing(learner), torch.no_grad():
+        if set(range(earliest, learner.num_tasks)) <= set(found) and _same_features(learner, earliest):
+            _learn_again(learner, forgetting, found, after, earliest)
+        else:
+            _Exchange(learner, forgetting, found, after, sorted(gone)).run()
+    several = [[gone[learned.number] for learned in piece if learned.number in gone] for piece in pieces]
+    return sum(torch.unique(torch.cat(examples)).numel() for examples in several if examples)
+
+
+def _same_features(learner: Learner, number: int) -> bool:
+    """Whether features and the form of the sums are those of before a task; before the first one they are made anew."""
+    if not number:
+        return True
+    record, rows = learner.records[number], bool(getattr(learner.method, "factor_", None))
+    return record["layout"] == learner.model.hyperparameters() and bool(record["before"].get("task_rows_")) == rows
+
+
+def _forgetting(learner: Learner) -> Forgetting:
+    """How the learner's method forgets; else the line that says what is possible."""
+    if learner.in_mid_task:
+        raise EvergraphError("the learner is in the middle of a task; finish it before anything is forgotten")
+    if learner.problem.kind != "classes":
+        raise EvergraphError(
+            f"{learner.method.title} forgets examples with classes, and those of {learner.problem.name} have "
+            f"{learner.problem.kind}; learn anew without them"
+        )
+    claim = capable(learner.method, "forgetting")
+    found: Forgetting | str = (
+        claim() if claim is not None else learner.method.access.how_to_forget(learner.method.title)
+    )
+    if isinstance(found, str):
+        raise EvergraphError(found if claim is None else f"{learner.method.title} cannot forget: {found}")
+    if any("before" not in record for record in learner.records):
+        raise EvergraphError(
+            "this learner was saved by an earlier version, which kept too little to forget; learn anew"
+        )
+    return found
+
+
+def _of_nodes(nodes: Any, learned: Learned) -> Tensor:
+    examples = torch.unique(chosen_examples(nodes, learned.given.graph))
+    left = set(examples.tolist()) - {*learned.unlabelled.tolist(), *learned.removed.tolist()}
+    return torch.tensor(sorted(left), dtype=torch.long)
+
+
+def _of_classes(
+    learner: Learner, found: dict[int, Learned], classes: Sequence[ClassName] | ClassName
+) -> dict[int, Tensor]:
+    """The examples of some classes in every task that had any."""
+    named = [classes] if isinstance(classes, (str, int)) else list(classes)
+    by_name = {str(name): name for name in learner.classes_}
+    for name in named:
+        if str(name) not in by_name:
+            raise EvergraphError(f"the learner knows no class {name!r}; it knows: {', '.join(by_name)}")
+    wanted = {by_name[str(name)] for name in named}
+    for number, entry in enumerate(learner.history):
+        if wanted & set(entry["classes"]) and number not in found:
+            raise EvergraphError(
+                f"class {next(iter(wanted & set(entry['classes'])))!r} was learned in task {number + 1} too; "
+                "give the data of all tasks that had it, in a list"
+            )
+    gone = {}
+    for number, learned in found.items():
+        graph = learned.given.graph
+        places = [place for place, name in enumerate(graph.class_names) if name in wanted]
+        examples = torch.nonzero(torch.isin(graph.y, torch.tensor(places, dtype=torch.long))).reshape(-1)
+        gone[number] = _of_nodes(examples, learned)
+    return gone
+
+
+def _learn_again(
+    learner: Learner, forgetting: Forgetting, found: dict[int, Learned], after: dict[int, Learned], first: int
+) -> None:
+    """Undo all tasks from `first` on, and learn what is left of them."""
+    total, records, history = learner.num_tasks, learner.records, learner.history
+    if first:
+        for number in reversed(range(first, total)):
+            forgetting.rewind(
+                number, make_context(learner, found[number].task(), found[number].task()), records[number]["before"]
+            )
+    else:
+        _empty(learner)
+        lay_out = capable(learner.model, "lay_out")
+        layout = records[0]["layout"]
+        if lay_out is not None and layout != learner.model.hyperparameters():
+            lay_out(layout.get("kept") or [True] * len(layout["blocks"]), layout.get("linear_width", 0))
+    learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]
+    learner.first_accuracies = learner.first_accuracies[:first]
+    if first:
+        forgetting.method.write(learner.problem, learner.model.eval())
+    learner.classes_ = list(dict.fromkeys(name for entry in learner.history for name in entry["classes"]))
+    for number in range(first, total):
+        task = after[number].task()
+        if task.train.numel():
+            learn(learner, task, None)
+            learner.records[-1] = {**learner.records[-1], **_remembered(records[number], after[number])}
+    _drop_tests_of_forgotten(learner)
+
+
+def _remembered(record: dict[str, Any], learned: Learned) -> dict[str, Any]:
+    """What stays of a task's record: when it was learned, of which data."""
+    classes = record.get("given_classes") or [[name, 0] for name in learned.given.class_names]
+    note = {**learned.note(), "given_classes": classes} if learned.note()["forgotten_examples"] else {}
+    return {**note, **({"learned": record["learned"]} if "learned" in record else {})}
+
+
+def _drop_tests_of_forgotten(learner: Learner) -> None:
+    """What was measured on a task that has changed goes."""
+    marks = {record["mark"] for record in learner.records}
+    for number, record in enumerate(learner.records):
+        tests = {mark: value for mark, value in record["tested"].items() if mark in marks}
+        learner.records[number] = {**record, "tested": tests}
+
+
+class _Exchange:
+    """Forgetting with the data of the tasks themselves alone; later ones are not at hand."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        forgetting: Forgetting,
+        found: dict[int, Learned],
+        after: dict[int, Learned],
+        gone: Sequence[int],
+    ) -> None:
+        self.learner, self.forgetting, self.gone = learner, forgetting, gone
+        self.old = {number: learned.task() for number, learned in found.items()}
+        self.new = {number: after[number].task() for number in found}
+        self.found, self.after = found, after
+        learner.records = [{**record, "before": copy.deepcopy(record["before"])} for record in learner.records]
+
+    def run(self) -> None:
+        """Exchange the sums of the tasks, take back what validation examples counted, drop what is empty, and solve."""
+        learner, tasks = self.learner, self._tasks_to_exchange()
+        removed = {n: self._sizes(self.old[n]) - self._sizes(self.new[n]) for n in self.gone}
+        counted = {number: self.forgetting.count(self._context(self._validation_lost(number))) for number in self.gone}
+        sizes = {number: self._sizes_after(number) for number in tasks}
+        for number in self.gone:
+            for small in self._states_after(number):
+                lost = removed[number].tolist()
+                small["class_sizes_"] = [size - less for size, less in zip(small["class_sizes_"], lost)]
+                add_counts(small, counted[number], -1)
+        for number in tasks:
+            some = self.new[number].train.numel() or self.new[number].val.numel()
+            new = (self._context(self.new[number]), self._sizes_after(number)) if some else None
+            self.forgetting.exchange(number, (self._context(self.old[number]), sizes[number]), new)
+        self._drop_classes()
+        left = [number for number in self.gone if self.new[number].train.numel()]
+        for number in reversed(self.gone):
+            self._drop_task(number) if number not in left else None
+        if not learner.num_tasks:
+            _empty(learner)
+            return
+        self.forgetting.method.conclude(learner.model)
+        self.forgetting.method.write(learner.problem, learner.model.eval())
+        for number in left:
+            self._describe(number)
+        _drop_tests_of_forgotten(learner)
+
+    def _validation_lost(self, number: int) -> Task:
+        """The task with the validation examples alone that are to be forgotten."""
+        old, learned = self.old[number], self.after[number]
+        gone = torch.cat([learned.unlabelled, learned.removed])
+        before = self.found[number]
+        earlier = torch.cat([before.unlabelled, before.removed])
+        lost = before.given.val[torch.isin(before.given.val, gone) & ~torch.isin(before.given.val, earlier)]
+        numbers = before.numbers_now(lost)
+        return dataclasses.replace(old, val=numbers)
+
+    # the sums
+
+    def _tasks_to_exchange(self) -> list[int]:
+        """The tasks with something to forget, and later ones whose examples have another weight without it."""
+        names = {self.old[n].graph.class_names[place] for n in self.gone for place in self._lost_places(n)}
+        again = [
+            number
+            for number in range(min(self.gone) + 1, self.learner.num_tasks)
+            if self.forgetting.weighs_by_size and names & set(self.learner.history[number]["classes"])
+        ]
+        if missing := [number for number in again if number not in self.old]:
+            raise EvergraphError(
+                f"task {missing[0] + 1} had examples of the same classes, whose weights depend on these; give its data "
+                "too, in a list behind the first"
+            )
+        return sorted({*self.gone, *again})
+
+    def _lost_places(self, number: int) -> list[int]:
+        lost = self._sizes(self.old[number]) - self._sizes(self.new[number])
+        units = [unit for unit, count in enumerate(lost.tolist()) if count]
+        names = {self.learner.classes_[unit] for unit in units}
+        return [place for place, name in enumerate(self.old[number].graph.class_names) if name in names]
+
+    def _context(self, task: Task) -> Context:
+        return make_context(self.learner, task, task)
+
+    def _sizes(self, task: Task) -> Tensor:
+        """Training examples of a task by output unit."""
+        targets = self.learner.problem.targets(task.graph, self.learner.classes_)[task.train]
+        return torch.bincount(targets, minlength=self.learner.model.out_channels or 0)
+
+    def _sizes_after(self, number: int) -> list[int]:
+        """The sizes of the classes right after a task."""
+        width = self.learner.model.out_channels or 0
+        later = number + 1 < self.learner.num_tasks
+        state = self.learner.records[number + 1]["before"] if later else self.forgetting.small_state()
+        return [*state["class_sizes_"], *[0] * (width - len(state["class_sizes_"]))]
+
+    def _states_after(self, number: int) -> Iterator[dict[str, Any]]:
+        """The small states after a task: those kept in the records of later ones, and the present one."""
+        yield from (record["before"] for record in self.learner.records[number + 1 :])
+        present = self.forgetting.small_state()
+        yield present
+        for key, value in present.items():
+            setattr(self.forgetting.method, key, value)
+
+    # what is empty
+
+    def _drop_classes(self) -> None:
+        """Classes without a training example were never met."""
+        learner = self.learner
+        sizes = self.forgetting.method.class_sizes_
+        units = [unit for unit in range(len(learner.classes_)) if unit >= len(sizes) or not sizes[unit]]
+        if not units:
+            return
+        names = {learner.classes_[unit] for unit in units}
+        self.forgetting.drop_units(units)
+        for small in self._states_after(-1):
+            if small["class_sizes_"]:
+                without_units(small, units)
+        learner.classes_ = [name for name in learner.classes_ if name not in names]
+        learner.history = [
+            {**entry, "classes": [name for name in entry["classes"] if name not in names]} for entry in learner.history
+        ]
+
+    def _drop_task(self, number: int) -> None:
+        learner = self.learner
+        for small in self._states_after(number):
+            without_task(small, number)
+        for values in ("history", "records", "first_accuracies"):
+            listed = getattr(learner, values)
+            setattr(learner, values, [*listed[:number], *listed[number + 1 :]])
+        learner.num_tasks -= 1
+
+    # what is said of the tasks
+
+    def _describe(self, number: int) -> None:
+        """The record of a task that has lost something, by the heads as they now are."""
+        learner, task, place = self.learner, self.new[number], self._place(number)
+        record, context = learner.records[place], self._context(task)
+        self.forgetting.count(context)  # for heads that have not learned from its validation examples
+        changed = {**record, "mark": task.mark(), **task_card(task), **after_learning(learner, task, context)}
+        learner.records[place] = {**changed, **_remembered(record, self.after[number])}
+        learner.first_accuracies[place] = tested(learner, task)
+        trained = {"classes": list(task.class_names), "nodes": task.train.numel()}
+        learner.history[place] = {**learner.history[place], **trained}
+
+    def _place(self, number: int) -> int:
+        """Where a task stands now that empty ones are gone."""
+        return number - sum(other < number and not self.new[other].train.numel() for other in self.gone)
+
+
+def _empty(learner: Learner) -> None:
+    """Nothing is left: the method as it began."""
+    learner.method.load_state_dict(dataclasses.replace(learner.method).state_dict())  # type: ignore[type-var]
+    learner.classes_ = []
+
+
+@contextmanager
+def _all_or_nothing(learner: Learner) -> Iterator[None]:
+    """A failure leaves the learner as it was."""
+    before = {name: copy.copy(getattr(learner, name)) for name in PLAIN}
+    restore_model, state = remembered(learner.model), learner.method.copied_state()
+    try:
+        yield
+    except BaseException:
+        for name, value in before.items():
+            setattr(learner, name, value)
+        restore_model()
+        learner.method.load_state_dict(state)
+        raise

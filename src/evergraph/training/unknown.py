@@ -1,0 +1,136 @@
+"""Nodes of classes that were never learned: how strange each example looks, and from where on it is put aside.
+
+A method says how strange examples look, in one or two numbers (its largest score and its leverage, for the closed form;
+its confidence else). Of every task's validation examples these numbers are counted in a table, by heads that have not
+learned from them; the counts of all tasks say which share of known examples looks less strange. The score is a mixture
+of those shares, and its threshold leaves a stated share of the validation examples above it. How to mix is learned as
+well: a task that arrives is made of classes not learned yet, so before it is learned it tells which mixture sets its
+examples apart best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BINS = 256
+RANGES = {2: ((-2.0, 1.0), (-5.0, 5.0)), 1: ((-25.0, 5.0),)}
+"""By how many numbers there are: what each is expected to lie between; beyond, it is counted with the outermost."""
+MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of the second number in the score."""
+TIES = 1e-3  # tells examples apart that are all stranger than any known one
+
+Cells = list[list[int]]
+"""A table's cells that are not empty: the numbers of the bins, then the count."""
+
+
+def confidence(outputs: Tensor) -> Tensor:
+    """One number for each example, the larger the stranger: −log p/(1 − p) of its most probable class."""
+    z = outputs.double()
+    best = z.max(1)
+    others = z.scatter(1, best.indices.unsqueeze(1), -torch.inf).logsumexp(1) if z.size(1) > 1 else best.values
+    return (others - best.values).unsqueeze(1)
+
+
+def counted(values: Tensor) -> Cells:
+    """A table of examples by the bins of their numbers."""
+    bins = _positions(values).long().clamp(0, BINS - 1)
+    cells, counts = torch.unique(bins, dim=0, return_counts=True)
+    return torch.cat([cells, counts.unsqueeze(1)], dim=1).tolist()
+
+
+def _positions(values: Tensor) -> Tensor:
+    """Numbers in units of bins, within the table."""
+    low, high = torch.tensor(RANGES[values.size(1)], dtype=torch.float64).T
+    return ((values.double() - low) / (high - low) * BINS).clamp(0, BINS - 1e-9)
+
+
+@dataclass(frozen=True)
+class Familiar:
+    """What known examples look like.
+
+    Args:
+        cells: the bins that hold some, a row each.
+        counts: how many each holds.
+        mixture: the share of the second number in the score.
+    """
+
+    cells: Tensor
+    counts: Tensor
+    mixture: float
+
+    @classmethod
+    def of(cls, tables: Sequence[Cells], mixture: float) -> Familiar | None:
+        """The tables of all tasks together; None where there are none."""
+        rows = [row for table in tables for row in table]
+        if not rows:
+            return None
+        table = torch.tensor(rows, dtype=torch.float64)
+        return cls(table[:, :-1], table[:, -1], mixture)
+
+    def score(self, values: Tensor) -> Tensor:
+        """The mixture of the shares of known examples that look less strange: 0 for the most familiar, 1 and above."""
+        if not values.numel():
+            return torch.zeros(0, dtype=torch.float64)
+        return self._mixed(_positions(values), values)
+
+    def threshold(self, false_alarms: float) -> float:
+        """The score above which at most that share of known examples lies.
+
+        The ⌈(n + 1)(1 − α)⌉-th smallest of n, so that a new example like them is above it with a probability of at
+        most α (split conformal prediction; Vovk et al. 2005).
+        """
+        centres = self.cells + 0.5
+        scores = self._mixed(centres, self._values(centres))
+        order = scores.argsort()
+        total = float(self.counts.sum())
+        rank = math.ceil((total + 1) * (1 - false_alarms))
+        if rank > total:
+            return math.inf
+        reached = torch.searchsorted(self.counts[order].cumsum(0), torch.tensor(float(rank), dtype=torch.float64))
+        return float(scores[order][min(int(reached), len(order) - 1)])
+
+    def _mixed(self, positions: Tensor, values: Tensor) -> Tensor:
+        shares = []
+        for column in range(positions.size(1)):
+            sizes = torch.zeros(BINS, dtype=torch.float64)
+            sizes.index_add_(0, self.cells[:, column].long(), self.counts)
+            below = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]) / sizes.sum()
+            number = positions[:, column].long().clamp(max=BINS - 1)
+            inside = positions[:, column] - number
+            shares.append(below[number] + inside * (below[number + 1] - below[number]) + TIES * values[:, column])
+        second = shares[1] if len(shares) > 1 else shares[0]
+        return (1 - self.mixture) * shares[0] + self.mixture * second
+
+    @staticmethod
+    def _values(positions: Tensor) -> Tensor:
+        low, high = torch.tensor(RANGES[positions.size(1)], dtype=torch.float64).T
+        return low + positions / BINS * (high - low)
+
+
+def separations(tables: Sequence[Cells], strangers: Tensor) -> list[float]:
+    """For each mixture, how well it sets unknown examples apart from known ones (AUROC), times their number."""
+    found = []
+    for mixture in MIXTURES:
+        familiar = Familiar.of(tables, mixture)
+        assert familiar is not None
+        known = familiar._mixed(familiar.cells + 0.5, familiar._values(familiar.cells + 0.5))
+        score = familiar.score(strangers)
+        order = known.argsort()
+        mass = torch.cat([torch.zeros(1, dtype=torch.float64), familiar.counts[order].cumsum(0)])
+        below = mass[torch.searchsorted(known[order].contiguous(), score)]
+        upto = mass[torch.searchsorted(known[order].contiguous(), score, right=True)]
+        found.append(float(((below + upto) / 2).sum()) / float(mass[-1]))
+    return found
+
+
+def familiar_of(records: Sequence[Mapping[str, Any]]) -> Familiar | None:
+    """What the records of all tasks say of known examples; the mixture is the best one so far, ½ for none."""
+    votes = [sum(column) for column in zip(*(record["separations"] for record in records if record.get("separations")))]
+    mixture = MIXTURES[max(range(len(votes)), key=lambda i: votes[i])] if votes else 0.5
+    return Familiar.of([record["familiar"] for record in records if record.get("familiar")], mixture)

@@ -1,0 +1,138 @@
+"""Why an example is predicted to be what it is: the neighbours and features that carry the prediction, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.data import ClassName, Graph
+from evergraph.errors import EvergraphError
+from evergraph.methods import View
+from evergraph.training.inputs import chosen_units, example_ids
+from evergraph.training.predicting import asked
+
+if TYPE_CHECKING:
+    from evergraph.training.learner import Learner
+
+Amount = tuple[Any, float]
+"""What something is called, and what it adds to the logit."""
+
+
+@dataclass
+class Explanation:
+    """One node's prediction, taken apart. Amounts add up to the logit, exactly.
+
+    Args:
+        node: the node, by its id or number.
+        label: the class that is explained.
+        probability: of the class, calibrated.
+        against: the class that it is compared with; None for the logit alone.
+        logit: z of the class, or its difference to the other's. Where probabilities are smoothed over neighbours, z is
+            the node's own, before that.
+        constant: what is the same at every node.
+        by_depth: what features add after so many steps of propagation; 0: the node's own alone.
+        neighbours: what each node adds, all its features together, the largest first; the node itself among them.
+        features: what each feature adds, of all nodes together, the largest first.
+        shares: where probabilities are smoothed: the part of the probability that comes from each node.
+        voted: edges between tasks were found, so a vote of all depths on judged edges was read.
+    """
+
+    node: Any
+    label: ClassName
+    probability: float
+    against: ClassName | None
+    logit: float
+    constant: float
+    by_depth: dict[int, float]
+    neighbours: list[Amount]
+    features: list[Amount]
+    shares: list[Amount] | None
+    voted: bool
+
+    def text(self, most: int = 5) -> str:
+        """The explanation in a few lines, with the `most` largest amounts."""
+        than = f" rather than {self.against!r}" if self.against is not None else ""
+        depths = [f"{amount:+.3g} {_called(depth)}" for depth, amount in self.by_depth.items() if amount]
+        lines = [
+            f"node {self.node}: {self.label!r} with probability {self.probability:.3g}",
+            f"  logit{than} {self.logit:.4g} = {self.constant:+.3g} constant {' '.join(depths)}",
+            f"  nodes: {_listed(self.neighbours, most)}",
+            f"  features: {_listed(self.features, most)}",
+        ]
+        if self.shares is not None:
+            parts = ", ".join(f"{name} {part:.2g}" for name, part in self.shares[:most])
+            lines.append(f"  its probability is mixed with its neighbours': {parts}")
+        if self.voted:
+            lines.append("  edges between tasks were found: read by a vote of all depths, on edges weighed by it")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**vars(self), "by_depth": {str(depth): amount for depth, amount in self.by_depth.items()}}
+
+    def draw(self, path: str | Path, most: int = 8) -> None:
+        """Draw the largest amounts as bars into a .png, .pdf or .svg file."""
+        from evergraph.training.why_picture import draw
+
+        draw(self, path, most)
+
+
+def _called(depth: int) -> str:
+    return {0: "own features", 1: "one step away"}.get(depth, f"{depth} steps away")
+
+
+def _listed(amounts: Sequence[Amount], most: int) -> str:
+    shown = [f"{name} {amount:+.3g}" for name, amount in amounts[:most]]
+    rest = amounts[most:]
+    others = [f"{len(rest):,} others {sum(amount for _, amount in rest):+.3g}"] if rest else []
+    return ", ".join([*shown, *others])
+
+
+def why(
+    learner: Learner, graph: Graph | Any, node: Any, label: ClassName | None, against: ClassName | None
+) -> Explanation:
+    """See `Learner.why`."""
+    claim = capable(learner.method, "reasons")
+    if claim is None or learner.problem.level != "node":
+        raise EvergraphError(
+            f"{learner.method.title} on {learner.problem.level}s does not say what carries a prediction; "
+            "auto and analytic do, on nodes, with random features"
+        )
+    graph, chosen = asked(learner, graph, node)
+    if chosen.numel() != 1:
+        raise EvergraphError(f"why explains one node at a time, not {chosen.numel()}")
+    outputs = learner.outputs(graph, chosen)[:, : len(learner.classes_)]
+    best = learner.classes_[int(outputs.argmax())] if label is None else label
+    units = chosen_units([best] if against is None else [best, against], learner.classes_)
+    found = claim(View(learner.model.eval(), learner.problem, graph, chosen, learner.device), units)
+    ids = example_ids(graph) or range(graph.num_nodes)
+    features = graph.feature_names or learner.feature_names or [f"feature {i}" for i in range(graph.num_features)]
+    probabilities = learner.problem.probabilities(outputs / learner.temperature, range(len(learner.classes_)))
+    return Explanation(
+        node=ids[int(chosen)],
+        label=learner.classes_[units[0]],
+        probability=float(probabilities[0, units[0]]),
+        against=against,
+        logit=found.logit,
+        constant=found.constant,
+        by_depth=found.by_depth,
+        neighbours=_largest([ids[i] for i in found.nodes.tolist()], found.by_node),
+        features=_largest(features, found.by_feature),
+        shares=None if found.shares is None else _largest([ids[i] for i in found.shares[0].tolist()], found.shares[1]),
+        voted=found.voted,
+    )
+
+
+def _largest(names: Sequence[Any], amounts: Tensor) -> list[Amount]:
+    """Names and amounts, the largest first whatever their sign; nothing is left out but zeros."""
+    order = torch.argsort(amounts.abs(), descending=True, stable=True).tolist()
+    return [(names[i], float(amounts[i])) for i in order if amounts[i] != 0]

@@ -1,0 +1,235 @@
+"""Graphs as people have them: tables, NetworkX, npz files; classes as text; what is missing is said."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import evergraph as eg
+from evergraph.data import as_graph, find_graph
+from evergraph.errors import EvergraphWarning
+
+PEOPLE = "id,age,height,city,role\nada,3,1.5,Rome,admin\nbob,4,1.0,Bonn,user\ncy,2,,Rome,user\ndee,3.5,2,Bonn,\n"
+FOLLOWS = "source,target,weight\nada,bob,1\nbob,cy,2\ncy,dee,0.5\n"
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "people.csv").write_text(PEOPLE)
+    (tmp_path / "follows.csv").write_text(FOLLOWS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def alike(first: eg.Graph, second: eg.Graph) -> bool:
+    return (
+        torch.equal(torch.as_tensor(first.x), torch.as_tensor(second.x))
+        and torch.equal(first.edge_index, second.edge_index)
+        and torch.equal(first.adjacency.values, second.adjacency.values)
+        and torch.equal(first.y, second.y)
+        and first.class_names == second.class_names
+        and first.feature_names == second.feature_names
+    )
+
+
+@pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
+def test_every_kind_of_table_is_the_same_graph(tables: Path) -> None:
+    wanted = eg.from_tables("people.csv", "follows.csv", label="role", missing="zero")
+    assert wanted.x.tolist() == [[3, 1.5], [4, 1], [2, 0], [3.5, 2]]
+    assert (wanted.feature_names, wanted.class_names) == (["age", "height"], ["admin", "user"])
+    assert wanted.y.tolist() == [0, 1, 1, -1]
+    assert wanted.adjacency.dense().tolist() == [[0, 1, 0, 0], [1, 0, 2, 0], [0, 2, 0, 0.5], [0, 0, 0.5, 0]]
+    people, follows = pd.read_csv("people.csv"), pd.read_csv("follows.csv")
+    people.to_parquet("people.parquet")
+    follows.to_parquet("follows.parquet")
+    (tables / "people.tsv").write_text(PEOPLE.replace(",", "\t"))
+    (tables / "semicolons.csv").write_text("\ufeff" + PEOPLE.replace(",", ";"), encoding="utf-8")
+    shuffled = follows.rename(columns={"source": "from", "target": "to"})[["weight", "to", "from"]]
+    for nodes, edges in (
+        (people, follows),
+        ({key: people[key].tolist() for key in people}, {key: follows[key].tolist() for key in follows}),
+        ("people.parquet", "follows.parquet"),
+        ("people.tsv", "follows.csv"),
+        ("semicolons.csv", shuffled),
+    ):
+        assert alike(eg.from_tables(nodes, edges, label="role", missing="zero"), wanted)
+    assert alike(as_graph("people.csv:edges=follows.csv,label=role,missing=zero"), wanted)
+    assert alike(find_graph(tables / "people.csv:edges=follows.csv,label=role,missing=zero")[0], wanted)
+    graph = nx.Graph()
+    for row in people.to_dict("records"):
+        graph.add_node(row.pop("id"), **{key: None if pd.isna(value) else value for key, value in row.items()})
+    graph.add_weighted_edges_from(follows.itertuples(index=False, name=None))
+    assert alike(eg.from_networkx(graph, label="role", missing="zero"), wanted)
+
+
+def test_ids_stay_with_the_nodes(tables: Path) -> None:
+    made = {"id": [f"n{i}" for i in range(40)], "a": np.arange(40.0) % 2, "b": 1 - np.arange(40.0) % 2}
+    made["class"] = ["odd" if i % 2 else "even" for i in range(40)]
+    edges = {"source": made["id"][:-2], "target": made["id"][2:]}
+    graph = eg.from_tables(made, edges, undirected=True)
+    learner = eg.Learner(eg.RandomFeatures(hidden=20), "auto")
+    learner.learn(graph)
+    found = learner.predict(graph, ["n7", "n4"])
+    assert (found.names, found.labels) == (["n7", "n4"], ["odd", "even"])
+    assert learner.predict(graph.subgraph(torch.arange(3, 12)), "n8").nodes.tolist() == [5]
+    turned = eg.from_tables({key: made[key] for key in ("id", "b", "a")}, edges, undirected=True)
+    with pytest.raises(eg.EvergraphError, match="feature 0 is 'b', and the learner was built with 'a' there"):
+        learner.predict(turned)
+    with pytest.raises(eg.EvergraphError, match="no node has the id 'zoe'; ids are like 'n0'"):
+        learner.predict(graph, ["zoe"])
+
+
+def test_splits_and_numbered_nodes() -> None:
+    nodes = {"x": [1.0, 2.0, 3.0], "y": [1, 0, None], "split": ["train", "test", None]}
+    graph = eg.from_tables(nodes, {"a": [0, 1], "b": [1, 2]}, undirected=False)
+    assert graph.splits.reshape(-1).tolist() == [0, 2, -1]
+    assert graph.y.tolist() == [1, 0, -1]
+    assert graph.edge_index.tolist() == [[0, 1], [1, 2]]
+    assert graph.directed
+
+
+def test_networkx_vectors_directions_and_multigraphs() -> None:
+    graph = nx.MultiDiGraph()
+    graph.add_node(10, x=[1.0, 2.0], y="p")
+    graph.add_node(20, x=[3.0, 4.0], y="q")
+    graph.add_edge(10, 20)
+    graph.add_edge(10, 20)
+    made = eg.from_networkx(graph, undirected=False)
+    assert (made.edge_index.tolist(), made.feature_names) == ([[0], [1]], ["x[0]", "x[1]"])
+    assert made.attributes["id"].values.tolist() == [10, 20]
+    with pytest.warns(EvergraphWarning, match="read in both"):
+        assert as_graph(graph).num_edges == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EvergraphWarning)
+        assert as_graph(nx.Graph(graph)).num_edges == 2
+
+
+def test_npz_in_the_words_of_pyg(tmp_path: Path) -> None:
+    x, edges = np.eye(4, dtype=np.float32), np.array([[0, 1, 2], [1, 2, 3]])
+    mask = np.array([True, True, False, False])
+    parts = {"x": x, "edge_index": edges, "y": np.array(["a", "b", "", "a"]), "edge_weight": np.array([1.0, 2, 3])}
+    np.savez(tmp_path / "g.npz", **parts, train_mask=mask, val_mask=~mask, feature_names=list("wxyz"))
+    graph = as_graph(tmp_path / "g.npz", undirected=True)
+    assert (graph.class_names, graph.y.tolist(), graph.feature_names) == (["a", "b"], [0, 1, -1, 0], list("wxyz"))
+    assert graph.splits.reshape(-1).tolist() == [0, 0, 1, 1]
+    assert graph.adjacency.dense()[1].tolist() == [1, 0, 2, 0]
+
+
+def test_what_was_done_with_features_is_said(tables: Path) -> None:
+    with pytest.warns(EvergraphWarning) as told:
+        eg.from_tables("people.csv", "follows.csv", label="role", missing="mean", undirected=True)
+    text = "\n".join(str(entry.message) for entry in told)
+    assert "columns of text are no features: city" in text
+    assert "1 of 8 features are missing, in column 'height' (1); filled in with the mean of the column" in text
+    with pytest.warns(EvergraphWarning, match="column 'pay' is .* times as large"):
+        eg.from_tables({"age": [1.0, 2], "size": [1.0, 3], "pay": [9e4, 8e4]})
+    with pytest.warns(EvergraphWarning, match="whole numbers, read as amounts"):
+        eg.make_graph(np.array([[1, 7], [2, 3]]), np.zeros((2, 0), int))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EvergraphWarning)
+        eg.make_graph(np.array([[1, 0], [0, 1]]), np.zeros((2, 0), int))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "people.csv": ({}, "a node table needs its edge list; write people.csv:edges=EDGES.csv"),
+    "people.csv:edges=nobody.csv": ({}, "no file nobody.csv"),
+    "nobody.csv:edges=follows.csv": ({}, "no file nobody.csv"),
+    "people.csv:edges=follows.csv,label=rule": ({}, "no column 'rule' for the classes; its columns are: id, age"),
+    "people.csv:edges=follows.csv": ({}, "1 of 8 features are missing, in column 'height' (1); missing='mean'"),
+    "people.csv:edges=follows.csv,features=city": ({}, "column 'city' holds text and cannot be a feature"),
+    "people.csv:edges=follows.csv,missing=guess": ({}, "missing='guess'"),
+    "people.csv:edge=follows.csv": ({}, "unknown setting of people.csv 'edge'; choose one of: edges"),
+    "people.csv:edges=far.csv,missing=zero": ({"far.csv": "a,b\nada,zoe\n"}, "row 1 names node 'zoe'"),
+    "twice.csv:edges=none": ({"twice.csv": "id,x\na,1\na,2\n"}, "two nodes have the id 'a'"),
+    "empty.csv:edges=none": ({"empty.csv": "id,x\n"}, "empty.csv: no rows"),
+    "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\nb\n"}, "row 3 has 1 cells, but there are 2 columns"),
+    "names.csv:edges=none": ({"names.csv": "x,x\n1,2\n"}, "two columns are called 'x'"),
+    "text.csv:edges=none": ({"text.csv": "id,city\na,Rome\n"}, "no column of numbers to take as features"),
+    "bytes.csv:edges=none": ({"bytes.csv": b"id,x\n\xff\xfe,1\n"}, "not a text table in UTF-8"),
+    "bad.parquet:edges=none": ({"bad.parquet": b"PAR1"}, "damaged or not a Parquet file"),
+    "split.csv:edges=none": ({"split.csv": "x,split\n1,tran\n"}, "column 'split' holds 'tran'"),
+    "thin.csv:edges=one.csv": ({"thin.csv": "x\n1\n", "one.csv": "source\n0\n"}, "one column alone"),
+    "half.npz": ({"half.npz": {"x": np.eye(2)}}, "no edge_index inside"),
+    "names.npz": (
+        {"names.npz": {"x": np.eye(2), "edge_index": np.zeros((2, 0), int), "feature_names": ["a"]}},
+        "1 feature_names for 2 features",
+    ),
+    "far.npz": ({"far.npz": {"x": np.eye(2), "edge_index": [[0], [5]]}}, "an edge names node 5"),
+    "nan.npz": ({"nan.npz": {"x": np.eye(2) * np.nan, "edge_index": [[0], [1]]}}, "features contain NaN"),
+    "labels.npz": ({"labels.npz": {"x": np.eye(2), "edge_index": [[0], [1]], "y": ["a"]}}, "2 rows of features but 1"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
+@pytest.mark.parametrize("source", WRONG)
+def test_wrong_input_is_one_line_and_status_2(evergraph, tables: Path, source: str) -> None:
+    files, message = WRONG[source]
+    for name, content in files.items():
+        if isinstance(content, dict):
+            np.savez(name, **content)
+        else:
+            Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    status, out, error = evergraph("learn", source, "--checkpoint", "kept")
+    assert (status, out) == (2, "")
+    assert message in error
+    assert sum(line.startswith("error: ") for line in error.splitlines()) == 1
+    assert "Traceback" not in error
+    assert not Path("kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (nx.Graph(), "has no nodes"),
+        (nx.path_graph(3), "have no attributes to take as features"),
+        (nx.from_dict_of_lists({"a": ["b"]}), "have no attributes"),
+        ("uneven", "attribute 'x' is not a vector of one length at every node"),
+        ("partial", "1 of 2 features are missing, in column 'size' (1)"),
+    ],
+)
+def test_wrong_networkx_graphs(graph: Any, message: str) -> None:
+    if isinstance(graph, str):
+        made = nx.path_graph(2)
+        nx.set_node_attributes(made, {"uneven": {0: [1.0], 1: [1.0, 2.0]}, "partial": {0: 1.0}}[graph],
+                               {"uneven": "x", "partial": "size"}[graph])  # fmt: skip
+        graph = made
+    with pytest.raises(eg.EvergraphError) as raised:
+        as_graph(graph)
+    assert message in str(raised.value)
+
+
+def test_tables_that_are_none() -> None:
+    for table, message in (
+        (5, "5 is not a table"),
+        ({"x": [1.0, 2.0], "y": [1]}, "columns of different lengths"),
+        ({"x": 5}, "is not a list of values"),
+        ({}, "no rows"),
+    ):
+        with pytest.raises(eg.EvergraphError, match=message):
+            eg.from_tables(table)
+
+
+@pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
+def test_from_a_csv_to_a_prediction_with_a_reason(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"p{i},{i % 3 == 0:d},{i % 3 == 1:d},{i % 3 == 2:d},{'abc'[i % 3]}" for i in range(60)]
+    Path("nodes.csv").write_text("\n".join(["id,red,green,blue,label", *rows]))
+    Path("edges.csv").write_text("\n".join(["source,target", *(f"p{i},p{i + 3}" for i in range(57))]))
+    source = "nodes.csv:edges=edges.csv"
+    assert evergraph("learn", source, "--checkpoint", "kept", "--hidden", "40")[0] == 0
+    status, out, _ = evergraph("predict", source, "--checkpoint", "kept", "--nodes", "p4,p5", "--all-classes")
+    assert status == 0
+    assert [line.split(",")[:2] for line in out.splitlines()] == [["node", "class"], ["p4", "b"], ["p5", "c"]]
+    assert out.splitlines()[0].endswith("p(a),p(b),p(c)")
+    status, out, _ = evergraph("why", source, "--checkpoint", "kept", "--node", "p4", "--picture", "why.png")
+    assert status == 0
+    assert "node p4: 'b' with probability" in out
+    assert "green +" in out
+    assert Path("why.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,331 @@
+"""What users of a deployed learner ask for: calibrated probabilities, unknown classes, reasons, a model card."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import evergraph as eg
+from evergraph.data.datasets.sbm import sbm
+from evergraph.evaluation import METRICS
+from evergraph.training.calibration import GRID, PRIOR, best_temperature, losses_at_temperatures
+from evergraph.training.evidence import strangeness
+from evergraph.training.unknown import BINS, MIXTURES, Familiar, confidence, counted, familiar_of, separations
+
+
+@pytest.fixture(scope="module")
+def stream() -> eg.TaskStream:
+    return eg.TaskStream(sbm(nodes=400, classes=6, degree=4, features=8, signal=1.2, seed=3), 2)
+
+
+@pytest.fixture(scope="module")
+def learner(stream: eg.TaskStream) -> eg.Learner:
+    """Knows the first four of six classes."""
+    return eg.Learner(eg.RandomFeatures(hidden=60), "auto", dtype=torch.float64).fit([stream[0], stream[1]])
+
+
+# calibration
+
+
+def losses(outputs: torch.Tensor, targets: torch.Tensor) -> list[float]:
+    return losses_at_temperatures(eg.NodeClassification(), outputs, targets)
+
+
+def test_the_temperature_is_the_one_that_labels_were_drawn_with() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(20000, 5, generator=generator, dtype=torch.float64) * 3
+    drawn = torch.multinomial((z / 2.5).softmax(1), 1, generator=generator).reshape(-1)
+    halves = [losses(z[part], drawn[part]) for part in (slice(0, 9000), slice(9000, None))]
+    assert best_temperature(halves) == pytest.approx(2.5, rel=0.03)
+    assert best_temperature([losses(z, drawn)]) == pytest.approx(best_temperature(halves), rel=1e-9)
+    naive = min(GRID, key=lambda t: float(F.cross_entropy(z / t, drawn, reduction="sum")) + PRIOR * math.log2(t) ** 2)
+    assert abs(math.log2(best_temperature(halves) / naive)) <= 0.25
+    assert best_temperature([]) == 1.0
+    sure = losses_at_temperatures(
+        eg.NodeClassification(), z[:20], z[:20].argmax(1)
+    )  # all right: the prior alone bounds T
+    assert min(GRID) == min(GRID, key=lambda t: sure[GRID.index(t)]) < best_temperature([sure]) < 1
+
+
+def test_expected_calibration_error_is_its_definition() -> None:
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(300, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (300,), generator=generator)
+    found, total = METRICS["calibration-error"](z, y, range(4)), 0.0
+    best = z.softmax(1).max(1)
+    for low in range(15):
+        rows = [i for i in range(300) if low <= float(best.values[i]) * 15 < low + 1]
+        if rows:
+            hits = sum(int(best.indices[i] == y[i]) for i in rows) / len(rows)
+            total += len(rows) / 300 * abs(hits - sum(float(best.values[i]) for i in rows) / len(rows))
+    assert found == pytest.approx(100 * total)
+
+
+def test_probabilities_are_calibrated_and_labels_are_not_touched(learner: eg.Learner, stream: eg.TaskStream) -> None:
+    graph = stream[1].graph
+    raw, calibrated = (learner.predict(graph, calibrated=choice) for choice in (False, True))
+    assert raw.labels == calibrated.labels
+    assert learner.temperature != 1
+    z = learner.logits(graph)[:, :4]
+    assert torch.allclose(calibrated.table, (z / learner.temperature).softmax(1))
+    assert torch.allclose(raw.table, z.softmax(1))
+    assert torch.equal(learner.predict_proba(graph), calibrated.table)
+    assert torch.equal(learner.predict_proba(graph, calibrated=False), raw.table)
+    assert calibrated.classes == learner.classes_
+    two = learner.predict(graph, classes=learner.classes_[:2])
+    assert torch.allclose(two.table.sum(1), torch.ones(graph.num_nodes, dtype=torch.float64))
+
+
+def test_validation_nodes_are_read_by_heads_that_have_not_learned_from_them(stream: eg.TaskStream) -> None:
+    """The counts are those of a learner that never learns from validation nodes."""
+    ours, blind = (
+        eg.Learner(eg.RandomFeatures(hidden=60), eg.Auto(learn_validation=choice), dtype=torch.float64)
+        for choice in (True, False)
+    )
+    for one in (ours, blind):
+        one.learn(stream[0])
+    assert ours.records[0]["calibration"] == pytest.approx(blind.records[0]["calibration"])
+    assert ours.records[0]["familiar"] == blind.records[0]["familiar"]
+    assert not torch.equal(ours.model.head, blind.model.head)
+
+
+def test_calibration_helps_a_network_that_is_too_sure() -> None:
+    task = eg.Task.of(sbm(nodes=200, classes=2, degree=2, features=16, signal=0.3, seed=3))
+    learner = eg.Learner(eg.GCN(hidden=16), "finetune", epochs=60, lr=0.05, weight_decay=0, batch_size=0)
+    learner.learn(task)
+    assert learner.temperature > 2
+    z, y = learner.logits(task.graph, task.test), task.graph.y[task.test]
+    raw, error = METRICS["calibration-error"](z, y, range(2)), learner.evaluate([task], metric="calibration-error")
+    assert error.ap < raw - 10
+
+
+# unknown classes
+
+
+def test_a_score_is_the_share_of_known_examples_that_look_less_strange() -> None:
+    generator = torch.Generator().manual_seed(0)
+    known = torch.stack([torch.rand(4000, generator=generator) - 1, torch.rand(4000, generator=generator)], 1).double()
+    familiar = Familiar.of([counted(known[:1000]), counted(known[1000:])], 0.25)
+    assert familiar is not None
+    asked = torch.tensor([[-0.7, 0.1], [-0.2, 0.8]], dtype=torch.float64)
+    for values, score in zip(asked, familiar.score(asked).tolist()):
+        shares = (known < values).double().mean(0)
+        assert score == pytest.approx(0.75 * float(shares[0]) + 0.25 * float(shares[1]), abs=0.02)
+    for rate in (0.01, 0.05, 0.2):
+        new = torch.stack([torch.rand(4000, generator=generator) - 1, torch.rand(4000, generator=generator)], 1)
+        above = float((familiar.score(new.double()) > familiar.threshold(rate)).double().mean())
+        assert above == pytest.approx(rate, abs=0.02)
+    assert Familiar.of([counted(known[:10])], 0.5).threshold(0.05) == math.inf  # ten examples cannot promise it
+    assert Familiar.of([], 0.5) is None
+
+
+def test_the_mixture_is_the_one_that_sets_new_classes_apart() -> None:
+    generator = torch.Generator().manual_seed(0)
+    known = torch.randn(500, 2, generator=generator).double() * 0.2
+    known[:, 0] -= 0.5
+    for column, best in ((0, 0.0), (1, 1.0)):
+        strangers = torch.randn(300, 2, generator=generator).double() * 0.2
+        strangers[:, 0] -= 0.5
+        strangers[:, column] += 0.5
+        table = [counted(known)]
+        found = separations(table, strangers)
+        assert MIXTURES[max(range(len(found)), key=found.__getitem__)] == best
+        familiar = Familiar.of(table, best)
+        naive = (familiar.score(strangers).unsqueeze(1) > familiar.score(known)).double().mean()
+        assert max(found) / 300 == pytest.approx(float(naive), abs=0.01)
+        assert familiar_of([{"familiar": table[0], "separations": found}]).mixture == best
+
+
+def test_leverage_and_largest_score_are_their_formulas(learner: eg.Learner, stream: eg.TaskStream) -> None:
+    graph, nodes = stream[0].graph, stream[0].test[:5]
+    found = strangeness(learner, graph, nodes)
+    phi = learner.problem.batcher(learner.model, graph).x[nodes]
+    gram = learner.method.gram_["train"]
+    damped = gram + 0.2 * gram.diagonal()[gram.diagonal() > 0].mean() / 4 * torch.eye(len(gram), dtype=torch.float64)
+    for row, (score, leverage) in zip(phi, found.tolist()):
+        assert 10**leverage == pytest.approx(float(row @ torch.linalg.inv(damped) @ row))
+        largest = float((row @ learner.model.head)[:4].max())
+        assert -score == pytest.approx((largest - 0.25) / 0.75)
+    outputs = torch.tensor([[2.0, 1.0, -1.0]])
+    p = float(outputs.softmax(1).max())
+    assert float(confidence(outputs)) == pytest.approx(-math.log(p / (1 - p)), abs=1e-5)
+
+
+def test_new_classes_are_put_aside_and_known_ones_are_not(learner: eg.Learner, stream: eg.TaskStream) -> None:
+    prediction = learner.predict(stream[2].graph, unknown=0.1)
+    known = [learner.predict(stream[i].graph, stream[i].test, unknown=0.1) for i in range(2)]
+    false_alarms = torch.cat([one.unknown for one in known]).double().mean()
+    assert false_alarms <= 0.2  # of 80 nodes
+    assert prediction.unknown.double().mean() > 2 * false_alarms
+    assert torch.equal(prediction.unknown, prediction.strangeness > familiar_of(learner.records).threshold(0.1))
+    assert learner.predict(stream[2].graph).unknown is None
+    assert max(cell[0] for cell in learner.records[0]["familiar"]) < BINS
+    assert len(learner.records[1]["separations"]) == len(MIXTURES)
+
+
+@pytest.mark.parametrize(("rate", "message"), [(0, "unknown=0"), (1, "unknown=1"), (-0.1, "unknown=-0.1")])
+def test_a_rate_of_false_alarms_is_a_share(learner: eg.Learner, stream: eg.TaskStream, rate, message) -> None:
+    with pytest.raises(eg.EvergraphError, match=message):
+        learner.predict(stream[0].graph, unknown=rate)
+
+
+def test_without_validation_nodes_nothing_is_settled(stream: eg.TaskStream) -> None:
+    learner = eg.Learner(eg.RandomFeatures(hidden=20), "auto")
+    learner.learn(eg.Task.of(stream[0].graph, hold_out=False))
+    assert learner.temperature == 1
+    with pytest.raises(eg.EvergraphError, match="no task had any; learn with some held out"):
+        learner.predict(stream[0].graph, unknown=0.05)
+
+
+# why
+
+
+@pytest.mark.parametrize("model", dict.fromkeys(["random-features", eg.Auto.model]))
+@pytest.mark.parametrize("where", ["a task's graph", "all tasks'", "sparse features"])
+def test_amounts_add_up_to_the_logit(stream: eg.TaskStream, where: str, model: str) -> None:
+    built = eg.make_model(model, hidden=60)
+    whole = eg.Learner(built, eg.Auto(smoothing=0.0), dtype=torch.float64).fit(stream)
+    graph = {"a task's graph": stream[0].graph}.get(where, stream.graph)
+    if where == "sparse features":
+        graph = graph.altered(x=eg.core.sparse.SparseMatrix.from_dense(graph.x))
+    for node in (0, 17, 60):
+        label = whole.predict(graph, [node]).labels[0]
+        found = whole.why(graph, node)
+        logits = whole.logits(graph, [node])[0]
+        assert found.label == label
+        assert found.logit == pytest.approx(float(logits[whole.classes_.index(label)]), abs=1e-9)
+        for amounts in (found.neighbours, found.features, list(found.by_depth.items())):
+            assert found.constant + sum(amount for _, amount in amounts) == pytest.approx(found.logit, abs=1e-9)
+        other = whole.classes_[0] if label != whole.classes_[0] else whole.classes_[1]
+        pair = whole.why(graph, node, label, against=other)
+        assert pair.logit == pytest.approx(found.logit - float(logits[whole.classes_.index(other)]), abs=1e-9)
+        assert found.probability == pytest.approx(float(whole.predict(graph, [node]).probabilities[0]))
+
+
+def test_amounts_are_those_of_a_naive_sum(learner: eg.Learner, stream: eg.TaskStream) -> None:
+    """One block, one step: every neighbour and feature one by one."""
+    task = stream[0]
+    one = eg.Learner(eg.RandomFeatures(hidden=12, blocks=[(1, 0.5)]), eg.Analytic(smoothing=0.0), dtype=torch.float64)
+    one.learn(task)
+    graph, node, unit = task.graph, 7, 1
+    found = one.why(graph, node, one.classes_[unit])
+    adjacency = graph.adjacency.dense().double() + torch.eye(graph.num_nodes)
+    degree, x = adjacency.sum(1), graph.x.double()
+    hat = x / x.norm(dim=1, keepdim=True)
+    step = adjacency / (degree.unsqueeze(1) * degree.unsqueeze(0)).sqrt()
+    h = step[node] @ hat @ one.model.projection
+    weights = one.model.head[:-1, unit].detach() * (h > 0) / h.norm() * 12**0.5 / one.method.temperature
+    for name, amount in found.neighbours:
+        assert amount == pytest.approx(float(step[node, name] * (hat[name] @ one.model.projection) @ weights))
+    for name, amount in found.features:
+        place = int(str(name).split()[1])
+        assert amount == pytest.approx(float((step[node] @ hat)[place] * one.model.projection[place] @ weights))
+
+
+def test_parts_of_a_smoothed_probability_add_up_to_it(stream: eg.TaskStream) -> None:
+    learner = eg.Learner(eg.RandomFeatures(hidden=60), "auto", dtype=torch.float64).fit([stream[0], stream[1]])
+    learner.method.smooths_, learner.method.votes_ = True, False
+    graph = stream[1].graph
+    found = learner.why(graph, 5)
+    assert found.shares is not None
+    unit = learner.classes_.index(found.label)
+    assert sum(part for _, part in found.shares) == pytest.approx(float(learner.logits(graph, [5])[0, unit].exp()))
+    assert "its probability is mixed with its neighbours'" in found.text()
+
+
+def test_reasons_in_words_and_pictures(learner: eg.Learner, stream: eg.TaskStream, tmp_path: Path) -> None:
+    found = learner.why(stream[0].graph, 3)
+    assert str(found).startswith(f"node 3: {found.label!r} with probability")
+    assert len(found.text(most=1).splitlines()) >= 4
+    assert "others" in found.text(most=1)
+    json.dumps(found.as_dict())
+    for ending, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        found.draw(tmp_path / f"why{ending}")
+        assert (tmp_path / f"why{ending}").read_bytes().startswith(start)
+    with pytest.raises(eg.EvergraphError, match="cannot tell the format"):
+        found.draw(tmp_path / "why.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (([1, 2],), "one node at a time, not 2"),
+        ((10**6,), "one asked for is outside"),
+        ((0, "cat"), "unknown class 'cat'"),
+    ],
+)
+def test_wrong_questions_are_one_line(learner: eg.Learner, stream: eg.TaskStream, words, message: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=message):
+        learner.why(stream[0].graph, *words)
+
+
+def test_other_methods_do_not_say_why(stream: eg.TaskStream) -> None:
+    for model, method in ((eg.GCN(hidden=4), "finetune"), (eg.GCN(hidden=4), "analytic")):
+        learner = eg.Learner(model, method, epochs=1)
+        learner.learn(stream[0])
+        with pytest.raises(eg.EvergraphError, match="does not say what carries"):
+            learner.why(stream[0].graph, 0)
+
+
+# the command line, and the card
+
+
+def test_a_deployed_learner_from_the_command_line(evergraph, learner: eg.Learner, stream, tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    folder, path = tmp_path / "kept", tmp_path / "now.pt"
+    learner.save(folder)
+    graph = stream[2].graph
+    torch.save(Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, class_names=graph.class_names), path)
+    status, _, error = evergraph("predict", path, "--checkpoint", folder)
+    assert status == 2
+    assert "add --unknown 0.05 to put such nodes aside" in error
+    status, out, _ = evergraph("predict", path, "--checkpoint", folder, "--unknown", "0.1", "--all-classes")
+    assert status == 0
+    rows, wanted = list(csv.DictReader(io.StringIO(out))), learner.predict(graph, unknown=0.1)
+    assert [row["unknown"] == "yes" for row in rows] == wanted.unknown.tolist()
+    assert [float(row["strangeness"]) for row in rows] == pytest.approx(wanted.strangeness.tolist(), rel=1e-4)
+    named = [[float(row[f"p({name})"]) for name in learner.classes_] for row in rows]
+    assert torch.allclose(torch.tensor(named, dtype=torch.float64), wanted.table, atol=1e-4)
+    plain = evergraph("predict", path, "--checkpoint", folder, "--ignore-labels", "--uncalibrated", "--nodes", "3")[1]
+    assert float(plain.split(",")[-1]) == pytest.approx(
+        float(learner.predict(graph, [3], calibrated=False).probabilities), rel=1e-4
+    )
+    found = json.loads(evergraph("why", path, "--checkpoint", folder, "--node", "3", "--json")[1])
+    assert found["logit"] == pytest.approx(learner.why(graph, 3).logit)
+    for words, message in (
+        (("predict", path, "--unknown", "2"), "unknown=2.0"),
+        (("predict", path, "--ignore-labels", "--nodes", "5000"), "one asked for is outside"),
+        (("why", path, "--node", "3,4"), "name one node"),
+        (("why", path, "--node", "zoe"), "are not node numbers"),
+        (("why", path, "--node", "3", "--class", "cat"), "unknown class 'cat'"),
+        (("why", path, "--node", "3", "--picture", "why.bmp"), "cannot tell the format"),
+    ):
+        status, _, error = evergraph(*words, "--checkpoint", folder)
+        assert status == 2
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_the_model_card_says_what_was_learned_and_what_is_kept(evergraph, learner, stream, tmp_path: Path) -> None:
+    learner.save(tmp_path / "kept")
+    about = json.loads(evergraph("info", tmp_path / "kept", "--json")[1])
+    task, first = about["tasks"][0], stream[0]
+    assert task["learned"].endswith("Z")
+    assert task["examples"] == {"training": len(first.train), "validation": len(first.val), "test": len(first.test)}
+    assert sum(task["class_sizes"].values()) == len(first.train)
+    card = about["card"]
+    assert card["keeps"] == ["statistics"]
+    assert card["kept_bytes"]["gram"] == 2 * 61**2 * 8
+    assert card["temperature"] == pytest.approx(learner.temperature)
+    assert card["unknown_above"] == pytest.approx(familiar_of(learner.records).threshold(0.05))
+    text = " ".join(evergraph("info", tmp_path / "kept")[1].split())
+    for part in ("kept of tasks", "statistics", "probabilities", "unknown classes", "to choose by", "% false alarms"):
+        assert part in text

@@ -1,0 +1,282 @@
+"""Forgetting on request: everything that is kept equals never having learned, in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import evergraph as eg
+from evergraph.data.datasets.sbm import sbm
+
+SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
+
+
+FORMS = ("gram_", "factor_", "factor_targets_", "task_rows_")  # of sums: one matrix, or the rows that make it
+
+
+def sums(learner: eg.Learner) -> dict[str, Tensor]:
+    """G by part, whichever form it is kept in."""
+    every = torch.arange(learner.model.head.size(0))
+    return {part: learner.method.gram_among(part, every) for part in ("train", "val")}
+
+
+def make(model: str = "random-features", hidden: int = 160, **settings: Any) -> eg.Learner:
+    method = eg.registry.methods[settings.pop("method", "auto")](**settings)
+    return eg.Learner(eg.make_model(model, hidden=hidden), method, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def stream() -> eg.TaskStream:
+    return eg.TaskStream(sbm(nodes=150, classes=6, degree=4, features=8, signal=1.5, seed=1), 2)
+
+
+def near(found: Any, wanted: Any, tolerance: float = 1e-8) -> bool:
+    """Tensors and numbers to the tolerance, everything else exactly."""
+    if isinstance(wanted, Tensor):
+        scale = max(1.0, float(wanted.abs().max()))
+        return found.shape == wanted.shape and float((found - wanted).abs().max()) <= tolerance * scale
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(near(found[key], wanted[key]) for key in wanted)
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(near(a, b) for a, b in zip(found, wanted))
+    if isinstance(wanted, float):
+        return abs(found - wanted) <= tolerance * max(1.0, abs(wanted))
+    return found == wanted
+
+
+def assert_same(found: eg.Learner, wanted: eg.Learner) -> None:
+    """All that a learner keeps, but for when it was learned and that something was forgotten."""
+    assert found.classes_ == wanted.classes_
+    assert (found.num_tasks, found.history) == (wanted.num_tasks, wanted.history)
+    for key, value in wanted.method.state_dict().items():
+        if key not in FORMS:
+            assert near(found.method.state_dict()[key], value), key
+    assert near(sums(found), sums(wanted))
+    assert near(dict(found.model.state_dict()), dict(wanted.model.state_dict()))
+    assert near(found.first_accuracies, wanted.first_accuracies)
+    for ours, theirs in zip(found.records, wanted.records):
+        plain, right = ({key: one[key] for key in one if key not in SINCE} for one in (ours, theirs))
+        plain["before"].pop("task_rows_", None), right["before"].pop("task_rows_", None)
+        assert near(plain, right)
+    assert near(found.temperature, wanted.temperature)
+
+
+def some_nodes(task: eg.Task) -> Tensor:
+    """Training, validation and test nodes."""
+    return torch.cat([task.train[1:6], task.val[:2], task.test[:1]])
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    "settings", [{"balance": 0.0}, {}, {"model": eg.Auto.model}, {"method": "analytic", "hidden": 40}]
+)
+def test_nodes_were_never_learned(stream: eg.TaskStream, number: int, keep_in_graph: bool, settings) -> None:
+    """With the tasks since then at hand, every number that is kept is what it would be."""
+    nodes = some_nodes(stream[number])
+    found = make(**settings).fit(stream)
+    assert found.forget(nodes, [stream[i] for i in range(number, 3)], keep_in_graph=keep_in_graph) == nodes.numel()
+    wanted = make(**settings)
+    for task in stream:
+        wanted.learn(task.without(nodes, keep_in_graph=keep_in_graph) if task.index == number else task)
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_with_the_task_alone_the_sums_and_heads_are_those_of_never_having_learned(stream, number: int) -> None:
+    """At choices that are given. Later tasks' counts stand."""
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
+    nodes = some_nodes(stream[number])
+    found, wanted = make(**fixed).fit(stream), make(**fixed)
+    found.forget(nodes, stream[number])
+    for task in stream:
+        wanted.learn(task.without(nodes) if task.index == number else task)
+    for key in ("gram_", "cross_", "vote_", "class_sizes_", "task_of_unit_"):
+        assert near(getattr(found.method, key), getattr(wanted.method, key)), key
+    assert near(dict(found.model.state_dict()), dict(wanted.model.state_dict()))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+    assert found.history == wanted.history
+
+
+def test_counts_of_forgotten_validation_nodes_go_too(stream: eg.TaskStream) -> None:
+    learner = make().fit(stream)
+    before = learner.method.validated_
+    learner.forget(stream[0].val[:4], stream[0])
+    assert learner.method.validated_ == before - 4
+    assert sum(row[-1] for row in learner.records[0]["familiar"]) == stream[0].val.numel() - 4
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_class_was_never_met(stream: eg.TaskStream, whole: bool) -> None:
+    """Its output unit goes, and those behind it move up."""
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
+    found, wanted = make(**fixed).fit(stream), make(**fixed)
+    name = stream[1].class_names[0]
+    found.forget(classes=[name], data=stream if whole else stream[1])
+    for task in stream:
+        places = [task.graph.class_names.index(name)] if name in task.class_names else []
+        wanted.learn(task.without(torch.nonzero(torch.isin(task.graph.y, torch.tensor(places))).reshape(-1)))
+    assert name not in found.classes_
+    assert found.classes_ == wanted.classes_
+    assert near(dict(found.model.state_dict()), dict(wanted.model.state_dict()))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+    if whole:
+        assert_same(found, wanted)
+
+
+def test_a_whole_task_goes_and_everything_goes(stream: eg.TaskStream) -> None:
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0}
+    found, wanted = make(**fixed).fit(stream), make(**fixed).fit([stream[0], stream[2]])
+    found.forget(classes=stream[1].class_names, data=stream[1])
+    assert found.num_tasks == 2
+    assert near(sums(found), sums(wanted))
+    assert found.method.task_of_unit_ == wanted.method.task_of_unit_
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+    found.forget(classes=found.classes_, data=stream)
+    assert (found.classes_, found.num_tasks, found.method.cross_) == ([], 0, {})
+    with pytest.raises(eg.EvergraphError, match="has not learned anything"):
+        found.predict(stream.graph)
+    assert near(found.fit(stream).logits(stream.graph), make(**fixed).fit(stream).logits(stream.graph))
+
+
+def test_twice_in_any_order_and_across_a_save(stream: eg.TaskStream, tmp_path: Path) -> None:
+    """The same data are known again after something was forgotten."""
+    task, tasks = stream[1], [stream[1], stream[2]]
+    first, second = task.train[:3], torch.cat([task.train[4:6], task.val[:1]])
+    once, found = make().fit(stream), make().fit(stream)
+    once.forget(torch.cat([first, second]), tasks)
+    found.forget(second, tasks)
+    found.save(tmp_path / "kept")
+    found = eg.Learner.load(tmp_path / "kept")
+    assert found.forget(torch.cat([first, second]), tasks) == 3  # the others are forgotten already
+    assert_same(found, once)
+    assert found.records[1]["forgotten_examples"] == 6
+    assert found.records[1]["learned"] <= eg.Learner.load(tmp_path / "kept").records[1]["learned"]
+
+
+def test_weights_of_a_class_that_came_again_are_put_right(stream: eg.TaskStream) -> None:
+    """Nodes count by the size that their class had reached: later ones of the class change weight too."""
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
+    pieces = [*stream[0].pieces(20), stream[1]]
+    found, wanted = make(**fixed).fit(pieces), make(**fixed)
+    gone = pieces[0].train[:5]
+    with pytest.raises(eg.EvergraphError, match="task 2 had examples of the same classes"):
+        found.forget(gone, pieces[0], keep_in_graph=True)
+    found.forget(gone, pieces[:-1], keep_in_graph=True)
+    wanted.learn(pieces[0].without(gone, keep_in_graph=True))
+    for task in pieces[1:]:
+        wanted.learn(task)
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+
+
+def test_corrected_labels(stream: eg.TaskStream) -> None:
+    """Forget the nodes, then learn them with the right label: the sums of having had it from the start."""
+    fixed = {"method": "analytic", "ridge": 0.5, "balance": 0.0, "smoothing": 0.0, "judge_edges": False}
+    right = stream[0]
+    wrong_nodes = right.train[:4]
+    y = right.graph.y.clone()
+    y[wrong_nodes] = 1 - y[wrong_nodes]
+    wrong = eg.Task(0, right.class_positions, right.graph.altered(y=y), right.train, right.val, right.test, 6)
+    found, wanted = make(**fixed).fit([wrong, stream[1]]), make(**fixed).fit([right, stream[1]])
+    found.forget(wrong_nodes, wrong, keep_in_graph=True)
+    none = right.val[:0]
+    found.learn(eg.Task(0, right.class_positions, right.graph, wrong_nodes, none, none, 6))
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+
+
+def test_a_failure_leaves_the_learner_as_it_was(stream: eg.TaskStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, untouched = make().fit(stream), make().fit(stream)
+    monkeypatch.setattr("evergraph.training.forgetting.learn", lambda *words: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learner.forget(stream[0].train[:3], stream)
+    monkeypatch.undo()
+    assert_same(learner, untouched)
+    learner.forget(stream[0].train[:3], stream)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda made, tasks: made.forget([1]), "needs the data"),
+        (lambda made, tasks: made.forget(data=tasks[0]), "say what to forget"),
+        (lambda made, tasks: made.forget([1], tasks[0], classes=[0]), "say what to forget"),
+        (lambda made, tasks: made.forget([999], tasks[0]), "one asked for is outside"),
+        (lambda made, tasks: made.forget(classes=["cat"], data=tasks[0]), "knows no class 'cat'"),
+        (lambda made, tasks: made.forget([1], tasks.graph), "is not data that this learner learned from"),
+        (lambda made, tasks: made.forget(classes=[0, 2], data=tasks[0]), "was learned in task 2 too"),
+    ],
+)
+def test_wrong_calls_are_one_line(stream: eg.TaskStream, call: Any, message: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=message):
+        call(make().fit(stream), stream)
+
+
+@pytest.mark.parametrize(
+    "method", ["finetune", "ewc", "er-gnn", "ema+ewc", eg.Analytic(encoder="first"), "joint", "stand-in-curvature"]
+)
+def test_other_methods_say_what_is_possible(stream: eg.TaskStream, method: Any) -> None:
+    model = eg.GCN(hidden=4)
+    learner = eg.Learner(model, method, epochs=1)
+    learner.learn(stream[0])
+    with pytest.raises(eg.EvergraphError, match=r"cannot.*learn anew without them"):
+        learner.forget([1], stream[0])
+
+
+def test_from_the_command_line(evergraph, small_graph: eg.Graph, tmp_path: Path) -> None:
+    """The learner in the folder, and one in Python that learned the rest."""
+    from torch_geometric.data import Data
+
+    paths = []
+    for number in range(2):
+        part = small_graph.subgraph(
+            torch.isin(small_graph.y, torch.tensor([2 * number, 2 * number + 1])).nonzero()[:, 0]
+        )
+        paths.append(tmp_path / f"{number}.pt")
+        torch.save(Data(x=part.x, edge_index=part.edge_index, y=part.y), paths[-1])
+        assert evergraph("learn", paths[-1], "--checkpoint", tmp_path / "kept", "--hidden", "20")[0] == 0
+    words = ("forget", paths[0], "--checkpoint", tmp_path / "kept")
+    status, out, error = evergraph(*words, "--nodes", "0,3", "--later", paths[1])
+    assert (status, error) == (0, "")
+    assert "forgot 2 nodes" in out
+    wanted = eg.Learner(eg.make_model(eg.Auto.model, hidden=20), "auto", num_classes=2)
+    wanted.learn(eg.Task.of(paths[0]).without(torch.tensor([0, 3])))
+    wanted.learn(paths[1])
+    found = eg.Learner.load(tmp_path / "kept")
+    assert near(found.logits(small_graph)[:, :4], wanted.logits(small_graph)[:, :4], 1e-4)
+    assert "2 forgotten since" in " ".join(evergraph("info", tmp_path / "kept")[1].split())
+    for extra, message in (
+        ((), "say what to forget"),
+        (("--nodes", "0", "--classes", "1"), "say what to forget"),
+        (("--nodes", "a,b"), "are not node numbers"),
+        (("--classes", "7"), "knows no class '7'"),
+    ):
+        status, _, error = evergraph(*words, *extra)
+        assert status == 2
+        assert message in error
+        assert error.count("\n") == 1
+    assert evergraph("forget", paths[0], "--checkpoint", tmp_path / "none", "--nodes", "1")[0] == 2
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_one_graph_that_was_learned_in_two_tasks(stream: eg.TaskStream, keep_in_graph: bool) -> None:
+    """As `learn --classes` does: a node leaves the graph of both."""
+    graph = stream[0].graph
+    names = stream[0].class_names
+    found, wanted = make(), make()
+    for name in names:
+        found.learn(eg.Task.of(graph, [name]))
+    nodes = torch.tensor([0, 5, 9])
+    assert found.forget(nodes, graph, keep_in_graph=keep_in_graph) == 3
+    for name in names:
+        wanted.learn(eg.Task.of(graph, [name]).without(nodes, keep_in_graph=keep_in_graph))
+    assert_same(found, wanted)
+    assert found.forget(nodes, graph) == 0
+    found.forget(classes=names[:1], data=graph)
+    assert found.classes_ == names[1:]
