@@ -30,7 +30,6 @@ from evergraph.methods.closed_form.rehearsal import ENOUGH, rehearse
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
-from evergraph.problems.base import Problem
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 
@@ -174,9 +173,8 @@ class Auto(BudgetedAnalytic):
             ways["own"] = (self._ridges[best_ridge(self.set_hits_[self.own_])], self._own(model))
         return ways
 
-    def decide(self, context: Context) -> None:
-        """As `analytic`; and rehearse what decides where edges join tasks."""
-        super().decide(context)
+    def _decide_elsewhere(self, context: Context) -> None:
+        """Rehearse what decides where edges join tasks."""
         if self.rehearsed_ < ENOUGH:
             hits = rehearse(self, context, self._ways_elsewhere(context.model))
             if hits is not None:
@@ -193,9 +191,8 @@ class Auto(BudgetedAnalytic):
         hits = {usual: [0], **self.foreign_hits_}
         return max(hits, key=lambda way: sum(hits[way]))
 
-    def write(self, problem: Problem, model: GraphModel) -> None:
-        """Also the head for graphs with edges between tasks."""
-        super().write(problem, model)
+    def _write_elsewhere(self, model: GraphModel) -> None:
+        """The head for graphs with edges between tasks, where it is neither the usual one nor the vote."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
         ways, learned = self._ways_elsewhere(model), BOTH if self.learn_validation else BOTH[:1]
         self.elsewhere_ = {}
