@@ -233,15 +233,22 @@ class RandomFeatures(GraphModel):
         return found[key]
 
     @capability(rests_on=READS)
-    def propagated_inputs(self) -> list[Block]:
+    def propagated_inputs(self) -> list[tuple[int, float]]:
         """(k, b) of each block: its features are those of P_b^k X̂, row by row."""
-        return list(self.blocks)
+        pairs = [(block.depth, block.balance) for block in self.blocks if not block.linear]
+        mixed = [(depth, balance) for depth, balance in pairs if balance is not None]
+        if len(mixed) < len(self.blocks):
+            raise EvergraphError(
+                "a graph in parts takes random features of nodes mixed with their neighbours alone; use --method "
+                "analytic with its own model"
+            )
+        return mixed
 
     @capability(rests_on=READS)
     def features_from(self, propagated: Sequence[Features]) -> Tensor:
         """The features of some nodes, with a column of ones, from their rows of P_b^k X̂ for each block (k, b)."""
-        pairs = zip(propagated, self._blocks())
-        return with_ones(torch.cat([self._activate(x @ self.projection[:, columns]) for x, (*_, columns) in pairs], 1))
+        pairs = zip(propagated, self._projected_columns())
+        return with_ones(torch.cat([self._activate(x @ self.projection[:, columns]) for x, columns in pairs], 1))
 
     @capability(rests_on=READS)
     def feature_blocks(self) -> tuple[list[int], Tensor]:
