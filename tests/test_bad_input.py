@@ -96,6 +96,8 @@ def sane(value, default):
         return isinstance(value, bool)
     if isinstance(default, int):
         return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(sane(one, default[0]) for one in value)
     if isinstance(default, float):
         return isinstance(value, float) and math.isfinite(value) and value >= 0
     return isinstance(value, str)

@@ -1,6 +1,7 @@
 """The benchmark's parts on small inputs: that it measures what it says, and prints it."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,17 @@ import torch
 from benchmarks import TARGETS, Target
 from benchmarks.baselines import pyg_step, scipy_neighbours
 from benchmarks.candidates import in_float64, setting
+from benchmarks.cost_model import (
+    PHASES,
+    Constants,
+    Run,
+    Workload,
+    compare_with_model,
+    plan,
+    traffic,
+    worker_bytes,
+)  # fmt: skip
+from benchmarks.distributed import CLASSES, FEATURES, MATCHINGS, _make_part, scaling
 from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.large import write_large
@@ -27,6 +39,7 @@ from evergraph.cli.bench import figure_table
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import read_mapped
+from evergraph.data.parts import read_parts, write_parts_header
 from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
 from evergraph.methods import METHODS, Finetune, OnlineCurvature, make_method
@@ -250,3 +263,47 @@ def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.Monke
     assert "1.25" in plain.stdout
     assert "nothing but this" in plain.stdout
     assert figure_table(told).row_count == len(figures)
+
+
+def test_the_graph_in_parts_is_one_graph(tmp_path: Path) -> None:
+    """Made part by part, edges are the same from both ends, and most keep the class."""
+    nodes = 3200
+    for number in range(2):
+        _make_part(str(tmp_path), nodes, 2, number)
+    write_parts_header(tmp_path, "generated", list(range(CLASSES)), FEATURES, [0, nodes // 2])
+    graph, own = read_parts(tmp_path)
+    assert (own, graph.num_nodes, graph.num_edges) == ([0, 1], nodes, nodes * 2 * MATCHINGS)
+    adjacency = graph.adjacency.to_scipy()
+    assert (adjacency != adjacency.T).nnz == 0
+    alike = graph.y[graph.adjacency.indices] == graph.y[graph.adjacency.row_of_entry()]
+    assert 0.78 < float(alike.double().mean()) < 0.84
+
+
+def test_the_cost_model_says_what_it_was_told() -> None:
+    """Of runs that cost exactly what the formulas say, it finds the constants, and says the others without error."""
+    true = Constants({name: 1e-9 * (1 + i) for i, name in enumerate(PHASES)}, 1e8)
+
+    def run(nodes: int, processes: int) -> Run:
+        work = Workload(nodes, 20, 32, 80)
+        seconds = {f"{name}_seconds": value for name, value in true.predict(work, processes).items()}
+        own_mb = worker_bytes(work, processes) / 2**20
+        return Run("weak", processes, work, {**seconds, "seconds": sum(seconds.values()), "own_mb": own_mb})
+
+    found = compare_with_model([run(1000, 1), run(2000, 2), run(8000, 8), run(8000, 1)])
+    assert found["bytes_per_second"] == pytest.approx(1e8)
+    assert [row["processes"] for row in found["runs"]] == [8, 1]
+    assert all(abs(row["error"]) < 1e-9 and abs(row["mb_error"]) < 1e-9 for row in found["runs"])
+    needed = 1 - math.exp(-20 / 8)  # of another process's rows
+    assert traffic(Workload(8000, 20, 32, 80), 8) == pytest.approx(1000 * 7 * needed * 128)
+    assert plan(true).count("\n") == 7
+
+
+def test_runs_become_speed_ups_and_shares() -> None:
+    found = {1: (80.0, 800.0), 2: (40.0, 440.0)}
+    work = Workload(1000, 20, 32, 80)
+    runs = [
+        Run("strong", count, work, {"seconds": seconds, "own_seconds": seconds, "own_mb": mb})
+        for count, (seconds, mb) in found.items()
+    ]
+    figures = scaling(runs)
+    assert (figures["strong_2"], figures["memory_share_2"]) == (2.0, pytest.approx(1.1))

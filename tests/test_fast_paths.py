@@ -373,7 +373,7 @@ ALSO_CAPTURED: list[tuple[str, dict[str, object]]] = [
     ("gpm", {}),
     ("ncl", {"strength": 1.0}),
     ("logit-adjustment", {}),
-    ("pi-gnn", {"rectify_epochs": 3, "kept_nodes": 8}),
+    ("pi-gnn", {"rectify_epochs": 3, "per_class": 2}),
     ("ssm+curvature", {"nodes": "memory"}),
 ]
 DRAWN: list[tuple[str, dict[str, object]]] = [

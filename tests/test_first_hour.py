@@ -293,6 +293,11 @@ BAD_CALLS = {
     "stream([])": (lambda made: eg.stream([]), "the list of graphs is empty"),
     "stream(5)": (lambda made: eg.stream(5), "int is not a graph"),
     "TaskStream('digits')": (lambda made: eg.TaskStream("digits"), "cannot tell what this is"),
+    "stream(task_incremental=tensor)": (
+        lambda made: eg.stream("sbm", task_incremental=torch.zeros(2, 2)),
+        "task_incremental=.* must be",
+    ),
+    "grow(10**13)": (lambda made: made.grow(10**13), "not enough memory for 10000000000000 classes"),
     "Task.of(5)": (lambda made: eg.Task.of(5), "int is not a graph"),
 }
 

@@ -350,6 +350,7 @@ def test_arrays_of_other_byte_orders_and_widths_are_read(graph, tmp_path):
     [
         ({"labels": np.full(80, 1e30)}, "is out of range"),
         ({"labels": np.full(80, 2**64 - 1, dtype=np.uint64)}, "is out of range"),
+        ({"labels": np.full(80, -1e300)}, "label -1e.300 is out of range"),
         ({"class_names": np.array([1.5, 2.5, 3.5, 4.5])}, "names are text or whole numbers"),
         ({"class_names": np.array([True, False, True, False])}, "names are text or whole numbers"),
         ({"attr_matrix": np.ones((80, 6), dtype=complex)}, "must be real numbers"),
@@ -427,6 +428,9 @@ IGNORED = [
     (["run", STREAM, "--method", "ewc", "--set", "strenght=1"], "unknown setting of ewc 'strenght'"),
     (["run", STREAM, "--method", ""], "unknown method ''"),
     (["run", ""], "unknown stream ''"),
+    (["run", STREAM, "--out", "--json"], "--out '--json' is an option, not a folder; name one"),
+    (["learn", "graph.npz", "--checkpoint", "--restart"], "--checkpoint '--restart' is an option, not a folder"),
+    (["compare", STREAM, "--jobs", "1" + "0" * 22], "Invalid value for '--jobs'"),
 ]
 
 

@@ -153,7 +153,7 @@ def after_each_task(method: eg.Method, model: eg.GraphModel | None = None) -> li
 
 @pytest.mark.parametrize(("name", "memory"), itertools.product(REPLAYING, ["1500", "2.5KB", "10%"]))
 def test_the_budget_is_never_exceeded(name: str, memory: str) -> None:
-    few = {"neighbours": "1,1"} if name in {"ssm", "sem"} else {}  # so that every class has room
+    few = {"neighbours": "1,1"} if "neighbours" in eg.METHODS[name]().hyperparameters() else {}  # room for every class
     method = eg.make_method(name, {"memory": memory, **few})
     counts = []
     for index, _ in enumerate(after_each_task(method)):
@@ -163,7 +163,7 @@ def test_the_budget_is_never_exceeded(name: str, memory: str) -> None:
         else:
             assert method.kept_bytes() <= Budget.of(name, memory, 0).num_bytes
         counts.append(torch.bincount(torch.cat([piece.units for piece in method.pieces()])))
-    if name != "reservoir" and memory != "10%":  # where chance decides; where the budget grows, old classes cannot
+    if not method.by_chance and memory != "10%":  # where chance decides; where the budget grows, old classes cannot
         assert int(counts[-1].max()) - int(counts[-1].min()) <= 1
         assert counts[-1].numel() == 6
 
@@ -174,7 +174,7 @@ def test_so_many_of_each_class(name: str) -> None:
     for number, _ in enumerate(after_each_task(method), start=1):
         units = torch.cat([piece.units for piece in method.pieces()])
         assert units.numel() == 3 * 2 * number
-        if name != "reservoir":
+        if not method.by_chance:
             assert torch.bincount(units).tolist() == [3] * 2 * number
 
 
@@ -184,3 +184,12 @@ def test_old_classes_outside_the_label_scope_compete_with_those_inside() -> None
     context = inside.context()
     assert Replayed.of(context, pieces, [1, 2]).problem is context.problem
     assert Replayed.of(outside.context(), pieces, [1, 2]).problem.scope.tolist() == [0, 1, 2, 3]
+
+
+def test_a_number_of_bytes_is_a_number_or_its_text() -> None:
+    assert (
+        eg.make_method("reservoir", {"memory": 300}).budget() == eg.make_method("reservoir", {"memory": "300"}).budget()
+    )
+    assert eg.Reservoir(memory=300).budget().num_bytes == 300
+    with pytest.raises(EvergraphError, match="memory=0 must be text or a whole number of at least 1"):
+        eg.Reservoir(memory=0)

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 import evergraph as eg
 from brute_force import seeded, tiny_graph
-from evergraph.core.sparse import with_ones
+from evergraph.core.sparse import as_dense, with_ones
 from evergraph.data.batching import Neighbourhoods
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
-from evergraph.data.tasks import Task, union
 from evergraph.methods.isolation.hpn import establish, likeness
 from evergraph.methods.isolation.pi_gnn import unstable_nodes
 from evergraph.methods.isolation.tpp import contrast, profile, smoothed_products
+from evergraph.methods.memory import joined
 from evergraph.models import neighbourhoods
 from evergraph.models.gcn import gcn_operator
 
@@ -179,37 +179,38 @@ def test_isolation_moves_new_parameters_alone_and_rectification_old_ones(layers:
 
 def test_kept_nodes_whose_neighbours_changed_are_found_and_rectified_against() -> None:
     stream = eg.TaskStream(GRAPH, 2, edges_between_tasks=True)
-    learner = eg.Learner(eg.GCN(hidden=4), eg.PIGNN(expansion=2, kept_nodes=10, rectify_epochs=1), **SETTINGS)
+    learner = eg.Learner(eg.GCN(hidden=4), eg.PIGNN(expansion=2, per_class=5, rectify_epochs=1), **SETTINGS)
     learner.learn(stream[0])
-    kept = union([Task.unpack(part) for part in learner.method.memory_])
-    seeds, moved = unstable_nodes(kept.graph, kept.train, stream[1].graph)
+    kept, nodes, _ = joined(learner.method.pieces())
+    seeds, moved = unstable_nodes(kept, nodes, stream[1].graph)
     found = dict(zip(seeds.tolist(), moved.tolist()))
-    for seed in kept.train.tolist():
-        place = int((stream[1].graph.x == kept.graph.x[seed]).all(1).nonzero())
-        changed = int(kept.graph.adjacency.counts()[seed]) != int(stream[1].graph.adjacency.counts()[place])
+    for seed in nodes.tolist():
+        place = int((stream[1].graph.x == as_dense(kept.x)[seed]).all(1).nonzero())
+        changed = int(kept.adjacency.counts()[seed]) != int(stream[1].graph.adjacency.counts()[place])
         assert found.get(seed) == (place if changed else None)
     assert found
-    assert unstable_nodes(kept.graph, kept.train, STREAM[1].graph)[0].numel() == 0  # a graph of new nodes alone
+    assert unstable_nodes(kept, nodes, STREAM[1].graph)[0].numel() == 0  # a graph of new nodes alone
+    assert unstable_nodes(kept, nodes, stream[1].graph, whole=False)[0].tolist() == nodes.tolist()
     learner.learn(stream[1])
     assert all(torch.isfinite(value).all() for value in learner.model.parameters())
 
 
 @pytest.mark.parametrize("name", ["pi-gnn", "fgn"])
 def test_a_kept_node_is_answered_as_in_its_graph_and_the_memory_keeps_to_its_size(name: str) -> None:
-    learner = eg.Learner(None, eg.make_method(name, {"kept_nodes": 9}), dtype=torch.float64, **SETTINGS)
-    for count, task in enumerate(STREAM, start=1):
+    method = eg.make_method(name, {"memory": "2KB", "neighbours": "2"} if name == "pi-gnn" else {"memory": "3KB"})
+    learner = eg.Learner(None, method, dtype=torch.float64, **SETTINGS)
+    for task in STREAM:
         learner.learn(task)
-        assert len(learner.method.memory_) == count
-        assert sum(part["train"].numel() for part in learner.method.memory_) <= 9
-    kept = Task.unpack(learner.method.memory_[-1])
-    assert kept.train.numel() == 3
+        assert 0 < learner.method.kept_bytes() <= (2000 if name == "pi-gnn" else 3000)
     if name == "fgn":  # which looks one hop far, and at no degrees
-        for node in kept.train.tolist():
-            place = (STREAM[2].graph.x == kept.graph.x[node]).all(1).nonzero()[0]
-            there, here = learner.logits(STREAM[2].graph, place), learner.logits(kept.graph, torch.tensor([node]))
+        kept, nodes, targets = joined(learner.method.pieces())
+        tasks = {int(row): task for task in STREAM for row in task.graph.y[task.train].unique()}
+        assert nodes.numel() > 3
+        for node in nodes.tolist():
+            graph = tasks[int(targets[node])].graph
+            place = (graph.x == as_dense(kept.x)[node]).all(1).nonzero()[0]
+            there, here = learner.logits(graph, place), learner.logits(kept, torch.tensor([node]))
             assert torch.allclose(there, here, atol=1e-12)
-            assert kept.graph.y[node] == STREAM[2].graph.y[place]
-    assert learner.method.kept_bytes() > 0
 
 
 # hpn
@@ -251,9 +252,16 @@ def test_a_node_is_what_its_atoms_match() -> None:
             assert float(got[position, unit]) == pytest.approx(score, abs=1e-5)
 
 
-def test_hpn_keeps_extractors_and_old_prototypes() -> None:
-    learner = eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), eg.HPN(threshold=0.3), **SETTINGS)
+@pytest.mark.parametrize("extractors", ["random", "first-task"])
+def test_hpn_keeps_extractors_and_old_prototypes(extractors: str) -> None:
+    method = eg.HPN(threshold=0.3, extractors=extractors)
+    learner = eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), method, **SETTINGS)
+    untrained = eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), "hpn", **{**SETTINGS, "epochs": 0})
+    untrained.learn(STREAM[0])
+    drawn = eg.copy_params(untrained.model)
     learner.learn(STREAM[0])
+    for name in ("own", "around"):
+        assert torch.equal(eg.copy_params(learner.model)[name], drawn[name]) == (extractors == "random")
     counts, before = learner.model.established.tolist(), eg.copy_params(learner.model)
     learner.learn(STREAM[1])
     after = eg.copy_params(learner.model)
@@ -368,7 +376,7 @@ def test_they_work_on_nodes_with_classes(name: str, problem: str) -> None:
             lambda: eg.HPN(embedding_share=1.0),
             "HPN: embedding_share=1.0 must be a finite number of at least 0 and below 1",
         ),
-        (lambda: eg.FGN(kept_nodes=0), "FGN: kept_nodes=0 must be a whole number of at least 1"),
+        (lambda: eg.FGN(per_class=0), "FGN: per_class=0 must be a whole number of at least 1"),
         (lambda: eg.FGN(strength=-1.0), "FGN: strength=-1.0 must be a finite number of at least 0"),
         (lambda: eg.Compose(eg.EWC(), eg.TPP()), "tpp cannot be composed with ewc: "),
     ],

@@ -268,7 +268,7 @@ def test_models_on_graphs_and_links_grow(model: str, problem: str) -> None:
         ("growing-ratings:nodes=60,groups=3,links=150", "accuracy"),
     ],
 )
-def test_runs_and_reports(evergraph, tmp_path: Path, name: str, metric: str) -> None:
+def test_runs_and_reports(evergraph, tmp_path: Path, without_pictures: None, name: str, metric: str) -> None:
     """The command line: run, resume after a seed is lost, report."""
     options = ["--bins", "2", "--scenario", "time"]
     words = ["run", name, "--epochs", 1, "--hidden", 4, "--seeds", 2, "--method", "ewc", "--device", "cpu", *options]

@@ -385,7 +385,7 @@ t.tune(t.small_spec(), t.FirstTasks(), {out!r}, trials=4, on_done=on_done)
 """
 
 
-@pytest.mark.parametrize("with_optuna", [True, False])
+@pytest.mark.parametrize("with_optuna", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_killed_search_goes_on_and_repeats_nothing(
     tmp_path: Path, with_optuna: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +418,7 @@ def test_a_killed_search_goes_on_and_repeats_nothing(
     assert not runs_in(killed / CELLS)
 
 
+@pytest.mark.slow  # in the default suite: seeds of a run and cells of the paper's tables side by side
 def test_two_processes_find_the_same_and_a_diverged_trial_is_none(tmp_path: Path) -> None:
     spec = small_spec(seeds=[0, 1])
     space = Space.of(spec, {"strength": "1,1e4", "lr": "1e-3,1e30"})

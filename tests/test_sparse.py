@@ -92,7 +92,12 @@ def test_batched_gradients_in_float32_use_torch_s_own_loop() -> None:
     torch.testing.assert_close(found, matrix.dense().T @ cotangents)
 
 
-def test_a_pair_is_two_products_and_only_the_first_has_a_gradient() -> None:
+@pytest.mark.parametrize("read_often", [0, 1000])
+def test_a_pair_is_two_products_and_only_the_first_has_a_gradient(
+    read_often: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one product of both side by side, and as two."""
+    monkeypatch.setattr("evergraph.core.sparse.READ_OFTEN", read_often)
     for matrix in (made(), made().dense()):
         w, tangent = (torch.randn(7, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
         product, moved = pair_product(matrix, w, tangent)

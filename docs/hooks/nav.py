@@ -9,7 +9,7 @@ SECTIONS: list[tuple[str, list[str]]] = [
     (
         "Live with it",
         ["learner.md", "new-data.md", "probabilities.md", "unknown-classes.md", "why.md", "forgetting.md", "model-card.md",
-         "runs.md", "selection.md", "report.md", "loggers.md", "cli.md"],
+         "runs.md", "clusters.md", "selection.md", "report.md", "loggers.md", "cli.md"],
     ),
     ("The mathematics", ["curvature.md", "analytic.md", "costs.md"]),
     ("Methods", ["methods/*.md"]),

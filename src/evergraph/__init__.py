@@ -6,6 +6,7 @@ from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.recording import linear
 from evergraph.core.settings import BelowOne, Bounds, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
+from evergraph.core.workers import join_workers
 from evergraph.data import (
     Batch,
     Dataset,
@@ -203,6 +204,7 @@ __all__ = [
     "from_networkx",
     "from_pyg",
     "from_tables",
+    "join_workers",
     "leak_score",
     "linear",
     "make_graph",

@@ -1,7 +1,12 @@
 """The one error that reaches people, and the one warning: a single line that names the value and the fix."""
 
+import re
 import warnings
 from collections.abc import Iterable
+
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|not enough memory|can't allocate|unable to allocate|bad_alloc", re.IGNORECASE
+)
 
 
 class EvergraphError(ValueError):
@@ -45,6 +50,13 @@ def shown(value: object, length: int = 60) -> str:
         return f"<{type(value).__name__}>"
     text = " ".join(text.split())
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left, as Python, NumPy and torch each put it."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+    )
 
 
 def first_line(error: Exception) -> str:

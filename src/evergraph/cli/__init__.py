@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Annotated, Any
@@ -10,7 +11,10 @@ import typer
 
 from evergraph import program
 from evergraph.cli.failures import drop_output, flush, one_line, prepare_streams
+from evergraph.cli.together import quiet_unless_first
+from evergraph.core.workers import launched, leave_workers, speaks_first
 from evergraph.errors import EvergraphError, EvergraphWarning
+from evergraph.experiments.engines import ArrayWrittenError
 from evergraph.registry import add_plugin_files
 from evergraph.version import __version__
 
@@ -40,15 +44,20 @@ def main() -> None:
         program.ready()
         prepare_streams()
         words, plugins = _plugins(sys.argv[1:])
+        quiet_unless_first(words)
         add_plugin_files(plugins)
         status = make_app()(words, prog_name="evergraph", standalone_mode=False) or 0
         flush()
+        leave_workers()
         sys.exit(status)
     except UsageError as error:
         if message := error.format_message():  # without any arguments the help was printed already
             command = error.ctx.command_path if error.ctx else "evergraph"
             _complain(f"{message.rstrip('.')}{_value_given(error)}; see {command} --help")
         sys.exit(2)
+    except ArrayWrittenError as written:  # nothing failed, and there is nothing more to do for now
+        print(written)
+        sys.exit(0)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
@@ -57,8 +66,11 @@ def main() -> None:
         sys.exit(0)
     except Exception as error:
         if (message := one_line(error)) is None:
+            sys.stderr = sys.__stderr__ if launched() > 1 else sys.stderr
             raise  # a mistake of ours: the traceback helps to mend it
         _complain(message)
+        if launched() > 1:
+            os._exit(2)  # the others may never answer, and torch would wait for them
         drop_output() if isinstance(error, OSError) else None
         sys.exit(2)
 
@@ -92,7 +104,9 @@ def _plugins(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _complain(message: str) -> None:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    """One line on stderr, however many processes have failed."""
+    if speaks_first():
+        print(f"error: {' '.join(message.split())}", file=sys.__stderr__ if launched() > 1 else sys.stderr, flush=True)
 
 
 def _note(message: Warning | str, category: type[Warning], *place: Any) -> None:

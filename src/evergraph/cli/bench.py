@@ -22,6 +22,12 @@ def add_commands(app: typer.Typer) -> None:
 def bench_command(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, smaller graphs.")] = False,
     large: Annotated[bool, typer.Option("--large", help="Also train 2.4M nodes and 60M edges from disk.")] = False,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Only several processes: training, and the closed form over parts.")
+    ] = False,
+    nodes: Annotated[int, typer.Option(help="With --distributed: nodes of the largest graph.", min=1000)] = 10_000_000,
+    processes: Annotated[str, typer.Option(help="With --distributed: numbers of processes.")] = "1,2,4,8",
+    training: Annotated[bool, typer.Option(help="With --distributed: training steps too.")] = True,
     json: common.Json = False,
     device: common.Device = "cpu",
     data_root: common.DataRoot = None,
@@ -30,6 +36,9 @@ def bench_command(
     """Measure how fast: every figure a ratio, contenders taking turns, medians. A benchmark, not a test."""
     from evergraph.training import pick_device
 
+    if distributed:
+        _distributed(640_000 if quick else nodes, processes, training, json)
+        return
     figures = _benchmarks().bench(
         quick=quick,
         large=large,
@@ -50,6 +59,45 @@ def bench_command(
         f"PyG sampler: {figures['pyg_sampler']}; {figures['seconds']:.0f} s",
         soft_wrap=True,
     )
+
+
+def _distributed(nodes: int, processes: str, training: bool, json: bool) -> None:
+    """The figures of several processes, with the runs behind them and what the cost model says of each."""
+    try:
+        counts = sorted({int(number) for number in processes.split(",")})
+    except ValueError:
+        raise EvergraphError(f"--processes {processes!r} is not a list of numbers; e.g. 1,2,4,8") from None
+    if counts[0] < 1 or nodes // counts[-1] < 1000:
+        raise EvergraphError(f"--processes {processes}: give positive numbers, and at least 1000 nodes for each")
+    _benchmarks()
+    measure = importlib.import_module("benchmarks.distributed").distributed_figures
+    figures: dict[str, Any] = measure(
+        nodes=nodes, counts=counts, training=training, on_part=lambda part: common.stderr.print(f"measuring: {part} …")
+    )
+    if json:
+        common.print_json(figures)
+        return
+    table = Table(title="closed form over a graph in parts", title_justify="left")
+    columns = ("scaling", "processes", "nodes", "seconds", "read", "propagate", "sums", "test", "peak MB", "sent MB")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in figures["runs"]:
+        phases = [f"{run[f'{name}_seconds']:.1f}" for name in columns[4:8]]
+        numbers = [f"{run['seconds']:.1f}", *phases, f"{run['peak_mb']:,.0f}", f"{run['sent_mb']:,.0f}"]
+        table.add_row(run["scaling"], str(run["processes"]), f"{run['nodes']:,}", *numbers)
+    console = common.console()
+    console.print(table)
+    for name, value in figures.items():
+        if isinstance(value, float):
+            console.print(f"{name}: {value:.3g}", soft_wrap=True)
+    clocks = {"model": "wall", "model_own": "processor time"}
+    for clock, row in ((clocks[model], row) for model in clocks for row in figures[model].get("runs", ())):
+        console.print(
+            f"cost model, {clock}, {row['processes']} processes, {row['nodes']:,} nodes: {row['said']:.1f} s said, "
+            f"{row['took']:.1f} s measured ({row['error']:+.0%}); {row['mb_said']:,.0f} MB said, "
+            f"{row['mb_took']:,.0f} MB measured ({row['mb_error']:+.0%})",
+            soft_wrap=True,
+        )
 
 
 def figure_table(figures: dict[str, Any]) -> Table:

@@ -20,10 +20,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from evergraph.core.settings import settings_of
 from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, ClassName, find_graph
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, shown
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
 from evergraph.experiments.comparison import check_names
+from evergraph.experiments.engines import ENGINES, FOLDER, SCRIPT
 from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.seed_run import OnProgress
 from evergraph.methods import METHODS, make_method, parts_of
@@ -32,6 +33,14 @@ from evergraph.persistence.files import holds_something
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import LABEL_SCOPES, Training, default_method
 
+
+def folder_name(option: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Refuse the next option where the name of a folder was forgotten."""
+    if str(value or "").startswith("--"):
+        raise EvergraphError(f"--{option.name} {shown(str(value))} is an option, not a folder; name one")
+    return value
+
+
 DEFAULTS = Training()
 GraphSource = Annotated[
     str,
@@ -39,7 +48,7 @@ GraphSource = Annotated[
         help="The path of a graph (.npz, .pt), nodes.csv:edges=edges.csv, or a stream's name for its graph."
     ),
 ]
-Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.")]
+Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.", callback=folder_name)]
 
 
 def _choices(names: Any) -> str:
@@ -66,10 +75,17 @@ ModelSet = Annotated[
     list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="A hyper-parameter of the model.")
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds: 0, 1, …", min=1)]
-Jobs = Annotated[int | None, typer.Option(help="Processes side by side, one seed each.", min=1)]
+Jobs = Annotated[int | None, typer.Option(help="Processes side by side, one seed each.", min=1, max=1024)]
+On = Annotated[
+    str,
+    typer.Option(help="Where runs are carried out. " + "; ".join(f"{name}: {what}" for name, what in ENGINES.items())),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets, in PyG's layout (or EVERGRAPH_DATA).")]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results; a new one under runs/ by default.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the results; a new one under runs/ by default.", callback=folder_name),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the stopped run in --out.")]
 Log = Annotated[str | None, typer.Option(help=f"Also log to {_choices(LOGGERS)} (names with commas).")]
@@ -165,6 +181,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "optimizer": (Optimizer, None),
     "schedule": (Schedule, None),
     "jobs": (Jobs, None),
+    "on": (On, "local"),
     "device": (Device, "auto"),
     "data_root": (DataRoot, None),
     "out": (Out, None),
@@ -330,7 +347,7 @@ def model_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def _begun(folder: Path) -> bool:
     """Whether a folder holds runs or their results."""
-    return any(any(folder.rglob(name)) for name in ("run.json", RESULTS))
+    return any(any(folder.rglob(name)) for name in ("run.json", RESULTS, f"{FOLDER}/{SCRIPT}"))
 
 
 def look_for_results(folder: Path, what: str) -> dict[str, dict[str, Any]]:

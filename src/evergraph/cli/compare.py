@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from evergraph.cli import common
-from evergraph.cli.run import run_one, side_by_side
+from evergraph.cli.run import run_all
 from evergraph.cli.tables import comparison_table, methods_and_streams, result_table
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec
+from evergraph.experiments.cells import CellsFailedError
 from evergraph.experiments.comparison import (
     cell_key,
     check_names,
@@ -27,6 +28,7 @@ from evergraph.experiments.comparison import (
     variations,
     write_tables,
 )
+from evergraph.experiments.engines import engine_for
 from evergraph.experiments.method_table import latex as as_latex
 from evergraph.experiments.method_table import write_method_table
 from evergraph.experiments.plots import heatmaps
@@ -82,6 +84,7 @@ def compare_command(
         "order": check_names("order", order or ["labelled"]),
         "method": check_names("method", METHODS if methods == "all" else methods.split(",")),
     }
+    engine_for(options["on"], options["jobs"])
     rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read
     test_graphs = common.names_of("test graph", test_graph or ["task"])
     for name in test_graphs:
@@ -99,14 +102,18 @@ def compare_command(
         if rule is not None:
             specs, tuned = _tuned(specs, fixed, rule, trials, folder, options)
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
-        results = _finish_cells(specs, folder, entries, options)
-        write_results(folder, specs, results)
+        results, failure = _finish_cells(specs, folder, entries, options)
         listed = list(results.values())
+        if failure is not None and not listed:
+            raise failure
+        write_results(folder, specs, results)
         rows = table_rows(listed, tuned)
         write_tables(rows, folder)
         table = write_method_table(listed, folder, note, tuned)
         picture = heatmaps(listed, folder / "heatmaps.png")
         page = write_report([folder], folder / "report.html").page
+        if failure is not None:  # the tables hold what there is
+            raise failure
     if json:
         measured = [one for result in listed for one in each_test_graph(result)]
         common.print_json({"results": measured, "table": rows, "heatmaps": str(picture), "report": str(page)})
@@ -195,6 +202,7 @@ def _tuned(
                 space=Space.of(first, {}, fixed[key]),
                 trials=trials,
                 jobs=options["jobs"] or 1,
+                engine=engine_for(options["on"], options["jobs"]),
                 data_root=options["data_root"],
                 resume=(place / "tune.json").exists(),
             )
@@ -219,8 +227,8 @@ def _tuned_as(key: str, spec: RunSpec) -> str:
 
 def _finish_cells(
     specs: dict[str, RunSpec], folder: Path, entries: dict[str, Any], options: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The results of a comparison's cells: those that the results file holds, and those run now."""
+) -> tuple[dict[str, dict[str, Any]], CellsFailedError | None]:
+    """The results of a comparison's cells, those that the results file holds and those run now; and which failed."""
     known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
     if known and not options["resume"]:
         raise EvergraphError(
@@ -229,8 +237,10 @@ def _finish_cells(
     left = {key: spec for key, spec in specs.items() if key not in known}
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])
-    if (options["jobs"] or 1) > 1:
-        new_results = side_by_side(left, folder / CELLS, options)
-    else:
-        new_results = {key: run_one(spec, folder / CELLS / key, options) for key, spec in left.items()}
-    return {key: known.get(key) or new_results[key] for key in specs}
+    failure = None
+    try:
+        new_results = run_all(left, folder / CELLS, options)
+    except CellsFailedError as error:
+        failure, new_results = error, error.results
+    results = {**known, **new_results}
+    return {key: results[key] for key in specs if key in results}, failure

@@ -18,17 +18,36 @@ def add_commands(app: typer.Typer) -> None:
 def convert_command(
     stream: common.Stream,
     folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
+    parts: Annotated[
+        int | None, typer.Option(help="Write blocks of rows, for processes that share the graph.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the split of a graph in parts, where it has none.", min=0)] = 0,
     json: common.Json = False,
     directed: common.Directed = False,
     data_root: common.DataRoot = None,
 ) -> None:
-    """Write a graph as a folder of mapped arrays: used in place of a file, it is read as needed, not as a whole."""
+    """Write a graph as a folder of mapped arrays: used in place of a file, it is read as needed, not as a whole.
+
+    With --parts it becomes blocks of rows with a split of their nodes: `evergraph learn` and `predict`, in several
+    processes, read some blocks each.
+    """
     from evergraph.data import find_graph
     from evergraph.data.mapped import write_mapped
+    from evergraph.data.parts import write_parts
 
     graph, _ = find_graph(stream, data_root, False if directed else None)
-    write_mapped(graph, folder)
+    if parts is None:
+        write_mapped(graph, folder)
+    else:
+        write_parts(graph, folder, parts, seed)
     if json:
-        common.print_json({"folder": str(folder), "nodes": graph.num_nodes, "edges": graph.num_edges})
+        counts = {"nodes": graph.num_nodes, "edges": graph.num_edges}
+        common.print_json({"folder": str(folder), **counts, **({"parts": parts} if parts is not None else {})})
+        return
+    if parts is not None:
+        print(
+            f"{folder}: {graph.num_nodes} nodes, {graph.num_edges} edges in {parts} parts; learn it with: evergraph "
+            f"learn {folder} --method analytic --checkpoint CHECKPOINT --processes {parts}"
+        )
         return
     print(f"{folder}: {graph.num_nodes} nodes, {graph.num_edges} edges; use it as a stream: evergraph run {folder}")

@@ -8,11 +8,8 @@ import re
 import sys
 from typing import Any
 
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, first_line, is_out_of_memory
 
-OUT_OF_MEMORY = re.compile(
-    r"out of memory|not enough memory|can't allocate|unable to allocate|bad_alloc", re.IGNORECASE
-)
 TOO_LARGE = re.compile(r"overflow|too large|too big|exceeds the limit|maximum allowed", re.IGNORECASE)
 
 
@@ -20,7 +17,7 @@ def one_line(error: BaseException) -> str | None:
     """What to say of an error that is the input's or the machine's; None where it is a mistake of ours."""
     if isinstance(error, EvergraphError):
         return str(error)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))):
+    if is_out_of_memory(error):
         return "not enough memory for this; take a smaller graph, model (--hidden) or batch (--batch-size)"
     numeric = (OverflowError, ValueError, RuntimeError, TypeError)
     if isinstance(error, OverflowError) or (isinstance(error, numeric) and TOO_LARGE.search(str(error))):

@@ -10,9 +10,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from torch import Tensor
 
-from evergraph.cli import common
+from evergraph.cli import common, together
+from evergraph.core.workers import join_workers, launched, workers
 from evergraph.data import Task, find_graph
+from evergraph.data.mapped import is_parts
+from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -21,6 +25,7 @@ from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
 from evergraph.training.description import describe
 from evergraph.training.driver import learn_in_folder
+from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.snapshot import model_name
 
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
@@ -47,6 +52,7 @@ def learn_command(
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Hold no nodes out for validation and test.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Drop a task that was left in the middle.")] = False,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    processes: together.Processes = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a graph's classes. The first call makes the learner, every further one teaches it more.
@@ -54,14 +60,23 @@ def learn_command(
     Method, model and seed are chosen at the first call. Training settings may change from call to call;
     those not given stay as they were. Killed or stopped, the same command goes on where it was.
     """
+    if processes > 1 and launched() == 1:
+        raise typer.Exit(together.launch(processes))
     given = common.training_options(options)
     named = {name for name in (*OPTIONS, "method", "seed", "num_classes") if _was_given(context, name)}
     if all_nodes and options["patience"]:
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
-    data = find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
+    join_workers()
+    in_parts = is_parts(graph)
+    data = (
+        read_parts(graph)[0]
+        if in_parts
+        else find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
+    )
     options["problem"] = options["problem"] or problem_of(data)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
-    chosen = common.named_method(method, graph, options)
+    chosen = common.named_method(method or ("analytic" if in_parts else None), graph, options)
+    tests = dict[str, Tensor]()
 
     def fits(begun: Learner) -> None:
         """A task that was left in the middle goes on as it was begun."""
@@ -81,19 +96,23 @@ def learn_command(
             _check_same(learner, checkpoint, named, wanted)
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
-        task = Task.of(
-            data, common.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
-        )
+        if in_parts:
+            task, tests["nodes"] = task_of_parts(data, common.class_names(classes), learner.num_tasks)
+        else:
+            task = Task.of(
+                data, common.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+            )
         before = None if again else learner.learned_as(task)
         if before is not None:
             raise _LearnedAlready(f"{graph} was learned already, as task {before + 1}; --again learns it once more")
         return learner, task
 
     hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
-    with common.on_interrupt(lambda: hint), common.progress_bar(f"{graph} {chosen}", 1) as update:
+    bar = common.progress_bar(f"{graph} {chosen}", 1)
+    with common.on_interrupt(lambda: hint), together.shared_folder(checkpoint) as folder, bar as update:
         try:
             learner = learn_in_folder(
-                checkpoint,
+                folder,
                 prepare,
                 device=options["device"],
                 restart=restart,
@@ -103,6 +122,10 @@ def learn_command(
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
             return
+        if in_parts:
+            learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
+            if workers().rank == 0:
+                learner.save(folder)
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
         last["epochs"]

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from evergraph.cli import common
 from evergraph.errors import EvergraphError, unknown
+from evergraph.experiments.engines import engine_for
 from evergraph.experiments.paper.experiment import run_paper
-from evergraph.experiments.paper.protocol import DATASETS, PAPER_DATASETS, PROTOCOLS
+from evergraph.experiments.paper.protocol import BOTH, DATASETS, PAPER_DATASETS, PROTOCOLS
 from evergraph.experiments.paper.statistics import markdown
 from evergraph.experiments.paper.statistics import statistics as counted
 from evergraph.experiments.selection import SELECTION_RULES
@@ -27,7 +28,7 @@ def paper_command(
     dataset: Annotated[
         str, typer.Option(help=f"{', '.join(DATASETS)}, several with commas, or all for the paper's three.")
     ] = "coauthor-cs",
-    protocol: Annotated[str, typer.Option(help="paper, best, or both.")] = "both",
+    protocol: Annotated[str, typer.Option(help="paper, best, both, or field: all methods at equal bytes.")] = "both",
     seeds: common.Seeds = 3,
     methods: Annotated[str | None, typer.Option(help="Rows with commas; all by default.")] = None,
     studies: Annotated[bool, typer.Option(help="Also the studies, which the protocols name.")] = True,
@@ -37,6 +38,7 @@ def paper_command(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Fewer epochs than the protocol, to try things.", min=1)] = None,
     jobs: Annotated[int | None, typer.Option(help="Processes side by side.", min=1)] = None,
+    on: common.On = "local",
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
     out: common.Out = None,
@@ -46,7 +48,7 @@ def paper_command(
     ] = False,
     json: common.Json = False,
 ) -> None:
-    """Table 1 of the paper beside ours, its heatmaps, the λ figure and the queue-size study."""
+    """Table 1 of the paper beside ours, its heatmaps, the λ figure and the queue-size study; or the whole field."""
     datasets = PAPER_DATASETS if dataset == "all" else tuple(dict.fromkeys(dataset.split(",")))
     for name in datasets:
         if name not in DATASETS:
@@ -60,6 +62,7 @@ def paper_command(
     rows = [name for name in methods.split(",") if name] if methods is not None else None
     if rows == []:
         raise EvergraphError("--methods names no row; leave it out for all of them")
+    engine = engine_for(on, jobs) if on != "local" else None  # which knows how many processes by default
     folder = out or Path("runs") / "paper"
     common.look_for_results(folder, "an experiment")
     if folder.exists() and any(folder.iterdir()) and not resume:
@@ -86,7 +89,7 @@ def paper_command(
         with common.on_interrupt(lambda: common.how_to_resume(folder)):
             summary: dict[str, Any] = run_paper(
                 datasets=datasets,
-                protocols=PROTOCOLS if protocol == "both" else (protocol,),
+                protocols=BOTH if protocol == "both" else (protocol,),
                 seeds=seeds,
                 rows=rows,
                 studies=[name for name in study.split(",") if name] if study is not None else studies,
@@ -94,6 +97,7 @@ def paper_command(
                 epochs=epochs,
                 device=device,
                 jobs=jobs,
+                engine=engine,
                 data_root=data_root,
                 out=folder,
                 on_done=on_done,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import common, together
+from evergraph.cli.parts import predict_parts
+from evergraph.core.workers import launched
 from evergraph.data import Graph, find_graph
+from evergraph.data.mapped import is_parts
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv
@@ -27,7 +31,11 @@ def add_commands(app: typer.Typer) -> None:
 def predict_command(
     graph: common.GraphSource,
     checkpoint: common.Checkpoint,
-    out: Annotated[Path | None, typer.Option(help="A .csv or .parquet file; CSV on stdout by default.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A .csv or .parquet file; CSV on stdout by default. Of a graph in parts, a folder."),
+    ] = None,
+    processes: together.Processes = 1,
     nodes: Nodes = None,
     classes: Annotated[str | None, typer.Option(help="Choose among these classes alone (names, commas).")] = None,
     all_classes: Annotated[
@@ -55,6 +63,15 @@ def predict_command(
 
     Where examples have several labels or numbers, there is a column for each instead.
     """
+    if processes > 1 and launched() == 1:
+        raise typer.Exit(together.launch(processes))
+    if is_parts(graph):
+        pyarrow = _parquet()
+        table, as_bytes = partial(_columns, all_classes=False), partial(_as_parquet, pyarrow=pyarrow)
+        predict_parts(graph, checkpoint, out, device, table, as_bytes)
+        return
+    if launched() > 1:
+        raise EvergraphError(f"{graph} is not a graph in parts; predict it in one process, or convert it with --parts")
     if out is not None and out.suffix not in {".csv", ".parquet"}:
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None

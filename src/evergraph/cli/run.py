@@ -6,18 +6,20 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import common, together
 from evergraph.cli.tables import listing, result_table
 from evergraph.core.settings import settings_of
+from evergraph.core.workers import launched, workers
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
-from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.cells import Cell, all_or_error, run_cells
 from evergraph.experiments.comparison import training_groups
+from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.methods import METHODS
@@ -28,20 +30,24 @@ from evergraph.persistence.files import taken_folder
 def add_commands(app: typer.Typer) -> None:
     """Put these commands on the command line."""
     app.command("run")(run_command)
+    app.command("work", hidden=True)(work_command)
     app.command("methods")(methods_command)
     app.command("models")(models_command)
     app.command("streams")(streams_command)
 
 
-@common.takes_options(*common.RUN_OPTIONS)
+@common.takes_options(*(name for name in common.RUN_OPTIONS if name != "on"))
 def run_command(
     options: dict[str, Any],
     stream: common.Stream = DEFAULT_STREAM,
     method: common.ChosenMethod = None,
     seeds: common.Seeds = 1,
+    processes: together.Processes = 1,
     json: common.Json = False,
 ) -> None:
     """Learn a stream task by task with one method, and report AP, AF and the accuracy matrices."""
+    if processes > 1 and launched() == 1:
+        raise typer.Exit(together.launch(processes))
     method = common.named_method(method, stream, options)
     settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
@@ -52,9 +58,11 @@ def run_command(
             f"{' and '.join(group[0] for group in groups)}; run them one by one, or use `evergraph compare`"
         )
     folder = options["out"] or default_folder(stream, method)
-    with common.on_interrupt(lambda: common.how_to_resume(folder)):
-        result = run_one(spec, folder, options)
-        heatmaps([result], folder / "heatmap.png")
+    holding = together.shared_folder(folder)
+    with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as place:
+        download_once(spec, options["data_root"])
+        result = run_one(spec, place, options)
+        heatmaps([result], place / "heatmap.png")
     if json:
         common.print_json(result)
         return
@@ -63,13 +71,32 @@ def run_command(
     console.print(f"results: {result['run_dir']}", soft_wrap=True)
 
 
+def work_command(
+    tasks: Annotated[Path, typer.Argument(help="The tasks of an array job.")],
+    number: Annotated[int, typer.Argument(help="Which of them.")],
+) -> None:
+    """Do one task of an array job that --on slurm has written."""
+    work_on(tasks, number)
+
+
+def download_once(spec: RunSpec, data_root: Path | None) -> None:
+    """Let the first of several processes download a dataset that is not at hand, while the others wait."""
+    group, dataset = workers(), DATASETS.get(spec.source.partition(":")[0])
+    if group.rank == 0 and group.size > 1 and dataset is not None and not dataset.at_hand(data_root):
+        spec.make_stream(spec.seeds[0], data_root)
+    group.barrier()
+
+
 def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """One run: in this process with a progress bar and loggers, or its seeds side by side."""
     if (options["jobs"] or 1) > 1:
+        if launched() > 1:
+            raise EvergraphError("--jobs runs seeds side by side, torchrun and --processes share one run; choose one")
         look = partial(check_folder, folder, spec, options["resume"])
         with taken_folder(folder, look, advice="name another with --out"):
             return side_by_side({"": spec}, folder, options)[""]
-    loggers = make_loggers([name for name in (options["log"] or "").split(",") if name])
+    names = [name for name in (options["log"] or "").split(",") if name]
+    loggers = make_loggers(names) if workers().rank == 0 else []
     with common.progress_bar(f"{spec.source} {spec.method}", len(spec.seeds)) as update:
         return run(
             spec,
@@ -81,10 +108,23 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
         )
 
 
+def run_all(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Cells one after the other with progress bars and loggers, or side by side; failed ones are named at the end."""
+    if (options["jobs"] or 1) > 1 or options["on"] != "local":
+        return side_by_side(specs, folder, options)
+    results, errors = dict[str, dict[str, Any]](), dict[str, Exception]()
+    for key, spec in specs.items():
+        try:
+            results[key] = run_one(spec, folder / key, options)
+        except Exception as error:
+            errors[key] = error
+    return all_or_error(results, errors, folder)
+
+
 def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Cells in several processes."""
     if options["log"]:
-        raise EvergraphError("--log follows one process; leave --jobs out, or log without it")
+        raise EvergraphError("--log follows one process; leave --jobs and --on out, or log without them")
     for spec in specs.values():
         spec.check()
         spec.make_stream(0, options["data_root"])
@@ -92,7 +132,8 @@ def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
         f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True
     )
-    return run_cells(cells, folder, data_root=options["data_root"], jobs=options["jobs"], on_done=on_done)
+    engine = engine_for(options.get("on", "local"), options["jobs"])
+    return run_cells(cells, folder, data_root=options["data_root"], engine=engine, on_done=on_done)
 
 
 def methods_command(json: common.Json = False) -> None:

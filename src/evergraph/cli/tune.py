@@ -11,13 +11,14 @@ import typer
 from rich.table import Table
 
 from evergraph.cli import common
+from evergraph.experiments.engines import engine_for
 from evergraph.experiments.run_folder import default_folder
 from evergraph.experiments.selection import SELECTION_RULES, Space, compare_rules, make_rule, make_rules, tune
 from evergraph.experiments.selection.proposals import has_optuna
 from evergraph.experiments.selection.search import OnDone
 
 OPTIONS = tuple(name for name in common.RUN_OPTIONS if name != "log")
-NOT_OF_RUN = ("jobs", "out", "resume")  # options that are this command's own, and no part of what is run
+NOT_OF_RUN = ("jobs", "on", "out", "resume")  # options that are this command's own, and no part of what is run
 SHOWN = 10  # trials in the table for people
 NO_OPTUNA = (
     "Optuna is not installed (pip install 'evergraph[tune]'): a Sobol sequence spreads the trials over the space"
@@ -72,6 +73,7 @@ def tune_command(
         "space": searched,
         "trials": trials,
         "jobs": options["jobs"] or 1,
+        "engine": engine_for(options["on"], options["jobs"]),
         "data_root": options["data_root"],
         "resume": options["resume"],
         "on_done": _on_done(None) if rule == "all" else _on_done(trials, rules[0].climbs and not has_optuna()),

@@ -344,6 +344,8 @@ def _parse(text: str, kind: Any) -> Any:
         choices = [choice for choice in get_args(kind) if choice is not type(None)]
         if type(None) in get_args(kind) and text.lower() == "none":
             return None
+        if str in choices:
+            return text
         return _parse(text, choices[0]) if len(choices) == 1 else _guess(text)
     if kind is bool:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]

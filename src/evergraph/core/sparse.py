@@ -23,6 +23,8 @@ from evergraph.core.shortcuts import fast
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
 
+READ_OFTEN = 4  # entries in a column from which two dense factors are put side by side for one product
+
 
 @dataclass(eq=False)
 class SparseMatrix:
@@ -238,13 +240,20 @@ class _SparseProduct(torch.autograd.Function):
 
 
 class _PairProduct(torch.autograd.Function):
-    """(A W, A Ẇ) from one product A [W, Ẇ]; the second is a tangent and takes no gradient."""
+    """(A W, A Ẇ); the second is a tangent and takes no gradient.
+
+    Where rows of W are read several times each, from one product A [W, Ẇ]; else putting the two side by side would
+    cost more than it saves.
+    """
 
     @staticmethod
     def forward(ctx: Any, dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
         ctx.matrix = matrix
-        both = matrix.multiply(torch.cat([dense, tangent], dim=1))
-        product, moved = both[:, : dense.size(1)], both[:, dense.size(1) :]
+        if matrix.nnz < READ_OFTEN * matrix.num_columns:
+            product, moved = matrix.multiply(dense), matrix.multiply(tangent)
+        else:
+            both = matrix.multiply(torch.cat([dense, tangent], dim=1))
+            product, moved = both[:, : dense.size(1)], both[:, dense.size(1) :]
         ctx.mark_non_differentiable(moved)
         return product, moved
 

@@ -106,8 +106,9 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
         values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
         raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
-    if values.dtype.kind in "fu" and values.size and values.max() >= 2**63:
-        raise EvergraphError(f"{name}: label {values.max():g} is out of range; labels are 0, 1, 2, … or -1 for none")
+    largest = max(values.min(), values.max(), key=abs) if values.dtype.kind in "fu" and values.size else 0
+    if abs(largest) >= 2**63:
+        raise EvergraphError(f"{name}: label {largest:g} is out of range; labels are 0, 1, 2, … or -1 for none")
     labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")

@@ -21,9 +21,9 @@ from evergraph.data.attributes import masks_as_splits
 from evergraph.data.conversion import from_objects
 from evergraph.data.from_tables import from_networkx, is_networkx, is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.mapped import is_mapped, read_mapped
+from evergraph.data.mapped import is_mapped, is_parts, read_mapped
 from evergraph.errors import EvergraphError, first_line
-from evergraph.persistence.reading import DAMAGE, MissingFileError, regular_file
+from evergraph.persistence.reading import DAMAGE, MissingFileError, exists, regular_file
 
 GRAPH_FILES = {".npz", ".pt", ".pth"}
 ADJACENCY = ("adj_indices", "adj_indptr")
@@ -55,6 +55,10 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Grap
     if is_table(path):
         return read_tables(path, undirected=undirected)
     path = Path(path)
+    if is_parts(path):
+        raise EvergraphError(
+            f"{path} is a graph in parts, for `evergraph learn` and `predict`; convert without --parts"
+        )
     if is_mapped(path):
         return read_mapped(path)
     if path.suffix not in GRAPH_FILES:
@@ -202,12 +206,14 @@ def content_mark(graph: Graph) -> str:
 
 
 def file_mark(path: str | Path, *, undirected: bool | None = None) -> str:
-    """`content_mark` of the graph in a file or a converted graph's folder; read once while it stays as it is."""
+    """`content_mark` of the graph in a file or a converted graph's folder; read once while it stays as it is.
+
+    Tables, whose edges are in another file, are read every time.
+    """
+    if is_table(path) or not exists(path):
+        return content_mark(read_graph_file(path, undirected=undirected))  # which says what is wrong, if anything is
     path = Path(path)
-    try:
-        found = [part.stat() for part in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    except OSError:
-        return content_mark(read_graph_file(path, undirected=undirected))  # which says what is wrong
+    found = [part.stat() for part in (sorted(path.iterdir()) if path.is_dir() else [path])]
     return _mark_as_of(path, undirected, tuple((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found))
 
 

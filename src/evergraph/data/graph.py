@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,6 +28,9 @@ from evergraph.data.attributes import (
     read_splits,
 )
 from evergraph.errors import EvergraphError, tell
+
+if TYPE_CHECKING:
+    from evergraph.data.parts import Rows
 
 
 @dataclass(eq=False)
@@ -57,6 +60,8 @@ class Graph:
         joining: nodes that join the others one by one, as a mask; None where there are none. No edge leaves them, and
             what is predicted at one of them may not depend on another.
         feature_names: what the columns of `x` are called; None where they have no names.
+        rows: of a graph in parts (`evergraph.data.parts`): which nodes are this process's. The graph then holds these
+            alone, and the columns of its adjacency are the nodes of all processes.
     """
 
     x: Features
@@ -76,6 +81,7 @@ class Graph:
     positives_only: bool = False
     joining: Tensor | None = field(default=None, repr=False)
     feature_names: list[str] | None = field(default=None, repr=False)
+    rows: Rows | None = field(default=None, repr=False)
 
     @property
     def num_nodes(self) -> int:

@@ -28,6 +28,7 @@ from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, regular_file, write_record
 
 HEADER = "graph.json"
+PARTS_HEADER = "parts.json"
 ROWS_AT_ONCE = 2**22  # entries sorted at once when neighbour lists are put in order
 
 HASHED_WHOLE = 2**28  # bytes up to which an array's content is compared with its hash whenever it is opened
@@ -58,7 +59,7 @@ def write_mapped(graph: Graph, folder: str | Path) -> Path:
     """Write a graph that is in memory to a folder of mapped arrays; its examples are nodes with classes."""
     if graph.level != "node" or not graph.has_classes:
         raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be mapped")
-    with _new_folder(folder) as path:
+    with new_folder(folder) as path:
         arrays: dict[str, Tensor] = {"indptr": graph.adjacency.indptr, "indices": graph.adjacency.indices}
         if bool((graph.adjacency.values != 1).any()):
             arrays["weights"] = graph.adjacency.values
@@ -94,7 +95,7 @@ def write_mapped_blocks(
         class_names: the names of the classes.
         name: what to call the graph.
     """
-    with _new_folder(folder) as path:
+    with new_folder(folder) as path:
         np.save(path / "y.npy", y.astype(np.int64))
         x = np.lib.format.open_memmap(path / "x.npy", "w+", np.float32, (y.size, num_features))
         start = 0
@@ -155,12 +156,17 @@ def is_mapped(folder: str | Path) -> bool:
     return os.path.isfile(Path(folder) / HEADER)  # no error for a name that is too long
 
 
+def is_parts(folder: str | Path) -> bool:
+    """Whether a folder is a graph in parts (`evergraph.data.parts`)."""
+    return os.path.isfile(Path(folder) / PARTS_HEADER)
+
+
 def read_mapped(folder: str | Path) -> Graph:
     """The graph in a folder; its arrays stay on disk until they are used."""
     path = Path(folder)
     header = read_record(path / HEADER, Header, "convert again")
     try:
-        arrays = {name: _map(path, name, described) for name, described in header["arrays"].items()}
+        arrays = {name: map_array(path, name, described) for name, described in header["arrays"].items()}
         names, num_features = list(header["class_names"]), header["num_features"]
         y = arrays["y"]
         if y.dim() != 1 or not y.numel() or not -1 <= int(y.min()) <= int(y.max()) < len(names):
@@ -183,7 +189,7 @@ def read_mapped(folder: str | Path) -> Graph:
     return Graph(x, adjacency, y, names, header["name"], on_disk=True, mark=content_hash(header["arrays"]))
 
 
-def _map(path: Path, name: str, described: Described) -> Tensor:
+def map_array(path: Path, name: str, described: Described) -> Tensor:
     """An array as `convert` wrote it: its type, shape and layout, and its content where reading it all is quick."""
     file = regular_file(path / f"{Path(name).name}.npy")
     # copy on write: torch wants arrays that could be written to, the file never is
@@ -219,7 +225,7 @@ def _write_header(path: Path, name: str, class_names: list[ClassName], num_featu
 
 
 @contextmanager
-def _new_folder(folder: str | Path) -> Iterator[Path]:
+def new_folder(folder: str | Path) -> Iterator[Path]:
     """A folder under another name beside the one wanted; it gets its own name when it is whole."""
     folder = Path(folder)
     if os.path.lexists(folder):

@@ -47,7 +47,9 @@ def stream(
     """
     graph, dataset = find_graph(source, data_root, undirected)
     preset = {"scenario": dataset.scenario, **dataset.stream}
-    if any(options.get(key) for key in ("scenario", "by", "task_incremental")):  # another arrangement than the preset's
+    arranged = [options.get(key) for key in ("scenario", "by", "task_incremental")]
+    given = (value if isinstance(value, (str, bool)) else value is not None for value in arranged)
+    if any(given):  # another arrangement than the preset's
         preset = {key: value for key, value in preset.items() if key not in ("scenario", "by", "bins")}
     tasks = TaskStream(
         graph,

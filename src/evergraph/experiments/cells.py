@@ -5,36 +5,30 @@ A cell that is finished is never run again; one that was stopped goes on where i
 
 from __future__ import annotations
 
-import math
-import multiprocessing
-import os
-import signal
-import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from evergraph.errors import EvergraphError, EvergraphWarning, first_line
-from evergraph.experiments.run import finish_run, run_seeds
+from evergraph.errors import EvergraphError, first_line
+from evergraph.experiments.engines import Engine, MakeEngine, ProcessDiedError, Work, engine_for
+from evergraph.experiments.run import finish_run
 from evergraph.experiments.run_folder import check_folder, finished_result
 from evergraph.experiments.specification import RunSpec
-from evergraph.persistence.files import taken_folder
-from evergraph.training import pick_device
-from evergraph.training.side_by_side import AT_ONCE
+from evergraph.persistence.files import remove_file, taken_folder, write_atomically
 
 Results = dict[str, dict[str, Any]]
-Finish = Callable[[list["Cell"], str, "str | Path | None"], Iterator[tuple["Cell", dict[str, Any]]]]
-Failed = Callable[["Cell", EvergraphError], "dict[str, Any] | None"]
-TOGETHER = 4  # seeds that share a process on a GPU, and more where there are more than that for each process
-LONGEST_FIRST = ("twp", "joint", "curvature", "lwf")  # so that no long run starts when all others are done
+Finished = Iterator[tuple["Cell", "dict[str, Any] | Exception"]]
+Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
+Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
+FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
+LONGEST_FIRST = (  # so that no long run starts when all others are done
+    "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +56,27 @@ class Choice:
     choose: Callable[[Results], list[Cell]]
 
 
+class CellsFailedError(EvergraphError):
+    """Some cells ended in errors; the others are done.
+
+    Args:
+        errors: of each cell that failed, by key.
+        results: of each cell that is done, by key.
+        folder: the folder of the cells.
+    """
+
+    def __init__(self, errors: Mapping[str, Exception], results: Results, folder: str | Path) -> None:
+        self.errors, self.results = dict(errors), results
+        alike: dict[str, list[str]] = {}  # cells by what is said of them
+        for key, error in errors.items():
+            alike.setdefault(_in_a_line(error).removeprefix(f"{key}: "), []).append(key)
+        named = "; ".join(f"{', '.join(keys)}: {said}" for said, keys in alike.items())
+        mistakes = any(not isinstance(error, EvergraphError) for error in errors.values())
+        where = f" (tracebacks in {Path(folder) / FAILURES})" if mistakes else ""
+        total = len(errors) + len(results)
+        super().__init__(f"{len(errors)} of {total} runs failed, --resume tries them again; {named}{where}")
+
+
 def run_cells(
     cells: Iterable[Cell],
     out: str | Path,
@@ -71,37 +86,71 @@ def run_cells(
     failed: Failed = lambda cell, error: None,
     data_root: str | Path | None = None,
     jobs: int = 1,
+    engine: MakeEngine | None = None,
     on_done: Callable[[str, int, int], None] | None = None,
+    on_result: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Run all cells, `jobs` processes side by side, one seed each; returns the results by key.
+    """Run all cells, `jobs` processes side by side or wherever `engine` runs them; returns the results by key.
 
     The caller holds `out` (`taken_folder`). A cell whose settings differ from those of a finished run in its folder
-    is an error: nothing is mixed.
+    is an error: nothing is mixed. A cell that fails, in whatever way, does not keep the others from being run: when
+    they are done, `CellsFailedError` names those that failed. What is not an error about the input is tried again.
 
     Args:
         cells: what to run.
         out: the folder that the cells' folders are in.
         choices: entries that are chosen among trials.
         known: the result of a cell that need not be run.
-        failed: what stands for the result of a cell whose run ended in an error; None raises it.
+        failed: what stands for the result of a cell whose run ended in an error; None lets it count as failed.
         data_root: folder of the datasets.
-        jobs: processes side by side.
+        jobs: processes side by side; 1 works in this process.
+        engine: makes the engine that carries out the runs, in place of processes of this machine.
         on_done: called as (key, cells done, cells in all).
+        on_result: called after every cell with the results so far.
     """
     open_choices = list(choices)
     waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
-    total, results = len(waiting) + len(open_choices), dict[str, dict[str, Any]]()
+    total, results, errors = len(waiting) + len(open_choices), dict[str, dict[str, Any]](), dict[str, Exception]()
     if on_done is not None:
         on_done("starting", 0, total)
-    with nullcontext(partial(_in_turn, failed)) if jobs <= 1 else _side_by_side(jobs, failed) as finish:
-        for cell, result in _known_first(finish, known, waiting, str(out), data_root):
-            results[cell.key] = result
+    remove_file(Path(out) / FAILURES)
+    making = engine or engine_for("local", jobs)
+    with making(Path(out)) if making is not None else nullcontext() as carried_out_by:
+        finish = _in_turn if carried_out_by is None else partial(_by_engine, carried_out_by)
+        for cell, ended in _known_first(finish, known, waiting, str(out), data_root):
+            result = ended if isinstance(ended, dict) else failed(cell, ended)
+            if result is None:
+                assert isinstance(ended, Exception)
+                errors[cell.key] = ended
+            else:
+                results[cell.key] = result
+                if on_result is not None:
+                    on_result(results)
             if on_done is not None:
-                on_done(cell.key, len(results), max(total, len(results)))
+                done = len(results) + len(errors)
+                on_done(f"{cell.key}{' failed' if result is None else ''}", done, max(total, done))
             ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
             open_choices = [choice for choice in open_choices if choice not in ready]
             waiting += [cell for choice in ready for cell in choice.choose(results)]  # `finish` goes on with them
-    return results
+    return all_or_error(results, errors, out)
+
+
+def all_or_error(results: Results, errors: Mapping[str, Exception], out: str | Path) -> Results:
+    """The results where all cells are done, else one error for those that failed; of a single cell its own."""
+    if not errors:
+        return results
+    if len(errors) == 1 and not results:
+        raise next(iter(errors.values()))
+    mistakes = {key: error for key, error in errors.items() if not isinstance(error, EvergraphError)}
+    if mistakes:
+        texts = ["".join([f"{key}\n", *traceback.format_exception(error)]) for key, error in mistakes.items()]
+        with suppress(EvergraphError):  # a full disk, say, which may be what the failure was
+            write_atomically(Path(out) / FAILURES, "\n".join(texts))
+    raise CellsFailedError(errors, results, out)
+
+
+def _in_a_line(error: Exception) -> str:
+    return str(error) if isinstance(error, EvergraphError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _known_first(
@@ -110,7 +159,7 @@ def _known_first(
     waiting: list[Cell],
     out: str,
     data_root: str | Path | None,
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
+) -> Finished:
     """The cells whose results are known, then those to run; whatever is added meanwhile is treated alike."""
     while waiting:
         to_run = []
@@ -131,121 +180,61 @@ def _trials(choices: Iterable[Choice]) -> Iterator[Cell]:
         yield from choice.trials
 
 
-def _in_turn(
-    failed: Failed, waiting: list[Cell], out: str, data_root: str | Path | None
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def _in_turn(waiting: list[Cell], out: str, data_root: str | Path | None) -> Finished:
     """Finish the cells one after the other, those added meanwhile too."""
     while waiting:
         cell = waiting.pop(0)
         try:
-            result = cell.finish(out, data_root)
-        except EvergraphError as error:
-            result = _instead(failed, cell, error)
-        yield cell, result
+            ended: dict[str, Any] | Exception = cell.finish(out, data_root)
+        except Exception as error:
+            ended = error
+        yield cell, ended
 
 
-def _instead(failed: Failed, cell: Cell, error: EvergraphError) -> dict[str, Any]:
-    """What stands for the result of a cell that ended in an error, or the error."""
-    if (result := failed(cell, error)) is None:
-        raise error
-    return result
+@dataclass
+class _Open:
+    """A cell that an engine works on."""
+
+    cell: Cell
+    left: int
+    error: Exception | None = None
 
 
-@contextmanager
-def _side_by_side(jobs: int, failed: Failed) -> Iterator[Finish]:
-    """Finishes cells in several processes. Stopped, it waits for none of them: cells go on where they were."""
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
-    try:
-        yield partial(_in_processes, pool, jobs, failed)
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_processes(
-    pool: ProcessPoolExecutor, jobs: int, failed: Failed, waiting: list[Cell], out: str, data_root: str | Path | None
-) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a process's work."""
-    running: dict[Future[list[Exception | None]], list[Cell]] = {}
-    left: dict[str, int] = {}
-    instead: dict[str, dict[str, Any]] = {}  # for cells of which a seed failed
-    while waiting or running:
+def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | Path | None) -> Finished:
+    """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a piece of work."""
+    under_way, tries = dict[str, _Open](), Counter[Work]()
+    while waiting or under_way:
         new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
         waiting.clear()
-        complete, seeds = [], list[tuple[Cell, int]]()
+        complete = []
         for cell in new:
-            done = finished_result(Path(out) / cell.key, cell.spec) is not None
-            seeds += [] if done else [(cell, seed) for seed in cell.spec.seeds]
-            left[cell.key] = 0 if done else len(cell.spec.seeds)
-            complete += [cell] if done else []
-        for group in _groups(seeds, jobs):
-            parts = [(cell.spec, Path(out) / cell.key, seed) for cell, seed in group]
-            running[pool.submit(run_seeds, parts, data_root=data_root)] = [cell for cell, _ in group]
-        if running and not complete:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                cells = running.pop(future)
-                for cell, error in zip(cells, _errors(future, cells)):
-                    if error is not None:
-                        instead[cell.key] = _instead(failed, cell, error)
-                    left[cell.key] -= 1
-                    complete += [] if left[cell.key] else [cell]
-        yield from ((cell, instead[cell.key]) for cell in complete if cell.key in instead)
-        whole = [cell for cell in complete if cell.key not in instead]
-        yield from _in_turn(failed, whole, out, data_root)  # nothing is left to train: the results are put together
+            folder = Path(out) / cell.key
+            try:
+                seeds = [] if finished_result(folder, cell.spec) is not None else cell.spec.seeds
+            except EvergraphError as unreadable:
+                yield cell, unreadable
+                continue
+            under_way[cell.key] = _Open(cell, len(seeds))
+            for seed in seeds:
+                engine.submit(Work(cell.key, cell.spec, str(folder), seed, str(data_root) if data_root else None))
+            complete += [] if seeds else [under_way[cell.key]]
+        for work, error in engine.wait() if under_way and not complete else ():
+            tries[work] += 1
+            if error is not None and _may_pass(error) and tries[work] < engine.attempts:
+                engine.submit(work)
+                continue
+            one = under_way[work.key]
+            one.error = one.error or error
+            one.left -= 1
+            complete += [] if one.left else [one]
+        for one in complete:
+            del under_way[one.cell.key]
+            if one.error is not None:
+                yield one.cell, one.error
+            else:
+                yield from _in_turn([one.cell], out, data_root)  # nothing is left to train: the results are gathered
 
 
-def _groups(seeds: list[tuple[Cell, int]], jobs: int) -> list[list[tuple[Cell, int]]]:
-    """The seeds that share a process: each alone on a CPU; on a GPU several, which take turns there.
-
-    They are dealt out like cards, so that every group has its share of the longest.
-    """
-    if not seeds:
-        return []
-    on_gpu = pick_device(seeds[0][0].spec.device).type == "cuda"
-    size = min(AT_ONCE, max(TOGETHER, math.ceil(len(seeds) / jobs))) if on_gpu else 1
-    number = math.ceil(len(seeds) / size)
-    return [seeds[first::number] for first in range(number)]
-
-
-def _errors(future: Future[list[Exception | None]], cells: list[Cell]) -> list[EvergraphError | None]:
-    """What each seed of a group ended in; a process that died, or found no memory, in one line."""
-    try:
-        outcomes = future.result()
-    except (BrokenProcessPool, torch.OutOfMemoryError) as error:
-        outcomes = [error] * len(cells)
-    return [_one_line(outcome, cell) for outcome, cell in zip(outcomes, cells)]
-
-
-def _one_line(outcome: Exception | None, cell: Cell) -> EvergraphError | None:
-    if outcome is None or isinstance(outcome, EvergraphError):
-        return outcome
-    if not isinstance(outcome, (BrokenProcessPool, torch.OutOfMemoryError)):
-        raise outcome
-    return EvergraphError(
-        f"{cell.key}: its process died ({first_line(outcome)}); with fewer --jobs each has more memory, "
-        "and --resume goes on with what is there"
-    )
-
-
-def _begin_worker() -> None:
-    """One thread, since processes share the cores; no life beyond the parent's, whose Ctrl-C it is."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", EvergraphWarning)  # the parent has said it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def default_jobs(device: str) -> int:
-    """As many processes as cores; on a GPU, where steps are launch-bound, at most fifteen share it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 15) if device != "cpu" else cores
+def _may_pass(error: Exception) -> bool:
+    """Whether a second try may end in another way: what is wrong with the input stays wrong."""
+    return isinstance(error, ProcessDiedError) or not isinstance(error, EvergraphError)

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from evergraph.core.workers import workers
 from evergraph.version import __version__
 
 
@@ -22,7 +23,9 @@ def versions() -> dict[str, str]:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words."""
+    """The device in words, and the number of processes that share the work where it is more than one."""
+    number = workers().size
+    together = f", {number} processes" if number > 1 else ""
     if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads)"
+        return f"cuda ({torch.cuda.get_device_name(device)}{together})"
+    return f"cpu ({torch.get_num_threads()} threads{together})"

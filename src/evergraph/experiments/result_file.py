@@ -20,6 +20,8 @@ RESULTS = "results.jsonl"
 CELLS = "cells"  # the folder of the runs themselves, beside the file
 TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
 
+CHOOSING = "choose"  # in a key: the trials by which a protocol's settings were chosen
+
 
 class Entry(TypedDict):
     """A line of the file."""
@@ -50,6 +52,11 @@ def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Map
     path = Path(folder) / RESULTS
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     return path
+
+
+def is_trial(key: str) -> bool:
+    """Whether a cell is a trial by which settings were chosen, and no entry of the table."""
+    return CHOOSING in key.split("/")
 
 
 def each_test_graph(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

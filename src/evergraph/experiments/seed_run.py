@@ -150,6 +150,12 @@ class SeedRun:
         return state if state["finished"] else None
 
 
+def seed_is_done(folder: Path, seed: int) -> bool:
+    """Whether a seed of a run has all its results."""
+    path = folder / f"seed-{seed}" / "matrix.json"
+    return path.exists() and read_record(path, SeedRecord, f"remove {path.parent} to begin the seed anew")["finished"]
+
+
 def _log_table(log: list[dict[str, Any]]) -> str:
     """The log as CSV; a column for whatever any epoch has, empty where it has none."""
     columns = list(dict.fromkeys(key for row in log for key in row)) or ["task", "epoch", "loss"]

@@ -15,12 +15,14 @@ from evergraph import registry
 from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.params import Direction, Params, named_params
 from evergraph.core.settings import Checked
+from evergraph.core.workers import ALONE, workers
 from evergraph.data.arrays import ClassName
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
+from evergraph.methods.shared import Shared
 from evergraph.methods.state import copied, count_bytes, grown
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 from evergraph.problems.base import Problem
@@ -29,8 +31,8 @@ METHODS: registry.Registry[type[Method]] = registry.methods
 
 
 @dataclass(eq=False)
-class Context:
-    """What a method may look at during one task.
+class Context(Shared):
+    """What a method may look at during one task; with several processes, what of it is this one's (`Shared`).
 
     Args:
         model: the model being trained.
@@ -178,9 +180,12 @@ class View:
     def outputs(self) -> Tensor:
         """The model's outputs at the examples, on the CPU, with exact neighbourhoods."""
         batcher = self.problem.batcher(self.model, self.graph, device=self.device)
-        batches = batcher.batches(self.nodes.to(self.device), NODES_AT_ONCE)
-        rows = [self.model(batch).cpu() for batch in batches]
-        return torch.cat(rows) if rows else torch.empty(0, self.model.out_channels or 0)
+        group = workers() if self.graph.rows is None else ALONE  # of a graph in parts each process has its own nodes
+        own = self.nodes[group.share(self.nodes.numel())].to(self.device)
+        rows = [self.model(batch).cpu() for batch in batcher.batches(own, NODES_AT_ONCE)] if own.numel() else []
+        dtype = next((value.dtype for value in self.model.parameters()), torch.float32)
+        part = torch.cat(rows) if rows else torch.empty(0, self.model.out_channels or 0, dtype=dtype)
+        return group.stack(part, self.nodes.numel())
 
 
 STEP_HOOKS = (
@@ -202,9 +207,8 @@ class Method(metaclass=Checked):
     """A way to learn a new task without forgetting the old ones. Every hook may be left out.
 
     Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
-    (`evergraph.core.settings`); attributes that end in `_`
-    are learned state: tensors, numbers, and lists or dictionaries of them. They are saved and loaded
-    without another line; `state` declares how they grow. Hooks never call backward, zero_grad or optimizer.step.
+    (`evergraph.core.settings`); attributes that end in `_` are learned state: tensors, numbers, lists or dictionaries
+    of them, saved and loaded without another line; `state` declares how they grow. Hooks never call backward or step.
     """
 
     name: ClassVar[str] = "finetune"
@@ -292,18 +296,14 @@ class Method(metaclass=Checked):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> Answer:
-        """Whether the hooks within a step are the same kernels every time, as long as the phase is the same.
+        """Whether the hooks within a step are the same kernels every time in one phase; `No(reason)` says why not.
 
-        No value is read back, no tensor's size depends on values, and on a GPU random numbers are the device's own
-        (`evergraph.core.randomness`). `No(reason)` says why not.
+        They read no value back, and on a GPU draw from the device's own numbers (`evergraph.core.randomness`).
         """
         return True
 
     def phase(self, context: Context) -> Hashable:
-        """What the hooks within a step go by besides the batch: they are the same kernels as long as it is the same.
-
-        For methods that train in phases (`context.epoch`); whoever records steps records each phase's own.
-        """
+        """What tells apart steps with different kernels, for methods that train in phases (`context.epoch`)."""
         return None
 
     # leaving a task
@@ -396,9 +396,8 @@ class Method(metaclass=Checked):
 
 
 def _state_fields(method: Method) -> list[dataclasses.Field[Any]]:
-    if not dataclasses.is_dataclass(method):
-        return []
-    return [f for f in dataclasses.fields(method) if not f.init and f.name.endswith("_")]
+    fields: Any = dataclasses.fields(method) if dataclasses.is_dataclass(method) else ()
+    return [f for f in fields if not f.init and f.name.endswith("_")]
 
 
 def _shallow(value: Any) -> Any:

@@ -52,8 +52,10 @@ class EWC(Quadratic):
         with measuring(context.model, next(context.batches(1))):
             if self.fisher == "squared-batch":
                 total = squared_batch_gradients(context.model, context.batches(), *over)
-            else:
+            elif self.labels == "sample":  # every process draws the same labels
                 total = fisher_diagonal(context.model, context.batches, *over)
+            else:
+                total = context.divided_sum(lambda batches: fisher_diagonal(context.model, batches, *over))
         if self.reduction == "sum":
             return total
         return {name: value / context.num_train for name, value in total.items()}

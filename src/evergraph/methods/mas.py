@@ -55,7 +55,7 @@ class MAS(Quadratic):
         def cotangents(batch: Batch, outputs: Tensor) -> Tensor:
             return 2 * context.problem.in_scope(outputs).unsqueeze(1)
 
-        total = sum_of_powers(context.model, context.batches, cotangents, power=1)
+        total = context.divided_sum(lambda batches: sum_of_powers(context.model, batches, cotangents, power=1))
         return {name: value / context.num_train for name, value in total.items()}
 
     def end_task(self, context: Context) -> None:

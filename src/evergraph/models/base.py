@@ -15,6 +15,7 @@ from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
+from evergraph.models.parts import PartNeighbourhoods
 
 MODELS: registry.Registry[type[GraphModel]] = registry.models
 
@@ -40,6 +41,7 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `example_powers(batch, cotangents, power)`: sums of powers of single-node gradients;
     - `features(batch)` and `output_weight()`: a linear head, `outputs = features @ output_weight`;
     - `feature_blocks()` and `graph_features(…)`: features that fall into blocks by depth of propagation;
+    - `propagated_inputs()` and `features_from(…)`: features as a function, node by node, of inputs propagated before;
     - `widen(units)`: hidden layers grow, and outputs stay as they are until the new units are trained;
     - `attention(batch)`: attention-like coefficients of every layer's edges;
     - `steps_can_be_captured(batcher, form)`: a training step is the same kernels every time, in one of the forms of
@@ -124,6 +126,8 @@ def neighbourhoods(
     parameter = next(model.parameters(), None)
     dtype = parameter.dtype if parameter is not None else torch.float32
     device = torch.device(device) if device is not None else graph.y.device
+    if graph.rows is not None:
+        return PartNeighbourhoods(model, graph, graph.y if y is None else y, dtype)
     shared = capable(model, "input_key")  # a model without one shares its inputs with no other
     cache = graph.cache if shared else graph.private_cache.setdefault(model, {})
     key = f"{shared() if shared else sorted(model.hyperparameters().items())} {dtype} {device} {propagate}"

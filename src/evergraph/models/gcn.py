@@ -158,7 +158,7 @@ class GCN(StackedWeights):
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
         hidden, moved = self._first_layer(batch, direction)
         skipped = self.num_layers - batch.num_hops
-        for number, weight in enumerate(self.weights[1:], start=1):
+        for number, weight in enumerate(list(self.weights)[1:], start=1):
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
             hidden = with_ones(F.relu(hidden))
             operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]

@@ -233,6 +233,17 @@ class RandomFeatures(GraphModel):
         return found[key]
 
     @capability(rests_on=READS)
+    def propagated_inputs(self) -> list[Block]:
+        """(k, b) of each block: its features are those of P_b^k X̂, row by row."""
+        return list(self.blocks)
+
+    @capability(rests_on=READS)
+    def features_from(self, propagated: Sequence[Features]) -> Tensor:
+        """The features of some nodes, with a column of ones, from their rows of P_b^k X̂ for each block (k, b)."""
+        pairs = zip(propagated, self._blocks())
+        return with_ones(torch.cat([self._activate(x @ self.projection[:, columns]) for x, (*_, columns) in pairs], 1))
+
+    @capability(rests_on=READS)
     def feature_blocks(self) -> tuple[list[int], Tensor]:
         """The depth of each block, and the block of each feature; -1 for the column of ones."""
         widths = torch.tensor(self.widths())

@@ -27,12 +27,21 @@ def task_card(task: Task) -> dict[str, Any]:
     card: dict[str, Any] = {
         "learned": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "graph": task.graph.name,
-        "examples": {name: nodes.numel() for name, nodes in parts.items()},
+        "examples": dict(zip(parts, _over_all(task, [nodes.numel() for nodes in parts.values()]))),
     }
     if task.graph.has_classes:
-        sizes = torch.bincount(task.graph.y[task.train], minlength=task.graph.num_classes).tolist()
+        own = torch.bincount(task.graph.y[task.train], minlength=task.graph.num_classes)
+        sizes = _over_all(task, own.tolist())
         card["classes"] = [[task.graph.class_names[place], sizes[place]] for place in task.class_positions]
     return card
+
+
+def _over_all(task: Task, counts: list[int]) -> list[int]:
+    """Counts over all processes, where the task's graph is in parts; else as they are."""
+    if task.graph.rows is None:
+        return counts
+    total: list[int] = task.graph.rows.group.sum([torch.tensor(counts)])[0].tolist()
+    return total
 
 
 def learner_card(

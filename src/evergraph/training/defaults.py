@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
+from evergraph.core.workers import workers
 from evergraph.errors import EvergraphError
 from evergraph.methods import METHODS
 from evergraph.problems import PROBLEMS, LinkPrediction, NodeClassification
@@ -29,11 +32,13 @@ def default_method(model: str | None, problem: str = NodeClassification.name) ->
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one."""
+    """`auto` is CUDA where there is one; of several processes together each takes a GPU of its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in {"cpu", "cuda"} and not name.startswith("cuda:"):
         raise EvergraphError(f"unknown device {name!r}; choose one of: auto, cpu, cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise EvergraphError("device cuda: this machine has no usable GPU; use --device cpu or auto")
+    if name == "cuda" and workers().size > 1:
+        name = f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
     return torch.device(name)

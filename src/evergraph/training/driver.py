@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evergraph.core.workers import workers
 from evergraph.data.tasks import Task
 from evergraph.errors import DivergedError, EvergraphError
 from evergraph.persistence.checkpoint import INDEX, read_index, remove_tree
@@ -70,6 +71,8 @@ class Driver:
             remove_tree(self.unfinished)
 
     def _save(self, learner: Learner, folder: Path, notes: Callable[[], dict[str, Any]] | None) -> None:
+        if workers().rank:
+            return  # of several processes the first one writes; they all hold the same
         begun = time.perf_counter()
         try:
             learner.save(folder, notes=notes() if notes is not None else None)

@@ -11,7 +11,8 @@ from torch import Tensor
 from evergraph.core.capabilities import capable
 from evergraph.data import Graph, Task
 from evergraph.methods import Context, View
-from evergraph.training.calibration import losses_at_temperatures
+from evergraph.training.calibration import GRID, losses_at_temperatures
+from evergraph.training.parts import outputs_in_pieces
 from evergraph.training.unknown import confidence, counted, separations
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def before_learning(learner: Learner, task: Task) -> Evidence:
     """What examples of new classes say, as long as they are unknown: which mixture of numbers sets them apart."""
     known = set(learner.classes_)
     tables = [record["familiar"] for record in learner.records if record.get("familiar")]
-    if not tables or learner.problem.kind != "classes" or not task.val.numel():
+    if not tables or learner.problem.kind != "classes" or not task.val.numel() or task.graph.rows is not None:
         return {}
     new = torch.tensor([name not in known for name in task.graph.class_names])
     strangers = task.val[new[task.graph.y[task.val]]]
@@ -44,15 +45,27 @@ def before_learning(learner: Learner, task: Task) -> Evidence:
 
 def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
     """What the validation examples say, read by a model that has not learned from them."""
-    if learner.problem.kind != "classes" or not task.val.numel():
+    if learner.problem.kind != "classes" or not context.count(task.val):
         return {}
     claim = capable(learner.method, "held_out")
     held_out: AbstractContextManager[None] = claim(context) if claim is not None else nullcontext()
+    if task.graph.rows is not None:
+        return _over_parts(learner, task, context, held_out)
     with held_out:
         outputs = learner.outputs(task.graph, task.val)[:, : len(learner.classes_)]
         values = strangeness(learner, task.graph, task.val)
     targets = learner.problem.targets(task.graph, learner.classes_)[task.val]
     return {"calibration": losses_at_temperatures(learner.problem, outputs, targets), "familiar": counted(values)}
+
+
+def _over_parts(learner: Learner, task: Task, context: Context, held_out: AbstractContextManager[None]) -> Evidence:
+    """The calibration alone, summed over the processes that hold the validation examples."""
+    targets, losses = learner.problem.targets(task.graph, learner.classes_), torch.zeros(len(GRID), dtype=torch.float64)
+    with held_out:
+        for piece, outputs in outputs_in_pieces(learner, task.graph, task.val) if task.val.numel() else ():
+            known = outputs[:, : len(learner.classes_)]
+            losses += torch.tensor(losses_at_temperatures(learner.problem, known, targets[piece]), dtype=torch.float64)
+    return {"calibration": context.total(losses).tolist()}
 
 
 def _width(tables: list[list[list[int]]]) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evergraph.core.settings import Bounds, Checked, PositiveInt, Seed, checked
 from evergraph.data import ClassName, Graph, Part, Task, TaskStream
-from evergraph.errors import EvergraphError, tell
+from evergraph.errors import EvergraphError, is_out_of_memory, tell
 from evergraph.evaluation import Evaluation
 from evergraph.methods import Method, as_method, is_method
 from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
@@ -183,7 +183,12 @@ class Learner(metaclass=Checked):
         if num_classes <= self.model.out_channels:
             raise EvergraphError(f"the output layer has {self.model.out_channels} units already; ask for more")
         with own_random_numbers(self):
-            grow(self, num_classes)
+            try:
+                grow(self, num_classes)
+            except (MemoryError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise EvergraphError(f"not enough memory for {num_classes} classes; ask for fewer") from None
+                raise
 
     def check(self, task: Task) -> None:
         """Raise the error that `learn(task)` would raise before it begins, if the task does not fit."""

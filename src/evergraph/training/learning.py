@@ -59,7 +59,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1
     learner.feature_names = learner.feature_names or task.graph.feature_names
-    trained = {"classes": list(task.class_names), "nodes": task.train.numel(), "epochs": progress.epoch}
+    trained = {"classes": list(task.class_names), "nodes": context.count(task.train), "epochs": progress.epoch}
     trained["steps"] = progress.steps
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
@@ -79,7 +79,7 @@ def small_state(learner: Learner) -> dict[str, Any]:
 
 def check_fit(learner: Learner, task: Task) -> None:
     """Raise the error for a task that the learner cannot learn as the next one."""
-    if task.train.numel() == 0:
+    if task.train.numel() == 0 and task.graph.rows is None:
         raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
     if task.graph.level != learner.problem.level:
         raise EvergraphError(

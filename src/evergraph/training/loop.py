@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evergraph.core.params import Params, copy_params
+from evergraph.core.params import Direction, Params, copy_params
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
@@ -23,6 +23,9 @@ from evergraph.training.side_by_side import give_way
 
 OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's averages (and number of steps) of each parameter, under the parameter's name."""
+
+Forward = Callable[[GraphModel, Batch, Sequence[Direction]], tuple[Tensor, list[Tensor]]]
+"""From a model, a batch and directions d to the outputs and J d: `evergraph.curvature.forward`, or an executor's."""
 
 OnEpoch = Callable[["Progress", int], None]
 """Called after every epoch with the progress and the number of epochs planned."""
@@ -133,8 +136,12 @@ def train_step(
     batch: Batch,
     optimizer: torch.optim.Optimizer,
     weigh: Callable[[Tensor], Tensor] | None = None,
+    forward: Forward = forward,
 ) -> Tensor:
-    """One step: forward with the method's tangents, one backward, one move; returns the summed loss."""
+    """One step: forward with the method's tangents, one backward, one move; returns the summed loss.
+
+    An executor may bring a forward pass of its own, with the same results.
+    """
     logits, tangents = forward(context.model, batch, method.directions(context))
     per_example = context.problem.loss(method.loss_outputs(context, logits), batch.y)
     if weigh is not None:

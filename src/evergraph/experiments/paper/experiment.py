@@ -6,20 +6,23 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import DivergedError, EvergraphError, unknown
-from evergraph.experiments.cells import Cell, default_jobs, run_cells
+from evergraph.errors import DivergedError, EvergraphError, first_line, unknown
+from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
+from evergraph.experiments.engines import MakeEngine, default_jobs
+from evergraph.experiments.paper.field import write_field
 from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.provenance import describe_device, versions
-from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
+from evergraph.experiments.result_file import CELLS, is_trial, known_result, read_results, write_results
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import make_folder, taken_folder, write_atomically
 from evergraph.persistence.reading import read_text
@@ -38,6 +41,7 @@ def run_paper(
     epochs: int | None = None,
     device: str = "auto",
     jobs: int | None = None,
+    engine: MakeEngine | None = None,
     data_root: str | Path | None = None,
     on_done: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +63,7 @@ def run_paper(
     missing = _missing(plans, data_root, required=len(datasets) == 1)
     available = [plan for plan in plans if plan.dataset not in missing]
     settings: dict[str, Any] = {"data_root": data_root, "jobs": jobs or default_jobs(device), "on_done": on_done}
+    settings["engine"] = engine
 
     alone = not isinstance(studies, bool)
 
@@ -94,14 +99,45 @@ def run_paper(
 
     holding = taken_folder(out, look, advice="name another with --out")
     with holding as entries, _logged(out, device, settings["jobs"]) as cells_run:
-        results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=_failed_trial, **settings)
-        for plan in available:
-            specs = {key: spec for key, spec in chosen.items() if key.startswith(plan.key(""))}
-            make_folder(plan.folder(out))
-            write_results(plan.folder(out), specs, results)
-        tables = [] if alone else [_write(plan, results, out, wanted(plan), missing) for plan in plans]
+        failed = partial(_failed, {plan.key("") for plan in plans if plan.goes_on})
+        save = _Saving(available, out, chosen)
+        try:
+            results = run_cells(
+                cells, out / CELLS, choices=choices, known=known, failed=failed, on_result=save.in_a_while, **settings
+            )
+        except CellsFailedError as failure:
+            if failure.results:
+                save(failure.results)
+            raise
+        errors = {key: result["error"] for key, result in results.items() if "error" in result}
+        results = save(results)
+        tables = [] if alone else [_write(plan, results, out, wanted(plan), {**missing, **errors}) for plan in plans]
         figures = _draw_studies({plan: studied(plan) for plan in available}, results, out)
     return {"tables": tables, "studies": figures, "seconds": time.perf_counter() - begun, "out": str(out)}
+
+
+class _Saving:
+    """Writes the results file of each protocol, while cells are run every so often: a stopped experiment keeps them."""
+
+    SECONDS = 20
+
+    def __init__(self, plans: Sequence[Protocol], out: Path, specs: dict[str, RunSpec]) -> None:
+        self.plans, self.out, self.specs, self.written = plans, out, specs, time.monotonic()
+
+    def in_a_while(self, results: dict[str, dict[str, Any]]) -> None:
+        """Write if it is time to."""
+        if time.monotonic() - self.written > self.SECONDS:
+            self(results)
+
+    def __call__(self, results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Write all results but failures, and return them."""
+        measured = {key: result for key, result in results.items() if "error" not in result}
+        for plan in self.plans:
+            make_folder(plan.folder(self.out))
+            own = {key: spec for key, spec in self.specs.items() if key.startswith(plan.key(""))}
+            write_results(plan.folder(self.out), own, measured)
+        self.written = time.monotonic()
+        return measured
 
 
 @contextmanager
@@ -141,9 +177,11 @@ def _missing(plans: Sequence[Protocol], data_root: str | Path | None, *, require
     return reasons
 
 
-def _failed_trial(cell: Cell, error: EvergraphError) -> dict[str, Any] | None:
-    """A trial that diverges is never chosen; anything else that fails ends the experiment."""
-    return {"error": str(error)} if "/choose/" in cell.key and isinstance(error, DivergedError) else None
+def _failed(go_on: Collection[str], cell: Cell, error: Exception) -> dict[str, Any] | None:
+    """A trial that diverges is never chosen. Anything else that fails ends the experiment, unless it goes on."""
+    diverged = is_trial(cell.key) and isinstance(error, DivergedError)
+    tolerated = any(cell.key.startswith(start) for start in go_on)
+    return {"error": first_line(error)} if diverged or tolerated else None
 
 
 def _draw_studies(
@@ -173,6 +211,8 @@ def _write(
     """A protocol's tables and figures on one dataset."""
     folder = plan.folder(out)
     make_folder(folder)
+    if plan.content.get("table") == "methods":
+        return {"protocol": plan.name, "dataset": plan.dataset, **write_field(plan, results, wanted, missing, folder)}
     rows = table_rows(plan, results, wanted)
     training = plan.content["training"]
     heading = (

@@ -1,23 +1,27 @@
-"""The protocols `paper` and `best` as they stand in their files, turned into cells to run."""
+"""The protocols `paper`, `best` and `field` as they stand in their files, turned into cells to run."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from evergraph.errors import EvergraphError, unknown
 from evergraph.experiments.cells import Cell, Choice
+from evergraph.experiments.result_file import CHOOSING
 from evergraph.experiments.selection.proposals import spread
 from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, Trial, final_performance
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec
+from evergraph.methods import make_method
 from evergraph.training import Training
 
-PROTOCOLS = ("paper", "best")
+PROTOCOLS = ("paper", "best", "field")
+BOTH = ("paper", "best")
+"""The protocols of the paper's own experiment."""
 DATASETS = ("coauthor-cs", "corafull", "arxiv", "corafull-knn", "amazon-computers")
 PAPER_DATASETS = ("corafull", "arxiv", "coauthor-cs")
 
@@ -41,8 +45,10 @@ class Protocol:
     def load(cls, name: str, dataset: str, seeds: int, device: str = "auto", rule: str | None = None) -> Protocol:
         """Read a protocol; a table `[datasets.NAME]` in its file overrides settings for one dataset.
 
+        A row that is `at_budgets` stands for one row at each of the file's `budgets`, with the setting `memory`.
+
         Args:
-            name: `paper` or `best`.
+            name: `paper`, `best` or `field`.
             dataset: the stream.
             seeds: runs of every row.
             device: where to train.
@@ -54,7 +60,8 @@ class Protocol:
             raise unknown("dataset", dataset, (*DATASETS, "all"))
         content = read(name)
         for section, values in content.get("datasets", {}).get(dataset, {}).items():
-            content[section] = _merge(content[section], values)
+            content[section] = _merge(content[section], values) if isinstance(values, dict) else values
+        content["rows"] = _at_budgets(content["rows"], content.get("budgets", []))
         if rule is not None:
             content["search"]["rule"] = SELECTION_RULES[rule].name
         return cls(name, dataset, content, seeds, device)
@@ -74,20 +81,22 @@ class Protocol:
 
     def spec(self, row: dict[str, Any], seeds: Sequence[int], order: str = "", **settings: Any) -> RunSpec:
         """What is run for a row, in the protocol's first order of classes unless another is named."""
-        stream = {**self.content["stream"], **({"order": order} if order else {})}
+        stream = {**self.content["stream"], **row.get("stream", {}), **({"order": order} if order else {})}
         other = "seen" if stream["test_graph"] == "task" else "task"
+        settings = {**row.get("settings", {}), **settings}
+        own = make_method(row["method"], settings).training if self.content.get("own_training") else {}
         return RunSpec(
             source=self.dataset,
             stream=stream,
             method=row["method"],
-            settings={**row.get("settings", {}), **settings},
+            settings=settings,
             model=row.get("model", ""),
             model_settings=row.get("model_settings", dict(self.content["model"])),
-            training=Training(**{**self.content["training"], **row.get("training", {})}),
+            training=Training(**{**own, **self.content["training"], **row.get("training", {})}),
             seeds=list(seeds),
             device=self.device,
-            also_test=[other],
-            validate=True,
+            also_test=row.get("also_test", self.content.get("also_test", [other])),
+            validate=self.content.get("validate", True),
         )
 
     def key(self, name: str, order: str = "") -> str:
@@ -140,11 +149,18 @@ class Protocol:
     def _choice(self, name: str, row: dict[str, Any]) -> Choice:
         tried_row, tried = self.searched(row)
         spec, space, rule = self.spec(tried, [0]), self.space(tried), self.rule(tried)
-        points = spread(space, self.content["search"]["trials"])
-        points_by_key = {self.key(f"choose/{tried_row}@{_label(point)}"): point for point in points}
-        trials = tuple(Cell(key, rule.restrict(space.apply(spec, point))) for key, point in points_by_key.items())
+        search = self.content["search"]
+        points = spread(space, search["trials"])
+        if search.get("defaults_first"):
+            defaults = space.point_of(spec)
+            points = [defaults, *(point for point in points if point != defaults)][: search["trials"]]
+        points_by_key = {self.key(f"{CHOOSING}/{tried_row}@{_label(point)}"): point for point in points}
+        trial = replace(spec, also_test=search.get("also_test", spec.also_test))
+        trials = tuple(Cell(key, rule.restrict(space.apply(trial, point))) for key, point in points_by_key.items())
 
         def choose(results: dict[str, dict[str, Any]]) -> list[Cell]:
+            if self.goes_on and all("error" in results[trial.key] for trial in trials):
+                return []  # the row has no cell; the table names the reason
             outcomes = [
                 Trial(t.key, points_by_key[t.key], t.spec, None if "error" in results[t.key] else results[t.key])
                 for t in trials
@@ -156,6 +172,11 @@ class Protocol:
             ]
 
         return Choice(trials, choose)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a cell that fails is named in the table while the others go on; otherwise it ends the experiment."""
+        return bool(self.content.get("goes_on"))
 
     def study_cells(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, dict[str, Cell]]]:
         """For each study its rows, each with one cell per value; a row's own value is the table's cell."""
@@ -173,6 +194,19 @@ class Protocol:
                 key = self.key(row_name if in_table else place)
                 cells[row["title"]][str(value)] = Cell(key, self.spec(row, range(self.seeds), **{study["key"]: value}))
         return cells
+
+
+def _at_budgets(rows: dict[str, Any], budgets: Sequence[str]) -> dict[str, Any]:
+    """The rows, those `at_budgets` once for each budget."""
+    expanded: dict[str, Any] = {}
+    for name, row in rows.items():
+        if not row.get("at_budgets"):
+            expanded[name] = row
+            continue
+        for budget in budgets:
+            settings = {**row.get("settings", {}), "memory": budget}
+            expanded[f"{name}-{budget}"] = {**row, "title": f"{row['title']}, {budget}", "settings": settings}
+    return expanded
 
 
 class AllTasks(SelectionRule):

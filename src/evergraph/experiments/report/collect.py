@@ -20,7 +20,7 @@ from evergraph.evaluation import SUMMARIES, as_array, mean_std, summarize
 from evergraph.experiments.comparison import stream_titles
 from evergraph.experiments.plots import anytime_curve, change_matrix, describe_metric, mean_matrix
 from evergraph.experiments.report.answer import COLOURS, role_of, style_of
-from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, read_results
+from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, is_trial, read_results
 from evergraph.experiments.run_folder import read_result
 from evergraph.experiments.told import bytes_kept, uses
 from evergraph.persistence.reading import read_rows
@@ -105,6 +105,8 @@ def _results_in(source: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
         yield source, str(source), read_result(source)
         return
     for key, entry in read_results(source).items():
+        if is_trial(key):
+            continue
         folder = _cell_folder(source, key)
         yield folder, str(folder) if folder.is_dir() else f"{source / RESULTS}: {key}", entry["result"]
 

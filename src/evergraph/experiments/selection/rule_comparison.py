@@ -9,6 +9,7 @@ from typing import Any
 
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import as_array, mean_std, performance
+from evergraph.experiments.engines import MakeEngine
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.selection.proposals import spread
 from evergraph.experiments.selection.record import check_input, describe, opened
@@ -41,6 +42,7 @@ def compare_rules(
     space: Space | None = None,
     trials: int = 20,
     jobs: int = 1,
+    engine: MakeEngine | None = None,
     data_root: str | Path | None = None,
     resume: bool = False,
     on_done: OnDone | None = None,
@@ -68,7 +70,7 @@ def compare_rules(
         raise EvergraphError(next(iter(reasons.values())))
     settings = {rule.name: dataclasses.asdict(rule) for rule in rules}
     with opened(Path(out), describe(spec, space, "all", settings, optuna=False), resume):
-        search = Search(spec, space, trials, Path(out), jobs, data_root, on_done=on_done)
+        search = Search(spec, space, trials, Path(out), jobs, engine, data_root, on_done=on_done)
         selections, full = _select(search, possible)
         hindsight = Hindsight()
         best = hindsight.choose(space, list(full.values()))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import DivergedError, EvergraphError
+from evergraph.errors import DivergedError
 from evergraph.experiments.cells import Cell, run_cells
+from evergraph.experiments.engines import MakeEngine
 from evergraph.experiments.result_file import CELLS, known_result, read_results, write_results
 from evergraph.experiments.selection.proposals import Climb, Proposer, Spread
 from evergraph.experiments.selection.rule import SelectionRule, Trial
@@ -33,6 +34,7 @@ class Search:
         budget: trials allowed.
         folder: of everything; the caller holds it.
         jobs: processes side by side.
+        engine: where trials are run, in place of processes of this machine.
         data_root: folder of the datasets.
         with_optuna: whether Optuna proposes where there is a score to climb.
         on_done: called after every trial.
@@ -43,6 +45,7 @@ class Search:
     budget: int
     folder: Path
     jobs: int = 1
+    engine: MakeEngine | None = None
     data_root: str | Path | None = None
     with_optuna: bool = False
     on_done: OnDone | None = None
@@ -70,7 +73,7 @@ class Search:
         def known(cell: Cell) -> dict[str, Any] | None:
             return {"error": diverged[cell.key]} if cell.key in diverged else known_result(entries, cell.key, cell.spec)
 
-        def failed(cell: Cell, error: EvergraphError) -> dict[str, Any] | None:
+        def failed(cell: Cell, error: Exception) -> dict[str, Any] | None:
             if not isinstance(error, DivergedError):  # anything else is wrong with the input or the machine
                 return None
             diverged[cell.key] = str(error)
@@ -84,6 +87,7 @@ class Search:
             failed=failed,
             data_root=self.data_root,
             jobs=self.jobs,
+            engine=self.engine,
             on_done=self._count,
         )
         done = [

@@ -139,6 +139,15 @@ class Space:
         """The point at some positions between 0 and 1, one for each setting."""
         return {key: dimension.at(u) for (key, dimension), u in zip(self.dimensions.items(), positions)}
 
+    def point_of(self, spec: RunSpec) -> Point:
+        """The values that a run has without a search: those it gives, and defaults."""
+        given = {
+            "settings": spec.settings,
+            "training": dataclasses.asdict(spec.training),
+            "model_settings": {MODEL + key: value for key, value in spec.model_settings.items()},
+        }
+        return {key: given[self.places[key]].get(key, _home(spec, key)[1]) for key in self.dimensions}
+
     def strength_of(self, point: Point) -> float:
         """How strongly a point holds on to the past, between 0 and 1; 0 where nothing searched does."""
         return sum(self.dimensions[key].position(point[key]) for key in self.hold) / max(len(self.hold), 1)

@@ -10,6 +10,7 @@ from typing import Any
 
 from evergraph.core.settings import configure, settings_of
 from evergraph.errors import unknown
+from evergraph.experiments.engines import MakeEngine
 from evergraph.experiments.selection.record import check_input, describe, opened
 from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, Trial
 from evergraph.experiments.selection.search import OnDone, Search
@@ -47,6 +48,7 @@ def tune(
     space: Space | None = None,
     trials: int = 20,
     jobs: int = 1,
+    engine: MakeEngine | None = None,
     data_root: str | Path | None = None,
     resume: bool = False,
     on_done: OnDone | None = None,
@@ -63,6 +65,7 @@ def tune(
         space: what is searched; what the method declares by default.
         trials: how many settings are tried.
         jobs: processes side by side, one seed of a trial each.
+        engine: where trials are run, in place of processes of this machine.
         data_root: folder of the datasets.
         resume: go on with a search that was stopped, also with more trials.
         on_done: called after every trial.
@@ -71,7 +74,7 @@ def tune(
     rule.check(spec, check_input(spec, space, data_root), space, trials)
     record = describe(spec, space, rule.name, dataclasses.asdict(rule), optuna=rule.climbs)
     with opened(Path(out), record, resume) as with_optuna:
-        search = Search(spec, space, trials, Path(out), jobs, data_root, with_optuna, on_done)
+        search = Search(spec, space, trials, Path(out), jobs, engine, data_root, with_optuna, on_done)
         selection = rule.search(search)
         found = {
             "stream": spec.source,

@@ -131,7 +131,7 @@ class Analytic(Method):
         """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
         model, vote = context.model, None
         trained = self._choose(context)
-        if self._in_blocks(context.problem, model) and context.task.val.numel():
+        if self._in_blocks(context.problem, model) and context.count(context.task.val):
             self._choose_smoothing(context, trained)
             vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
             self._choose_voting(context, trained, vote)
@@ -187,10 +187,14 @@ class Analytic(Method):
 
     def _sizes(self, context: Context) -> Tensor:
         """Training nodes of each output unit, this task's included."""
-        _, head = linear_head(context.model)
-        sizes = torch.bincount(context.batcher.y[context.train], minlength=head.size(1))
+        sizes = self._arrived(context)
         sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
         return sizes
+
+    def _arrived(self, context: Context) -> Tensor:
+        """Training nodes of each output unit in this task, over all processes."""
+        own = context.batcher.y[context.own(context.train)]
+        return context.total(torch.bincount(own, minlength=linear_head(context.model)[1].size(1)))
 
     def _weights(self, sizes: Tensor) -> Tensor:
         """The weight of a node of each output unit, by the size of its class."""
@@ -200,7 +204,7 @@ class Analytic(Method):
         """The sizes of classes, and the task that brought each."""
         sizes = self._sizes(context)
         tasks = [*self.task_of_unit_, *[-1] * (sizes.numel() - len(self.task_of_unit_))]
-        for unit in torch.unique(context.batcher.y[context.train]).tolist():
+        for unit in torch.nonzero(self._arrived(context)).reshape(-1).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
         self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
 
@@ -255,7 +259,8 @@ class Analytic(Method):
     def _choose_ridge(self, context: Context, heads: list[Tensor]) -> None:
         """Count the hits (or add up the squared errors) of each ridge on validation examples."""
         classes = context.problem.kind == "classes"
-        hits = (validation_hits(context, heads).sum(1) if classes else negative_errors(context, heads)).tolist()
+        own = validation_hits(context, heads).sum(1) if classes else negative_errors(context, heads)
+        hits = context.total(own).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
     def _choose_smoothing(self, context: Context, head: Tensor) -> None:
@@ -272,8 +277,11 @@ class Analytic(Method):
 
     def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
         """Count the nodes that the vote puts right, and wrong."""
-        count_changes(self.voting_, *validation_hits(context, [head, vote]))
-        self.validated_ += context.task.val.numel()
+        changes = [0, 0]
+        count_changes(changes, *validation_hits(context, [head, vote]))
+        counted = context.total(torch.tensor(changes)).tolist()
+        self.voting_ = [before + new for before, new in zip(self.voting_, counted)]
+        self.validated_ += context.count(context.task.val)
 
     # blocks of features
 

@@ -34,10 +34,10 @@ def check_targets(context: Context, columns: int) -> None:
 
 
 def negative_errors(context: Context, heads: list[Tensor]) -> Tensor:
-    """−Σ ‖φ W − y‖² over the task's validation examples for each head."""
+    """−Σ ‖φ W − y‖² over the task's validation examples, this process's own, for each head."""
     features, _ = linear_head(context.model)
     total = torch.zeros(len(heads), dtype=torch.float64)
-    examples = context.task.val.to(context.device)
+    examples = context.own(context.task.val).to(context.device)
     for batch in context.batcher.exact().batches(examples, NODES_AT_ONCE) if examples.numel() else ():
         rows, y = features(batch).double(), batch.y.double()
         total -= torch.stack([(rows @ head[:, : y.size(1)] - y).square().sum() for head in heads]).cpu()

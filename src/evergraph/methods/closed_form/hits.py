@@ -19,10 +19,10 @@ def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:
 
 
 def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
-    """Row i: which of the task's validation nodes head i puts right."""
+    """Row i: which of the task's validation nodes, this process's own, head i puts right."""
     features, _ = linear_head(context.model)
     hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
-    nodes = context.task.val.to(context.device)
+    nodes = context.own(context.task.val).to(context.device)
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         scores = features(batch).double() @ torch.cat(heads, dim=1)
         hits.append(torch.stack([part.argmax(1) == batch.y for part in scores.split(heads[0].size(1), dim=1)]).cpu())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.finite import is_finite
+from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context
@@ -36,7 +37,7 @@ def accumulate(
     before: Sums | None,
     exact: bool,
 ) -> Sums:
-    """The sums with some nodes of the task added; `before` is left as it is.
+    """The sums with some nodes of the task added, of which each process adds its share; `before` is left as it is.
 
     Args:
         context: the task.
@@ -48,12 +49,14 @@ def accumulate(
         exact: form the products in float64 too, not only their sums.
     """
     width, units = head.shape
-    if before is None:
+    group = workers()
+    nodes = context.own(nodes)
+    if before is None or group.size > 1:
         gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
     else:
         gram, cross = before.gram.clone(), before.cross.clone()
-    for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE):
+    for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         rows = features(batch)
         if exact:
             rows = rows.double()
@@ -64,6 +67,10 @@ def accumulate(
         weighted = rows * weights[batch.y].unsqueeze(1).to(rows.dtype)
         gram += weighted.T @ rows
         cross.index_add_(1, batch.y, weighted.T.double())
+    if group.size > 1:
+        gram, cross = group.sum([gram, cross])
+        if before is not None:
+            gram, cross = gram + before.gram, cross + before.cross
     return Sums(gram, cross)
 
 

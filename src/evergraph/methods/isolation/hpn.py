@@ -26,20 +26,22 @@ from evergraph.models.prototype_network import LEVELS, PrototypeNetwork
 class HPN(Method):
     """Prototypes of atoms, nodes and classes that are added where no old one is near, and matched where one is.
 
-    In the first part of a task the extractors learn to classify by their embeddings. From then on, after each step,
-    an embedding whose cosine with every prototype of its level is below 1 − threshold becomes a prototype itself, and
-    the head learns from what is matched. The loss is the head's cross entropy on prototypes
+    After the first part of a task's epochs, after each step, an embedding whose cosine with every prototype of its
+    level is below 1 − threshold becomes a prototype itself, and the head learns from what is matched. The loss is the
+    head's cross entropy on prototypes
 
         + cross entropy of a head on the embeddings + distance · Σ_levels mean ‖embedding − matched prototype‖²
         + diversity · mean squared cosine between the columns of different extractors.
 
-    From the second task on the extractors and the prototypes of earlier tasks stand still, so that old nodes go on
-    matching what they matched. Every atom prototype remembers which classes matched it, with which atom.
+    The extractors and the prototypes of earlier tasks stand still, so that old nodes go on matching what they matched.
+    Every atom prototype remembers which classes matched it, with which atom.
 
     Args:
         prediction: `prototypes` takes the class c with the largest Σ_i max cos(a_i, p), over a node's atoms a_i and the
             prototypes p that nodes of c matched with their i-th atom; `head` is the paper's linear head on what is
             matched, which a new task's classes overwrite unless the task is known.
+        extractors: `random` ones serve all tasks alike; those of the `first-task` learn to classify it, and then stand
+            still. The paper's code trains some for every task and is told the task when it predicts.
         threshold: how far (1 − cosine) an embedding is from all prototypes to become one; 0.2 in the paper's code.
         embedding_share: share of a task's epochs that comes before prototypes are made; 35 of 90 there.
         distance: weight of the distance to matched prototypes.
@@ -59,6 +61,7 @@ class HPN(Method):
     hold = ()
 
     prediction: Literal["prototypes", "head"] = "prototypes"
+    extractors: Literal["random", "first-task"] = "random"
     threshold: Annotated[float, Bounds(above=0, below=2)] = 0.1
     embedding_share: BelowOne = 0.4
     distance: NonNegative = 1.0
@@ -94,9 +97,10 @@ class HPN(Method):
         return No("hpn makes prototypes one by one, as the values before ask for")
 
     def prepare(self, context: Context) -> None:
-        """What stands still from the second task on: the extractors, and the prototypes there are."""
+        """What stands still: the extractors, unless they are to learn this task, and the prototypes of earlier ones."""
         model = network(context.model)
-        counts = [len(model.own), len(model.around), *self.before_] if self.tasks_ else []
+        learns = self.extractors == "first-task" and not self.tasks_
+        counts = [0 if learns else len(model.own), 0 if learns else len(model.around), *self.before_]
         fixed = zip((model.own, model.around, *model.prototypes), counts)
         context.cache["fixed"] = [value.detach()[:count].clone() for value, count in fixed]
 

@@ -12,21 +12,22 @@ from torch import Tensor
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params
 from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
-from evergraph.core.sparse import SparseMatrix
+from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
-from evergraph.data.tasks import Task, union
+from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Replay, Step, search_over
-from evergraph.methods.isolation.node_memory import Kept, hops_around, remember, replayed
+from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, search_over
+from evergraph.methods.memory import MemoryMethod, Piece, joined
+from evergraph.methods.memory.subgraphs import seen_by_model
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 
 
 @METHODS.register
 @dataclass(repr=False)
-class PIGNN(Method):
+class PIGNN(MemoryMethod):
     """Old parameters are corrected and then stand still; new hidden units learn the new task and read the old ones.
 
     From the second task on every hidden layer gets `expansion` units, which old units do not read. Then
@@ -38,9 +39,17 @@ class PIGNN(Method):
        met for the first time) minimize the loss of the task's nodes + `memory_weight` · the loss of the memory, with
        unstable nodes in their new neighbourhoods.
 
+    The memory holds nodes of all tasks, each ever seen equally likely, with the subgraph that the model sees of them.
+
     Args:
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far, neighbours
+            included.
+        per_class: where `memory` is empty, as many nodes are kept as there are classes, times this; 64 to 128 in all in
+            the paper. Their neighbours are not counted.
         expansion: units that each hidden layer gets for a task; 12 in the paper, where layers begin with 12.
-        kept_nodes: nodes kept, each with the subgraph that the model sees; 64 to 128 in the paper.
+        neighbours: how many neighbours are kept for each node of the hop before, drawn at random, from the kept nodes
+            outwards; empty for all, as in the paper. Where some are left out, a kept node is unstable if the new task's
+            graph has it at all.
         rectify_epochs: epochs of rectification before those of a task; 10 there.
         unstable_weight: β₁ of rectification; 0.01 in the paper's code.
         memory_weight: β₂ of isolation, against the loss as it is reduced; 0.1 there.
@@ -50,20 +59,19 @@ class PIGNN(Method):
     family = "architecture"
     besides = "the graph of the memory"
     reference = "Zhang et al.: Continual Learning on Dynamic Graphs via Parameter Isolation, SIGIR 2023"
-    access = Access(keeps=("real nodes",), old_labels=True)
-    levels = ("node",)
-    kinds = ("classes",)
+    access = Access(keeps=("real nodes", "graphs"), old_labels=True)
     alone = "the parameters of learned tasks stand still and their shapes grow, so there is nothing to hold"
     training = MappingProxyType({"label_scope": "seen", "weight_decay": 0.0})
     search_space = search_over(memory_weight=(0.01, 10.0), expansion=[12, 32, 64])
     hold = ("memory_weight",)
+    by_chance = True
 
+    per_class: PositiveInt = 12
     expansion: PositiveInt = 32
-    kept_nodes: PositiveInt = 128
+    neighbours: tuple[NonNegativeInt, ...] = ()
     rectify_epochs: NonNegativeInt = 10
     unstable_weight: NonNegative = 0.01
     memory_weight: NonNegative = 1.0
-    memory_: list[Kept] = state(list, replaced=True)
     tasks_: int = state(int)
     expanded_: int = state(int)  # tasks that the model has been widened for
     units_: list[int] = state(list)  # output units trained so far
@@ -85,12 +93,12 @@ class PIGNN(Method):
         units = context.batcher.y[context.train].unique().tolist()
         fresh = [unit for unit in units if unit not in self.units_]
         context.cache["new"] = new_entries(context, self.width_, self.expansion, fresh)
-        whole = union([Task.unpack(kept) for kept in self.memory_])
-        seeds, moved = unstable_nodes(whole.graph, whole.train, context.task.graph)
-        batcher = context.problem.batcher(context.model, whole.graph, targets=whole.graph.y, device=context.device)
-        stable = whole.train[~torch.isin(whole.train, seeds)]
+        graph, examples, targets = joined(self.pieces())
+        seeds, moved = unstable_nodes(graph, examples, context.task.graph, whole=not self.neighbours)
+        batcher = context.problem.batcher(context.model, graph, targets=targets, device=context.device)
+        stable = examples[~torch.isin(examples, seeds)]
         context.cache["parts"] = (batcher, stable.to(context.device), seeds.to(context.device))
-        context.cache["moved"] = (moved.to(context.device), whole.graph.y[seeds].to(context.device))
+        context.cache["moved"] = (moved.to(context.device), targets[seeds].to(context.device))
 
     def epochs(self, context: Context, planned: int) -> int:
         """Rectification comes first."""
@@ -119,7 +127,11 @@ class PIGNN(Method):
         """While isolating: nodes of the memory, and unstable ones where they are now."""
         if not self.tasks_ or self.rectifies(step.context) or not self.memory_weight:
             return []
-        batches: list[Batch] = [replayed(step, self.memory_)]
+        memory = self.replayed(step.context)
+        assert memory is not None
+        number = step.batch.num_examples
+        few = number < memory.batch.num_examples  # as many as the step's own, or all where it holds no more
+        batches = [memory.drawn(number, step.context.generator)[0] if few else memory.batch]
         nodes, units = step.context.cache["moved"]
         if nodes.numel():
             here = cut_once(step.context, step.context.batcher.exact(), nodes)
@@ -151,9 +163,13 @@ class PIGNN(Method):
             old, new = step.context.cache["new"][name]
             value.copy_(torch.where(old if rectifies else new, value, before[name]))
 
+    def store(self, context: Context, nodes: Tensor) -> Piece:
+        """The nodes with what the model sees of their surroundings."""
+        return seen_by_model(context, nodes, self.neighbours)
+
     def end_task(self, context: Context) -> None:
-        """Make room for the task's nodes in the memory, and draw them."""
-        self.memory_ = remember(self.memory_, context, self.kept_nodes, hops_around(context))
+        """Fill the memory, and note whose output units have been trained."""
+        super().end_task(context)
         self.units_ = sorted({*self.units_, *context.batcher.y[context.train].unique().tolist()})
         self.tasks_ += 1
 
@@ -191,25 +207,24 @@ def new_entries(context: Context, width: int, expansion: int, fresh: list[int]) 
     return masks
 
 
-def unstable_nodes(memory: Graph, seeds: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:
+def unstable_nodes(memory: Graph, seeds: Tensor, graph: Graph, *, whole: bool = True) -> tuple[Tensor, Tensor]:
     """Kept nodes that a graph has with another number of neighbours, and their numbers there.
 
-    Graphs number their nodes anew, so a node is known by its features; those that several nodes share name none.
+    Graphs number their nodes anew, so a node is known by its features; those that several nodes share name none. Where
+    the memory does not hold the `whole` neighbourhoods, their numbers of neighbours say nothing.
     """
     place: dict[bytes, int] = {}
-    for node, key in enumerate(_row_keys(graph)):
+    for node, key in enumerate(_row_keys(graph.x.to(memory.x.dtype))):
         place[key] = -1 if key in place else node
-    keys, degree, there = _row_keys(memory), memory.adjacency.counts(), graph.adjacency.counts()
+    keys, degree, there = _row_keys(memory.x), memory.adjacency.counts(), graph.adjacency.counts()
     pairs = [(seed, place.get(keys[seed], -1)) for seed in seeds.tolist()]
-    moved = [(seed, node) for seed, node in pairs if node >= 0 and degree[seed] != there[node]]
+    moved = [(seed, node) for seed, node in pairs if node >= 0 and (not whole or degree[seed] != there[node])]
     found = torch.tensor(moved, dtype=torch.long).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
-def _row_keys(graph: Graph) -> list[bytes]:
+def _row_keys(x: Features) -> list[bytes]:
     """Each node's features as bytes."""
-    x = graph.x
-    if isinstance(x, SparseMatrix):
-        ends, columns, values = x.indptr.tolist(), x.indices.numpy(), x.values.numpy()
-        return [columns[a:b].tobytes() + values[a:b].tobytes() for a, b in itertools.pairwise(ends)]
-    return [row.tobytes() for row in x.contiguous().numpy()]
+    rows = x if isinstance(x, SparseMatrix) else SparseMatrix.from_dense(x)
+    ends, columns, values = rows.indptr.tolist(), rows.indices.numpy(), rows.values.numpy()
+    return [columns[a:b].tobytes() + values[a:b].tobytes() for a, b in itertools.pairwise(ends)]

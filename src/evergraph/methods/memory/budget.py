@@ -47,14 +47,14 @@ class Budget:
             return cls(share=float(match[1]) / 100)
         return cls(num_bytes=int(float(match[1]) * UNITS[match[2]]))
 
-    def most_examples(self, nodes_met: int, smallest: int) -> int:
-        """An upper limit on the examples of one class; `smallest` is what a single example takes at least, in bytes."""
+    def most_examples(self, nodes_met: int, sizes: Tensor) -> int:
+        """An upper limit on the examples of one class; `sizes` is what each example takes at least, in bytes."""
         if self.per_class is not None:
             return self.per_class
         if self.share is not None:
             return self.nodes(nodes_met)
         assert self.num_bytes is not None
-        return max(1, self.num_bytes // max(smallest, 1))
+        return max(1, int((sizes.sort().values.cumsum(0) <= self.num_bytes).sum()))
 
     def nodes(self, nodes_met: int) -> int:
         """The share as a number of nodes."""

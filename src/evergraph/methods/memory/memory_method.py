@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -45,7 +46,10 @@ class MemoryMethod(Method):
     levels: ClassVar[tuple[str, ...]] = ("node",)
     kinds: ClassVar[tuple[str, ...]] = ("classes",)
 
-    memory: str = ""
+    by_chance: ClassVar[bool] = False
+    """Whether chance alone decides which examples stay; otherwise classes take turns."""
+
+    memory: str | PositiveInt = ""
     per_class: PositiveInt = 20
     memory_: list[dict[str, Any]] = state(list, replaced=True)  # packed pieces, one of each task that has any left
     nodes_met_: int = state(int)
@@ -95,6 +99,8 @@ class MemoryMethod(Method):
     @torch.no_grad()
     def collect(self, context: Context) -> Piece:
         """Examples of the task, in the order in which they are wanted: at least as many as the budget could hold."""
+        if self.by_chance:
+            return self.collect_by_chance(context)
         units = self.units(context)
         ranked: list[Tensor] = []
         for unit in units.unique().tolist():
@@ -102,12 +108,28 @@ class MemoryMethod(Method):
             ranked.append(self.rank(context, nodes, min(self.most_examples(context), nodes.numel())))
         return self.store(context, in_turns(ranked))
 
+    def collect_by_chance(self, context: Context) -> Piece:
+        """Training examples with the smallest random numbers; those of all tasks are compared as long as they stay.
+
+        For a memory of fixed size that is a reservoir (Vitter, 1985; Li, 1994): every one met is equally likely in it.
+        """
+        key = torch.rand(context.task.train.numel(), generator=context.generator, dtype=torch.float64)
+        groups = sum(met > 0 for met in self.class_sizes_)
+        most = self.most_examples(context) * (groups if self.budget().per_class is not None else 1)
+        order = key.argsort()[:most]
+        dtype = next(context.model.parameters()).dtype
+        return dataclasses.replace(self.store(context, context.task.train[order]), key=key[order].to(dtype))
+
     def most_examples(self, context: Context) -> int:
         """How many examples of one class the budget could hold if there were nothing else."""
         x, size = context.task.graph.x, next(context.model.parameters()).element_size()
-        entries = int((x.counts() if isinstance(x, SparseMatrix) else torch.count_nonzero(x, dim=1)).min())
-        smallest = entries * size if context.problem.level != "link" else 8  # links share their ends
-        return self.budget().most_examples(self.nodes_met_, smallest)
+        entries = x.counts() if isinstance(x, SparseMatrix) else torch.count_nonzero(x, dim=1)
+        if context.problem.level == "node":
+            sizes = entries[context.task.train] * size
+        else:  # graphs have a node at least; links share their ends
+            smallest = int(entries.min()) * size if context.problem.level == "graph" else 8
+            sizes = torch.full((context.num_train,), smallest)
+        return self.budget().most_examples(self.nodes_met_, sizes)
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
         """The `number` most wanted of the examples of one class, in order; by default at random."""

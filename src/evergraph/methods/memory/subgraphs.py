@@ -9,10 +9,42 @@ from torch import Tensor
 
 from evergraph.core.sparse import take_rows
 from evergraph.data.graph import Graph
+from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece, smaller_form
 
 Pick = Callable[[int, Tensor, int], Tensor]
 """From a node, its neighbours and a number to so many of the neighbours, or all."""
+
+
+def drawn_neighbours(context: Context, weights: Tensor | None = None, first: Tensor | None = None) -> Pick:
+    """Picks neighbours at random without replacement: uniformly or by weights, those of `first` before all others.
+
+    Args:
+        context: the task.
+        weights: of the graph's nodes; None for all alike.
+        first: whether a node comes before others; None for no such order.
+    """
+
+    def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
+        if neighbours.numel() <= number or not number:
+            return neighbours[:number]
+        key = torch.rand(neighbours.numel(), generator=context.generator, dtype=torch.float64)
+        if weights is not None:  # the largest u^(1/w) are a weighted draw without replacement (Efraimidis, Spirakis)
+            key = key ** (1 / weights[neighbours].clamp(min=1e-9))
+        if first is not None:
+            key = key + first[neighbours]
+        return neighbours[key.topk(number).indices]
+
+    return pick
+
+
+def seen_by_model(context: Context, nodes: Tensor, neighbours: Sequence[int]) -> Piece:
+    """The nodes with drawn neighbours; where no numbers are named, with the whole subgraph that the model sees."""
+    graph, units = context.task.graph, context.batcher.y.cpu()
+    hops = context.problem.batcher(context.model, graph, show_edges=True).num_hops
+    numbers = neighbours or [graph.num_nodes] * hops
+    dtype = next(context.model.parameters()).dtype
+    return with_neighbours(graph, nodes, units[nodes], numbers, drawn_neighbours(context), dtype)
 
 
 def with_neighbours(

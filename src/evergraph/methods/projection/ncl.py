@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.core.settings import Positive
+from evergraph.core.settings import Positive, PositiveInt
 from evergraph.curvature.labels import Labels
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.kronecker import KroneckerMemory
@@ -30,10 +30,15 @@ class NCL(KroneckerMemory):
     has some. In the eigenvectors U of A and V of G, with eigenvalues a and g, the inverse is exact:
     Λ⁻¹ ∇ = U [(Uᵀ ∇ V)_ij / (prior + a_i g_j)] Vᵀ.
 
+    Of a factor with more rows than `rank` the leading eigenvectors alone are found, by subspace iteration, and along
+    the others, where the past's inputs hardly reach, the gradient is left as it is. So a step costs
+    features × rank × width, and not features² × width.
+
     Args:
         prior: precision of the very first prior, per example (p_w⁻² in the paper, divided by the number of examples).
             The smaller, the more firmly old tasks are held; the larger, the more every parameter stays at μ.
         labels: of the Fisher: `empirical`, `sample`, `pred` or `exact`.
+        rank: eigenvectors of each factor that are found at most; factors with no more rows are inverted exactly.
     """
 
     name = "ncl"
@@ -46,11 +51,12 @@ class NCL(KroneckerMemory):
 
     prior: Positive = 1e-4
     labels: Labels = "exact"
+    rank: PositiveInt = 256
 
     def prepare(self, context: Context) -> None:
-        """The factors' eigenvectors, in float64: they stand still during a task."""
+        """The factors' eigenvectors: they stand still during a task."""
         context.cache["eigenvectors"] = {
-            name: (torch.linalg.eigh(factor["inputs"].double()), torch.linalg.eigh(factor["outputs"].double()))
+            name: tuple(leading_eigenvectors(factor[side], self.rank) for side in ("inputs", "outputs"))
             for name, factor in self.factors_.items()
         }
 
@@ -73,12 +79,33 @@ class NCL(KroneckerMemory):
         key = ("preconditioner", name, grad.dtype)
         if key not in context.cache:  # once per task: a step shall do products alone
             (a, u), (g, v) = context.cache["eigenvectors"][name]
-            shrink = self.prior / (self.prior + a.clamp(min=0).unsqueeze(1) * g.clamp(min=0))
-            context.cache[key] = (u.to(grad.dtype), v.to(grad.dtype), shrink.to(grad.dtype))
-        u, v, shrink = context.cache[key]
-        return u @ (shrink * (u.T @ grad @ v)) @ v.T
+            curvature = a.clamp(min=0).unsqueeze(1) * g.clamp(min=0)
+            taken = curvature / (self.prior + curvature)  # 1 − prior / (prior + curvature)
+            context.cache[key] = (u.to(grad.dtype), v.to(grad.dtype), taken.to(grad.dtype))
+        u, v, taken = context.cache[key]
+        return grad - u @ (taken * (u.T @ grad @ v)) @ v.T
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
         """Four matrix products per weight."""
         return True
+
+
+ITERATIONS = 4  # of the subspace: the error of an eigenvalue shrinks by the square of the spectrum's decay in each
+
+
+def leading_eigenvectors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of a positive semi-definite matrix and their eigenvectors, all where there are few.
+
+    By subspace iteration from a fixed start, so that a task that is gone on with finds the same as before.
+    """
+    if matrix.size(0) <= rank:
+        values, vectors = torch.linalg.eigh(matrix.double())
+        return values, vectors
+    start = torch.randn(matrix.size(0), rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    subspace = torch.linalg.qr(start.to(matrix.device)).Q
+    for _ in range(ITERATIONS):
+        subspace = torch.linalg.qr((matrix @ subspace.to(matrix.dtype)).double()).Q
+    small = subspace.T @ (matrix @ subspace.to(matrix.dtype)).double()
+    values, vectors = torch.linalg.eigh((small + small.T) / 2)
+    return values, subspace @ vectors

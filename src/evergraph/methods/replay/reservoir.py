@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-import torch
-
-from evergraph.methods.base import METHODS, Context, Method
-from evergraph.methods.memory import Piece, ReplayMethod, Weighting
+from evergraph.methods.base import METHODS, Method
+from evergraph.methods.memory import ReplayMethod, Weighting
 
 
 @METHODS.register
@@ -33,16 +30,6 @@ class Reservoir(ReplayMethod):
     reference = "Chaudhry et al.: On Tiny Episodic Memories in Continual Learning, 2019; Vitter: reservoirs, 1985"
     levels, kinds = Method.levels, Method.kinds
 
+    by_chance = True
+
     weighting: Weighting = "sets"
-
-    def collect(self, context: Context) -> Piece:
-        """All training examples that could stay, with their random numbers."""
-        key = torch.rand(context.task.train.numel(), generator=context.generator, dtype=torch.float64)
-        order = key.argsort()[: self.most_in_all(context)]
-        dtype = next(context.model.parameters()).dtype
-        return dataclasses.replace(self.store(context, context.task.train[order]), key=key[order].to(dtype))
-
-    def most_in_all(self, context: Context) -> int:
-        """How many examples the budget could hold."""
-        groups = sum(met > 0 for met in self.class_sizes_)
-        return self.most_examples(context) * (groups if self.budget().per_class is not None else 1)

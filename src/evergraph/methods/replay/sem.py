@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from evergraph.methods.base import METHODS, Context
@@ -45,12 +45,14 @@ class SEM(SubgraphMemory):
     def pick(self, context: Context) -> Pick:
         """The neighbours across the edges of highest curvature; of equal ones the first."""
         edges = EdgeCurvature(context.task.graph.adjacency)
-        measure = edges.bound if self.curvature == "bound" else edges.ollivier
 
         def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
             if neighbours.numel() <= number or not number:
                 return neighbours[:number]
-            values = torch.tensor([measure(node, other) for other in neighbours.tolist()], dtype=torch.float64)
-            return neighbours[values.argsort(descending=True, stable=True)[:number]]
+            if self.curvature == "bound":
+                values = edges.bound(node, neighbours.numpy())
+            else:
+                values = np.array([edges.ollivier(node, other) for other in neighbours.tolist()])
+            return neighbours[np.argsort(-values, kind="stable")[:number]]
 
         return pick

@@ -13,7 +13,7 @@ from evergraph.core.settings import NonNegative, NonNegativeInt
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.memory import Piece, ReplayMethod
-from evergraph.methods.memory.subgraphs import Pick, with_neighbours
+from evergraph.methods.memory.subgraphs import Pick, drawn_neighbours, with_neighbours
 
 
 @dataclass(repr=False)
@@ -21,7 +21,9 @@ class SubgraphMemory(ReplayMethod):
     """Replay of random nodes of each class, each with a few of its neighbours; a subclass picks which."""
 
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
-    training = MappingProxyType({**ReplayMethod.training, "lr": 1e-4})  # what no example reads shall not drift
+    # small steps: what no kept example reads shall not drift; and enough of them for dense features
+    training = MappingProxyType({**ReplayMethod.training, "lr": 3e-4, "epochs": 200})
+    search_space = MappingProxyType({**ReplayMethod.search_space, "lr": (1e-5, 1e-3)})
 
     strength: NonNegative = 10.0
     neighbours: tuple[NonNegativeInt, ...] = (3, 1)
@@ -59,7 +61,8 @@ class SSM(SubgraphMemory):
             the memory as a whole counts as the task does; `examples`, each counts 1.
         replay_size: examples drawn from the memory at each step; 0 takes all of them.
         neighbours: how many neighbours are kept for each node of the hop before, from the examples outwards.
-        label_neighbours: train on kept neighbours too if they are training nodes; the paper trains on examples alone.
+        label_neighbours: train on kept neighbours too if they are training nodes, which are then drawn first; the paper
+            trains on examples alone.
         sampler: draws neighbours `uniform`ly, or with probability proportional to their `degree`.
     """
 
@@ -69,13 +72,9 @@ class SSM(SubgraphMemory):
     sampler: Literal["uniform", "degree"] = "uniform"
 
     def pick(self, context: Context) -> Pick:
-        """At random, without replacement."""
-        degrees = context.task.graph.adjacency.counts().double()
-
-        def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
-            if neighbours.numel() <= number or not number:
-                return neighbours[:number]
-            chance = degrees[neighbours] if self.sampler == "degree" else torch.ones(neighbours.numel())
-            return neighbours[torch.multinomial(chance + 1e-9, number, generator=context.generator)]
-
-        return pick
+        """At random, without replacement; if neighbours are trained on, training nodes first: they count twice."""
+        degrees, first = context.task.graph.adjacency.counts().double(), None
+        if self.label_neighbours:
+            first = torch.zeros_like(degrees)
+            first[context.task.train] = 1
+        return drawn_neighbours(context, degrees if self.sampler == "degree" else None, first)

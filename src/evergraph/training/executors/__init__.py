@@ -7,10 +7,17 @@ from evergraph.methods.base import Context, Method
 from evergraph.training.executors.ahead import AheadExecutor
 from evergraph.training.executors.base import Executor, TrainStep
 from evergraph.training.executors.captured import CapturedExecutor
+from evergraph.training.executors.divided import DividedExecutor
 from evergraph.training.executors.plain import PlainExecutor
 from evergraph.training.executors.whole import WholeBatchExecutor
 
-EXECUTORS: tuple[type[Executor], ...] = (CapturedExecutor, WholeBatchExecutor, AheadExecutor, PlainExecutor)
+EXECUTORS: tuple[type[Executor], ...] = (
+    DividedExecutor,
+    CapturedExecutor,
+    WholeBatchExecutor,
+    AheadExecutor,
+    PlainExecutor,
+)
 
 
 def executor_for(
@@ -32,6 +39,7 @@ __all__ = [
     "EXECUTORS",
     "AheadExecutor",
     "CapturedExecutor",
+    "DividedExecutor",
     "Executor",
     "PlainExecutor",
     "TrainStep",

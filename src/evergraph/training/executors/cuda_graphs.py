@@ -128,7 +128,7 @@ def renew_generator(device: torch.device, state: Tensor) -> None:
 def cuda_graph_of(step: Callable[[], Tensor]) -> Replay:
     """The step as a CUDA graph; nothing is computed yet."""
     graph, stream = torch.cuda.CUDAGraph(), side_stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         graph.capture_begin()  # torch.cuda.graph would also empty the allocator's cache, at every shape of every task
         try:

@@ -1,0 +1,233 @@
+"""The processes that work on one learner together: one alone, or several under torchrun.
+
+All of them go through the same program with the same random numbers. Where a sum over examples is worth dividing, each
+takes its share, and the shares are added in the order of the processes; so all end with the same bits, every time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from evergraph.errors import EvergraphError, first_line
+
+TIMEOUT = timedelta(minutes=10)  # how long a process waits for another one before it gives up
+SMALL = 2**14  # numbers up to which a sum is one exchange, of everything with everybody
+
+
+class ConnectionLostError(EvergraphError):
+    """Another process is gone, or cannot be reached."""
+
+
+class Workers:
+    """One process alone, which is what it is without torchrun."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, number: int) -> slice:
+        """This process's share of so many items: consecutive ones, and no two shares differ by more than one."""
+        return share_of(number, self.rank, self.size)
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over all processes, added in their order; the same bits everywhere."""
+        return list(tensors)
+
+    def stack(self, rows: Tensor, total: int) -> Tensor:
+        """The rows of all processes below one another, where each has its share of `total` rows."""
+        return rows
+
+    def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
+        """Send rows to one process while another one sends some here; returns those: `number` of them, where known."""
+        return rows
+
+    def everywhere(self, value: Any) -> Any:
+        """The first process's value; the others' are not looked at."""
+        return value
+
+    def same(self, tensors: Sequence[Tensor]) -> None:
+        """Give tensors the values that they have in the first process."""
+
+    def barrier(self) -> None:
+        """Wait for all."""
+
+
+class ProcessGroup(Workers):
+    """The processes of torch.distributed's default group."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """All tensors in one exchange for each type of number."""
+        summed: list[Tensor | None] = [None] * len(tensors)
+        kinds = dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors)
+        for dtype, device in kinds:
+            places = [i for i, tensor in enumerate(tensors) if (tensor.dtype, tensor.device) == (dtype, device)]
+            parts = self._sum(torch.cat([tensors[i].reshape(-1) for i in places])).split(
+                [tensors[i].numel() for i in places]
+            )
+            for i, part in zip(places, parts):
+                summed[i] = part.view(tensors[i].shape)
+        return [tensor for tensor in summed if tensor is not None]
+
+    def _sum(self, flat: Tensor) -> Tensor:
+        if flat.numel() <= SMALL:
+            return _in_order(self._gather(flat).view(self.size, -1))
+        # each process adds up one part of the numbers, and all exchange what they have added up
+        part = -(-flat.numel() // self.size)
+        padded = torch.nn.functional.pad(flat, (0, part * self.size - flat.numel()))
+        received = torch.empty_like(padded)
+        with _told():
+            dist.all_to_all_single(received, padded)
+        return self._gather(_in_order(received.view(self.size, part)))[: flat.numel()]
+
+    def stack(self, rows: Tensor, total: int) -> Tensor:
+        """Shares are padded to one length for the exchange."""
+        most = -(-total // self.size)
+        counts = [len(range(*share_of(total, rank, self.size).indices(total))) for rank in range(self.size)]
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: rows.size(0)] = rows
+        gathered = self._gather(padded.reshape(-1)).view(self.size, most, *rows.shape[1:])
+        return torch.cat([part[:count] for part, count in zip(gathered, counts)])
+
+    def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
+        """A number of rows that is not known goes first."""
+        if to == self.rank:
+            return rows
+        if number is None:
+            count = torch.tensor([rows.size(0)])
+            number = int(self._swap(count, torch.empty_like(count), to, back))
+        return self._swap(rows.contiguous(), rows.new_empty(number, *rows.shape[1:]), to, back)
+
+    def _swap(self, sent: Tensor, received: Tensor, to: int, back: int) -> Tensor:
+        with _told():
+            exchanges = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, back)]
+            for exchange in dist.batch_isend_irecv([one for one in exchanges if one.tensor.numel()]):
+                exchange.wait()
+        return received
+
+    def everywhere(self, value: Any) -> Any:
+        """Sent as Python objects; the processes are of one program and trust one another."""
+        box = [value]
+        with _told():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def same(self, tensors: Sequence[Tensor]) -> None:
+        """One broadcast each."""
+        with _told(), torch.no_grad():
+            for tensor in tensors:
+                sent = tensor.detach().contiguous()
+                dist.broadcast(sent, src=0)
+                tensor.copy_(sent)
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        self.everywhere(None)
+
+    def _gather(self, flat: Tensor) -> Tensor:
+        gathered = flat.new_empty(self.size * flat.numel())
+        with _told():
+            _all_gather(gathered, flat.contiguous())
+        return gathered
+
+
+class _told:  # noqa: N801  # reads as a phrase
+    """Turns a lost connection into one line."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        if isinstance(error, RuntimeError):
+            raise ConnectionLostError(
+                f"another process of this run is gone or cannot be reached ({_reason(error)}); "
+                "start it again with --resume and as many processes"
+            ) from None
+
+
+def _reason(error: RuntimeError) -> str:
+    """A library's message without the places in its own source."""
+    return first_line(RuntimeError(re.sub(r"^(\[[^]]*/[^]]*\] )+", "", str(error))))
+
+
+# all_gather_into_tensor is called all_gather_single since torch 2.12
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+ALONE = Workers()
+_current: Workers = ALONE
+_store: dist.Store | None = None
+
+
+def workers() -> Workers:
+    """Those that this process works with: itself alone until `join_workers` is called."""
+    return _current
+
+
+def launched() -> int:
+    """The number of processes that torchrun (or `--processes`) started together; 1 without it."""
+    try:
+        return max(int(os.environ.get("WORLD_SIZE", "1")), 1) if "MASTER_ADDR" in os.environ else 1
+    except ValueError:
+        return 1
+
+
+def join_workers(timeout: timedelta = TIMEOUT) -> Workers:
+    """Meet the other processes that torchrun started, to work on one learner together: each step is divided.
+
+    From then on all of them make the same calls with the same data. Gloo is used between CPUs, NCCL between GPUs.
+    Without torchrun nothing changes.
+
+    Args:
+        timeout: how long to wait for another process before giving up.
+    """
+    global _current, _store
+    if launched() > 1 and _current is ALONE:
+        with _told():
+            if not dist.is_initialized():
+                backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+                _store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+                dist.init_process_group(backend, store=_store, rank=rank, world_size=size, timeout=timeout)
+            _current = ProcessGroup()
+    return _current
+
+
+def leave_workers() -> None:
+    """Part from the others, when all is done."""
+    global _current, _store
+    if _current is not ALONE:
+        dist.destroy_process_group()
+    _current, _store = ALONE, None
+
+
+def speaks_first() -> bool:
+    """Whether this process is the first to say that the run has failed; one line is enough."""
+    if _store is None:
+        return int(os.environ.get("RANK", "0")) == 0 or launched() == 1
+    try:
+        return bool(_store.add("evergraph/failed", 1) == 1)
+    except RuntimeError:  # the store has gone with its process
+        return int(os.environ.get("RANK", "0")) <= 1
+
+
+def share_of(number: int, rank: int, size: int) -> slice:
+    """The consecutive items out of `number` that a process takes; the first ones take one more where it is uneven."""
+    each, more = divmod(number, size)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
+
+
+def _in_order(rows: Tensor) -> Tensor:
+    """The sum of rows, one after the other."""
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total

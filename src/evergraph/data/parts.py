@@ -1,0 +1,223 @@
+"""Graphs larger than a machine: blocks of rows in folders of their own, of which each process reads its share.
+
+A folder of parts holds `parts.json` (names, counts, where each part begins) and a folder for each part with plain
+arrays: the features, labels, in-neighbours and the split of its nodes. Nothing in a folder is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from evergraph.core.settings import PositiveInt, checked
+from evergraph.core.sparse import SparseMatrix
+from evergraph.core.workers import Workers, share_of, workers
+from evergraph.data.arrangement import given_split, split_what_can_be
+from evergraph.data.arrays import ClassName
+from evergraph.data.graph import Graph
+from evergraph.data.mapped import PARTS_HEADER as HEADER
+from evergraph.data.mapped import Described, map_array, new_folder
+from evergraph.data.tasks import Task
+from evergraph.errors import EvergraphError, first_line, unknown
+from evergraph.persistence.files import file_hash
+from evergraph.persistence.reading import DAMAGE, content_hash, read_record, write_record
+
+PART = "part.json"
+
+
+class PartsHeader(TypedDict):
+    """What `parts.json` holds."""
+
+    name: str
+    class_names: list[str | int]
+    num_features: PositiveInt
+    starts: list[int]  # the first row of each part, and the number of all rows
+    parts: list[str]  # a hash of each part
+
+
+class PartHeader(TypedDict):
+    """What a part's `part.json` holds."""
+
+    arrays: dict[str, Described]
+
+
+class Rows:
+    """Which rows of a graph in parts are whose.
+
+    Args:
+        starts: the first row of each process, and the number of all rows.
+        group: the processes.
+        mark: a hash of the whole graph.
+    """
+
+    def __init__(self, starts: list[int], group: Workers, mark: str) -> None:
+        self.starts, self.group, self.mark = starts, group, mark
+
+    @property
+    def start(self) -> int:
+        """This process's first row."""
+        return self.starts[self.group.rank]
+
+
+@checked
+def write_parts(graph: Graph, folder: str | Path, parts: PositiveInt, seed: int = 0) -> Path:
+    """Write a graph as blocks of rows, one after the other, each with its split into training, validation and test.
+
+    Args:
+        graph: in memory or mapped (`evergraph.data.mapped`); its examples are nodes with classes.
+        folder: where to; it must not exist.
+        parts: number of blocks; processes that share the graph take some each.
+        seed: of the split, where the data has none of its own.
+    """
+    if graph.level != "node" or not graph.has_classes:
+        raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be divided")
+    if parts > graph.num_nodes:
+        raise EvergraphError(f"{graph.name}: --parts {parts} is more than its {graph.num_nodes} nodes")
+    split = _split(graph, seed)
+    shares = [share_of(graph.num_nodes, number, parts) for number in range(parts)]
+    weighted = bool((graph.adjacency.values != 1).any())
+    with new_folder(folder) as path:
+        for number, rows in enumerate(shares):
+            arrays = {"y": graph.y[rows], "split": split[rows], **_sparse(graph.adjacency, rows, "", weighted)}
+            if isinstance(graph.x, SparseMatrix):
+                arrays |= _sparse(graph.x, rows, "x_", True)
+            else:
+                arrays["x"] = graph.x[rows]
+            write_part(path, number, {name: array.numpy() for name, array in arrays.items()})
+        write_parts_header(path, graph.name, graph.class_names, graph.num_features, [*(s.start for s in shares)])
+    return Path(folder)
+
+
+def write_part(folder: Path, number: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write one block: `y`, `split`, `indptr`, `indices` (of all nodes), perhaps `weights`; `x`, or a sparse `x_…`."""
+    place = folder / f"part-{number:05d}"
+    place.mkdir()
+    described: dict[str, Any] = {}
+    for name, array in arrays.items():
+        file = place / f"{name}.npy"
+        np.save(file, np.ascontiguousarray(array))
+        described[name] = {"type": array.dtype.str, "shape": list(array.shape), "sha256": file_hash(file)}
+    write_record(place / PART, {"arrays": described})
+
+
+def write_parts_header(
+    folder: Path, name: str, class_names: list[ClassName], num_features: int, starts: list[int]
+) -> None:
+    """Write what the parts have in common, when all of them are there; `starts` are their first rows."""
+    headers = [read_record(folder / f"part-{number:05d}" / PART, PartHeader) for number in range(len(starts))]
+    total = starts[-1] + headers[-1]["arrays"]["y"]["shape"][0]
+    header = {"name": name, "class_names": class_names, "num_features": num_features, "starts": [*starts, total]}
+    write_record(folder / HEADER, {**header, "parts": [content_hash(part) for part in headers]})
+
+
+def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
+    """This process's share of a graph in parts, and the numbers of its parts.
+
+    The graph has the process's own nodes alone; the columns of its adjacency are the nodes of all parts.
+    """
+    path, group = Path(folder), workers()
+    header = read_record(path / HEADER, PartsHeader, "convert again")
+    starts, count = header["starts"], len(header["parts"])
+    if count < group.size:
+        raise EvergraphError(f"{path} has {count} parts for {group.size} processes; convert with --parts {group.size}")
+    own = range(*share_of(count, group.rank, group.size).indices(count))
+    try:
+        loaded = [_read_part(path / f"part-{number:05d}", header["parts"][number]) for number in own]
+        joined = {name: _joined(name, [arrays[name] for arrays in loaded]) for name in loaded[0]}
+        adjacency = _matrix(joined, "", starts[-1])
+        x = joined["x"] if "x" in joined else _matrix(joined, "x_", header["num_features"])
+        if adjacency.num_rows != starts[own.stop] - starts[own.start] or x.size(1) != header["num_features"]:
+            raise ValueError("the arrays do not fit together")
+    except DAMAGE as error:
+        raise EvergraphError(f"{path}: damaged or not a graph in parts ({first_line(error)}); convert again") from None
+    firsts = [starts[share_of(count, rank, group.size).start] for rank in range(group.size)]
+    rows = Rows([*firsts, starts[-1]], group, content_hash(header))
+    graph = Graph(x, adjacency, joined["y"].long(), list(header["class_names"]), header["name"], on_disk=True)
+    return graph.altered(splits=joined["split"].long().unsqueeze(1), rows=rows), list(own)
+
+
+def part_sizes(folder: str | Path) -> list[int]:
+    """The number of nodes in each part."""
+    starts = read_record(Path(folder) / HEADER, PartsHeader, "convert again")["starts"]
+    return [last - first for first, last in pairwise(starts)]
+
+
+def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, index: int = 0) -> tuple[Task, Tensor]:
+    """The task of a graph in parts, with this process's training and validation nodes; and its test nodes.
+
+    Args:
+        graph: the process's share.
+        classes: learn the nodes of these classes alone; all classes with nodes by default.
+        index: the task's number.
+    """
+    assert graph.rows is not None
+    assert graph.splits is not None
+    counts = graph.rows.group.sum([torch.bincount(graph.y[graph.y >= 0], minlength=graph.num_classes)])[0]
+    present = torch.nonzero(counts).reshape(-1).tolist()
+    if classes is not None:
+        position_of = {str(graph.class_names[position]): position for position in present}
+        for name in classes:
+            if str(name) not in position_of:
+                raise unknown(f"class with labelled nodes in {graph.name}", str(name), position_of)
+        present = [position_of[str(name)] for name in classes]
+    chosen, part = torch.isin(graph.y, torch.tensor(present, dtype=torch.long)), graph.splits[:, 0]
+    train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
+    if not int(graph.rows.group.sum([torch.tensor([train.numel()])])[0]):
+        raise EvergraphError(f"{graph.name}: no training nodes")
+    task = Task(index, present, graph, train, val, test[:0], graph.num_classes)
+    task._mark = content_hash([graph.rows.mark, present])  # the same in every process
+    return task, test
+
+
+def _split(graph: Graph, seed: int) -> Tensor:
+    given = given_split(graph, seed)
+    if given is not None:
+        return given.to(torch.int8)
+    split = torch.full((graph.num_nodes,), -1, dtype=torch.int8)
+    present = torch.unique(graph.y[graph.y >= 0]).tolist()
+    for number, nodes in enumerate(split_what_can_be(graph, present, seed)):
+        split[nodes] = number
+    return split
+
+
+def _sparse(matrix: SparseMatrix, rows: slice, prefix: str, with_values: bool) -> dict[str, Tensor]:
+    """Some rows of a sparse matrix as arrays; columns in 32 bits where they fit."""
+    first, last = int(matrix.indptr[rows.start]), int(matrix.indptr[rows.stop])
+    small = torch.int32 if matrix.num_columns < 2**31 else torch.int64
+    arrays = {f"{prefix}indptr": matrix.indptr[rows.start : rows.stop + 1] - first}
+    arrays[f"{prefix}indices"] = matrix.indices[first:last].to(small)
+    if with_values:
+        arrays["weights" if not prefix else f"{prefix}values"] = matrix.values[first:last]
+    return arrays
+
+
+def _read_part(place: Path, known: str) -> dict[str, Tensor]:
+    header = read_record(place / PART, PartHeader, "convert again")
+    if content_hash(header) != known:
+        raise ValueError(f"{place.name} is another graph's")
+    return {name: map_array(place, name, described) for name, described in header["arrays"].items()}
+
+
+def _joined(name: str, arrays: list[Tensor]) -> Tensor:
+    """The arrays of consecutive parts as one; begins of rows go on where the part before ends."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if not name.endswith("indptr"):
+        return torch.cat(arrays)
+    ends = torch.tensor([0, *(int(array[-1]) for array in arrays[:-1])]).cumsum(0)
+    return torch.cat([arrays[0][:1], *(array[1:] + end for array, end in zip(arrays, ends))])
+
+
+def _matrix(arrays: dict[str, Tensor], prefix: str, num_columns: int) -> SparseMatrix:
+    indptr, indices = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"]
+    values = arrays.get("weights" if not prefix else f"{prefix}values")
+    if int(indptr[-1]) != indices.numel():
+        raise ValueError("entries are missing")
+    values = torch.ones(1).expand(indices.numel()) if values is None else values
+    return SparseMatrix(indptr, indices, values, num_columns)

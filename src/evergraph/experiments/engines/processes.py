@@ -1,0 +1,136 @@
+"""Processes of this machine, side by side."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import warnings
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+
+import torch
+
+from evergraph.errors import EvergraphError, EvergraphWarning, first_line
+from evergraph.experiments.engines.base import Engine, Work
+from evergraph.training import pick_device
+from evergraph.training.side_by_side import AT_ONCE, side_by_side
+
+TOGETHER = 4  # seeds that share a process on a GPU, and more where there are more than that for each process
+
+
+class ProcessDiedError(EvergraphError):
+    """A process that died, or found no memory, as the one line that people see."""
+
+
+class ProcessEngine(Engine):
+    """A number of processes. Each has a pool of its own: one that dies takes nothing else with it.
+
+    Args:
+        jobs: processes side by side.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._idle: list[ProcessPoolExecutor] = []
+        self._room, self._new, self._waiting = jobs, list[Work](), list[list[Work]]()
+        self._running: dict[Future[list[Exception | None]], tuple[list[Work], ProcessPoolExecutor]] = {}
+
+    def submit(self, work: Work) -> None:
+        """Started by `wait`, which knows what else there is."""
+        self._new.append(work)
+
+    def wait(self) -> list[tuple[Work, Exception | None]]:
+        """The work that is done next."""
+        self._waiting += grouped(self._new, self._room)
+        self._new = []
+        self._start()
+        done = []
+        for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+            group, pool = self._running.pop(future)
+            error = future.exception()
+            if isinstance(error, BrokenProcessPool):
+                pool.shutdown()  # another process takes its place
+            else:
+                self._idle.append(pool)
+            outcomes = future.result() if error is None else [error] * len(group)
+            done += [(work, in_words(outcome, work)) for work, outcome in zip(group, outcomes)]
+        self._start()
+        return done
+
+    def close(self, *, at_once: bool) -> None:
+        """End the processes. Work that is stopped goes on where it was when it is submitted again."""
+        pools = [*self._idle, *(pool for _, pool in self._running.values())]
+        if at_once:
+            for pool in pools:
+                for process in list((pool._processes or {}).values()):
+                    process.terminate()
+        for pool in pools:
+            pool.shutdown(cancel_futures=True)
+
+    def _start(self) -> None:
+        while self._waiting and len(self._running) < self._room:
+            pool = self._idle.pop() if self._idle else _one_process()
+            group = self._waiting.pop(0)
+            self._running[pool.submit(_do_together, group)] = (group, pool)
+
+
+def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
+    """The work that shares a process: each piece alone on a CPU; on a GPU several, which take turns there.
+
+    It is dealt out like cards, so that every group has its share of the longest.
+    """
+    if not works:
+        return []
+    on_gpu = pick_device(works[0].spec.device).type == "cuda"
+    size = min(AT_ONCE, max(TOGETHER, math.ceil(len(works) / jobs))) if on_gpu else 1
+    number = math.ceil(len(works) / size)
+    return [works[first::number] for first in range(number)]
+
+
+def _do_together(group: list[Work]) -> list[Exception | None]:
+    """What a process does: the pieces of a group, and the error of each that ended in one."""
+    return side_by_side([work.do for work in group], pick_device(group[0].spec.device))
+
+
+def in_words(error: BaseException | None, work: Work) -> Exception | None:
+    """A run whose process died, or found no memory, in one line; other errors as they are."""
+    if isinstance(error, (BrokenProcessPool, torch.OutOfMemoryError, MemoryError)):
+        return ProcessDiedError(
+            f"{work.key}: its process died ({first_line(error)}); with fewer --jobs each has more memory, "
+            "and --resume goes on with what is there"
+        )
+    if error is not None and not isinstance(error, Exception):
+        return ProcessDiedError(f"{work.key}: its process was stopped ({type(error).__name__})")
+    return error
+
+
+def _one_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+
+
+def begin_process() -> None:
+    """One thread, since processes share the cores; what the parent has said is not said again."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", EvergraphWarning)
+
+
+def _begin_worker() -> None:
+    """No life beyond the parent's, whose Ctrl-C it is."""
+    begin_process()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def default_jobs(device: str) -> int:
+    """As many processes as cores; on a GPU, where steps are launch-bound, at most fifteen share it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 15) if device != "cpu" else cores

@@ -1,0 +1,82 @@
+"""Ray: the machines of a cluster, or a local one that is started for the occasion."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import Any
+
+from evergraph.errors import EvergraphError, first_line
+from evergraph.experiments.engines.base import Engine, Work
+from evergraph.experiments.engines.processes import ProcessDiedError, begin_process, in_words
+from evergraph.registry import FILES
+
+
+class RayEngine(Engine):
+    """Work as Ray tasks: on the cluster that RAY_ADDRESS names, else on one of this machine's cores.
+
+    A task has one core, and an equal share of a GPU where the run is on one. The folders of the runs have to be on a
+    file system that all machines share, and evergraph installed on each.
+
+    Args:
+        jobs: tasks at a time on a cluster of this machine; as many as there are cores by default.
+    """
+
+    def __init__(self, jobs: int | None = None) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise EvergraphError(
+                f"--on ray needs Ray ({first_line(error)}); pip install 'evergraph[ray]', or use --jobs"
+            ) from None
+        self._ray: Any = ray
+        self._started = not ray.is_initialized()
+        passed = {key: os.environ[key] for key in (FILES, "PYTHONPATH", "EVERGRAPH_DATA") if key in os.environ}
+        settings: dict[str, Any] = {"runtime_env": {"env_vars": {**passed, "OMP_NUM_THREADS": "1"}}}
+        if not os.environ.get("RAY_ADDRESS"):
+            settings |= {"num_cpus": jobs, "include_dashboard": False}
+        if self._started:
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own note about it is not for users
+            try:
+                ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                raise EvergraphError(f"--on ray: no cluster ({first_line(error)}); is RAY_ADDRESS right?") from None
+        self._task = ray.remote(max_retries=0, num_cpus=1)(_do)
+        self._running: dict[Any, Work] = {}
+
+    def submit(self, work: Work) -> None:
+        """As a task of its own; Ray starts it when there is room."""
+        share = 0.25 if work.spec.device.startswith("cuda") else 0
+        self._running[self._task.options(num_gpus=share).remote(work)] = work
+
+    def wait(self) -> list[tuple[Work, Exception | None]]:
+        """The tasks that are done next."""
+        done, _ = self._ray.wait(list(self._running), num_returns=1)
+        return [(work := self._running.pop(task), self._ended(task, work)) for task in done]
+
+    def _ended(self, task: Any, work: Work) -> Exception | None:
+        try:
+            return in_words(self._ray.get(task), work)
+        except self._ray.exceptions.RayError as error:  # the process or its machine is gone
+            return ProcessDiedError(
+                f"{work.key}: its process died ({first_line(error)}); --resume goes on with the rest"
+            )
+
+    def close(self, *, at_once: bool) -> None:
+        """Stop what is under way where asked to, and the cluster if it was started here."""
+        for task in self._running if at_once else ():
+            with suppress(Exception):
+                self._ray.cancel(task, force=True)
+        if self._started:
+            self._ray.shutdown()
+
+
+def _do(work: Work) -> Exception | None:
+    """What a task does; an error is its result, so that it comes back as it is."""
+    begin_process()
+    try:
+        work.do()
+    except Exception as error:
+        return error
+    return None

@@ -1,0 +1,120 @@
+"""Many runs: on Ray's real local cluster, and as the task lines of a SLURM array."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import evergraph as eg
+from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
+from evergraph.experiments.engines import RayEngine, Work, engine_for
+from evergraph.experiments.run import RunSpec
+from evergraph.training import Training
+
+Call = Callable[..., tuple[int, str, str]]
+COMPARE = ["compare", "sbm:nodes=120,classes=4", "--methods", "finetune,ewc", "--seeds", "2", "--epochs", "1"]
+COMPARE += ["--device", "cpu"]
+BAD = "sbm:nodes=60,classes=1"
+
+
+def spec(**changes: object) -> RunSpec:
+    settings = {"method": "finetune", "training": Training(epochs=1), "device": "cpu", **changes}
+    return RunSpec(**{"source": "sbm:nodes=120,classes=4", **settings})
+
+
+class Once(Work):
+    """Its process is gone at the first try."""
+
+    def do(self) -> None:
+        tried = Path(f"{self.folder}.tried")
+        if self.key == "dies" and not tried.exists():
+            tried.touch()
+            os._exit(1)
+        super().do()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed (pip install 'evergraph[ray]')"
+)
+def test_cells_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real thing: the same results; a task whose process dies is tried again; a bad one fails alone."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr("evergraph.experiments.cells.Work", Once)
+    cells = [Cell("a", spec(seeds=[0, 1])), Cell("dies", spec(method="ema")), Cell("bad", spec(source=BAD))]
+    with pytest.raises(CellsFailedError, match="1 of 3 runs failed") as found:
+        run_cells(cells, tmp_path / "ray", engine=lambda folder: RayEngine(2))
+    assert {*found.value.errors} == {"bad"}
+    assert (tmp_path / "ray/dies.tried").exists()
+    alone = run_cells(cells[:2], tmp_path / "alone")
+    assert {key: result["matrices"] for key, result in found.value.results.items()} == {
+        key: result["matrices"] for key, result in alone.items()
+    }
+
+
+def test_without_ray_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(eg.EvergraphError, match=r"--on ray needs Ray .*pip install 'evergraph\[ray\]'"):
+        RayEngine()
+
+
+def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
+    status, _, said = evergraph(*COMPARE, "--on", "cloud", "--out", tmp_path / "out")
+    assert status == 2
+    assert "unknown engine 'cloud'; choose one of: local, ray, slurm" in said
+    assert engine_for("local", 1) is None
+
+
+def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path) -> None:
+    """The script's own lines do the work; a failed task is named and written again; then the table is gathered."""
+    out, words = tmp_path / "out", [*COMPARE, "--on", "slurm", "--jobs", "3"]
+    status, said, _ = evergraph(*words, "--out", out)
+    script = Path(re.search(r"sbatch (\S+)", said).group(1))  # type: ignore[union-attr]
+    assert (status, "4 runs are left" in said) == (0, True)
+    text = script.read_text()
+    assert "#SBATCH --array=0-3%3\n" in text
+    tasks = script.with_name("tasks.json")
+    listed = json.loads(tasks.read_text())
+    listed[3]["spec"]["source"] = BAD
+    tasks.write_text(json.dumps(listed))
+    ended = [
+        subprocess.run(["bash", script], env={**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}, capture_output=True)
+        for number in (0, 3)
+    ]
+    assert [one.returncode for one in ended] == [0, 2]
+    assert ended[1].stderr.count(b"\n") == 1
+    status, said, _ = evergraph(*words, "--out", out, "--resume")
+    assert (status, "3 runs are left" in said) == (0, True)
+    assert re.search(r"failed before, tried again: \S*ewc\S*, seed 1 \(", said)
+    for number in range(3):  # one process for all: what `work` does
+        assert evergraph("work", tasks, number)[0] == 0
+    assert evergraph("work", tasks, 3)[0] == 2
+    status, said, _ = evergraph(*words, "--out", out, "--resume")
+    assert (status, "ewc" in said) == (0, True)
+    assert len((out / "results.jsonl").read_text().splitlines()) == 2
+    status, _, _ = evergraph(*COMPARE, "--out", tmp_path / "alone")
+    gathered, alone = ((folder / "results.jsonl").read_text() for folder in (out, tmp_path / "alone"))
+    matrices = [[json.loads(line)["result"]["matrices"] for line in file.splitlines()] for file in (gathered, alone)]
+    assert matrices[0] == matrices[1]
+
+
+def test_a_search_as_a_slurm_array(evergraph: Call, tmp_path: Path) -> None:
+    words = ["tune", "sbm:nodes=150,classes=6", "--method", "ewc", "--rule", "first-tasks", "--trials", "2"]
+    words += ["--epochs", "1", "--device", "cpu", "--on", "slurm", "--jobs", "2", "--out", tmp_path / "out"]
+    status, said, _ = evergraph(*words)
+    assert status == 0
+    rounds = 0
+    while "sbatch" in said and rounds < 3:
+        tasks = Path(re.search(r"sbatch (\S+)", said).group(1)).with_name("tasks.json")  # type: ignore[union-attr]
+        for number in range(len(json.loads(tasks.read_text()))):
+            assert evergraph("work", tasks, number)[0] == 0
+        status, said, _ = evergraph(*words, "--resume")
+        rounds += 1
+    assert (status, "use it: evergraph run" in said) == (0, True), said
+    assert "--on" not in said

@@ -1,0 +1,220 @@
+"""What two processes do together, compared with what one does alone. Started twice by test_distributed.py.
+
+Prints one JSON object: for each name the largest difference, relative to 1 + |value|, or an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch_geometric import nn as pyg
+
+import evergraph as eg
+import test_conformance as conformance
+from evergraph.core.workers import ConnectionLostError, join_workers, workers
+from evergraph.data.datasets.sbm import sbm
+from evergraph.data.parts import read_parts, task_of_parts, write_parts
+from evergraph.models import random_features
+from evergraph.training.executors import divided
+from evergraph.training.loop import Progress
+from test_problems_end_to_end import SMALL, STREAMS
+
+torch.set_num_threads(1)
+
+
+class Normalized(nn.Module):
+    """A foreign module whose outputs depend on the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = pyg.GCNConv(5, 4), nn.BatchNorm1d(4), pyg.GCNConv(4, 6)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.norm(self.first(x, edge_index)).relu(), edge_index)
+        return out
+
+
+def plain(method: str = "curvature", model: eg.GraphModel | nn.Module | None = None, **more: object) -> eg.Learner:
+    settings = {**conformance.PROTOCOL, **more}
+    return eg.Learner(model or eg.GCN(hidden=5), method, dtype=torch.float64, **settings)
+
+
+def foreign(make: Callable[[], nn.Module]) -> eg.ModuleModel:
+    """A module that was made outside, with the same parameters every time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return eg.ModuleModel(make())
+
+
+def on_stream(make: Callable[[], eg.Learner]) -> Callable[[], eg.Learner]:
+    return lambda: conformance.learned(make(), 3)
+
+
+def resumed() -> eg.Learner:
+    """Stopped in the middle of the second task, and loaded again."""
+    learner = conformance.learned(plain(), 1)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(progress: Progress, epochs: int) -> None:
+        raise StoppedError
+
+    with contextlib.suppress(StoppedError):
+        learner.learn(conformance.tasks(learner)[1], stop)
+    with tempfile.TemporaryDirectory() as folder:
+        learner.save(folder)
+        again = eg.Learner.load(folder, device="cpu")
+    for task in conformance.tasks(again)[1:]:
+        again.learn(task)
+    return again
+
+
+def on_problem(name: str) -> eg.Learner:
+    """Examples are nodes, graphs or links, with classes, labels or numbers."""
+    settings = {**SMALL, "batch_size": 9, "epochs": 1}
+    of = eg.Learner(eg.GCN(hidden=4), "curvature", problem=name, dtype=torch.float64, **settings)
+    return of.fit(STREAMS[name]())
+
+
+CASES: dict[str, Callable[[], eg.Learner]] = {
+    **{
+        f"method {name}": on_stream(
+            lambda make=make: conformance.learner(make(), "gcn", dtype=torch.float64)  # type: ignore[misc]
+        )
+        for name, make in conformance.SUITE.items()
+    },
+    # where a gradient is zero but for rounding, Adam divides it by its own size; SGD does not
+    "model gat": on_stream(lambda: plain(model=eg.GAT(hidden=4, heads=2), optimizer="sgd", reduction="mean")),
+    "model sage": on_stream(lambda: plain(model=eg.GraphSAGE(hidden=4))),
+    "model gin": on_stream(lambda: plain("ewc", eg.GIN(hidden=4))),
+    "model foreign": on_stream(lambda: plain("mas", foreign(lambda: pyg.GCN(5, 4, 2, 6)))),
+    "model normalized by batch": on_stream(lambda: plain("finetune", foreign(Normalized))),
+    "last batch of one": on_stream(lambda: plain(batch_size=3)),
+    "batches of one": on_stream(lambda: plain("ewc", batch_size=1, epochs=1)),
+    "full batch, mean, early stopping": on_stream(lambda: plain("lwf", batch_size=0, reduction="mean", patience=1)),
+    "class balanced": on_stream(lambda: plain("ema+ewc", class_balanced=True)),
+    **{f"problem {name}": partial(on_problem, name) for name in STREAMS},
+    "resumed": resumed,
+}
+DRAWS: dict[str, Callable[[], eg.Learner]] = {
+    "dropout": on_stream(lambda: plain("ewc", eg.GCN(hidden=5, dropout=0.5))),
+    "sampled neighbours": on_stream(lambda: plain("finetune", fan_out=(2, 2))),
+}
+"""Shares draw numbers of their own, so the result is another one; but all processes have the same."""
+
+
+def values(learner: eg.Learner) -> list[torch.Tensor]:
+    same = learner.problem.level == "node" and learner.model.in_channels == conformance.GRAPH.num_features
+    logits = learner.logits(conformance.GRAPH) if same else torch.zeros(1)
+    state = learner.method.state_dict()
+    counts = torch.tensor(numbers(state), dtype=torch.float64)
+    return [*learner.model.state_dict().values(), *conformance.tensors(state), counts, logits]
+
+
+def numbers(state: object) -> list[float]:
+    """The plain numbers in a state: counts, sizes, choices."""
+    if isinstance(state, dict):
+        return [number for value in state.values() for number in numbers(value)]
+    if isinstance(state, (list, tuple)):
+        return [number for value in state for number in numbers(value)]
+    return [float(state)] if isinstance(state, (bool, int, float)) else []
+
+
+def difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    assert [tensor.shape for tensor in one] == [tensor.shape for tensor in other]
+    gaps = [((a.double() - b.double()).abs() / (1 + a.double().abs())).max() for a, b in zip(one, other) if a.numel()]
+    return float(torch.stack(gaps).max())
+
+
+LARGE = sbm(nodes=203, classes=6, degree=4, features=7, signal=3.0, seed=1)
+
+
+def closed_form(tasks: Iterable[eg.Task]) -> eg.Learner:
+    learner = eg.Learner(eg.RandomFeatures(hidden=20), eg.Analytic(), dtype=torch.float64, device="cpu")
+    for task in tasks:
+        learner.learn(task)
+    return learner
+
+
+def names_of_tasks() -> list[list[eg.data.ClassName]]:
+    return [LARGE.class_names[:2], LARGE.class_names[2:]]
+
+
+def one_process(folder: Path) -> list[torch.Tensor]:
+    """The graph as a whole, too large for its features to be kept: its head and its outputs."""
+    write_parts(LARGE, folder, 5)
+    whole = LARGE.altered(splits=read_parts(folder)[0].splits)
+    at_hand, random_features.AT_HAND = random_features.AT_HAND, 0
+    learner = closed_form(eg.Task.of(whole, names) for names in names_of_tasks())
+    head, outputs = learner.model.head.detach(), learner.logits(LARGE)
+    random_features.AT_HAND = at_hand
+    return [head, outputs]
+
+
+def in_parts(folder: Path) -> list[torch.Tensor]:
+    """The same graph in five parts, two and three of them in a process."""
+    graph, own = read_parts(folder)
+    assert len(own) < 5
+    learner = closed_form(task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks()))
+    outputs = learner.outputs(graph, torch.arange(graph.num_nodes))
+    assert graph.rows is not None
+    whole = torch.zeros(LARGE.num_nodes, outputs.size(1), dtype=outputs.dtype)
+    whole[graph.rows.start : graph.rows.start + graph.num_nodes] = outputs
+    return [learner.model.head.detach(), *workers().sum([whole])]
+
+
+def compare() -> dict[str, float | str]:
+    """Every case alone, in the first process, then together in both."""
+    alone = {name: values(make()) for name, make in CASES.items()} if os.environ["RANK"] == "0" else {}
+    folder = Path(sys.argv[2]) / "parts"
+    if os.environ["RANK"] == "0":
+        alone["parts"] = one_process(folder)
+    group, seen = join_workers(), []
+    alone = group.everywhere(alone)
+    own = divided.DividedBatch.own
+    divided.DividedBatch.own = lambda batch: (seen.append((batch.num_own, batch.num_examples)), own(batch))[1]  # type: ignore[method-assign,func-returns-value]
+    found: dict[str, float | str] = {}
+    for name, make in CASES.items():
+        seen.clear()
+        try:
+            found[name] = difference(alone[name], values(make()))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        found[f"{name}: share"] = sum(mine for mine, _ in seen) / max(sum(all_ for _, all_ in seen), 1)
+    found["parts"] = difference(alone["parts"], in_parts(folder))
+    for name, make in DRAWS.items():
+        mine = values(make())
+        first = group.everywhere([tensor.clone() for tensor in mine])
+        found[name] = difference(mine, first)
+    return found
+
+
+def lose() -> dict[str, str]:
+    """The second process stops answering."""
+    group = join_workers(timeout=timedelta(seconds=3))
+    if group.rank:
+        time.sleep(60)
+    try:
+        group.sum([torch.ones(3)])
+    except ConnectionLostError as error:
+        return {"said": str(error)}
+    return {"said": ""}
+
+
+if __name__ == "__main__":
+    report = {"compare": compare, "lose": lose}[sys.argv[1]]()
+    Path(sys.argv[2], f"{workers().rank}.json").write_text(json.dumps(report))
+    sys.stdout.flush()
+    os._exit(0)
