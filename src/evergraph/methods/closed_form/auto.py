@@ -103,7 +103,7 @@ class Auto(BudgetedAnalytic):
             heads[name] = dict(zip(places, solved))
             self._count(name, places, context.total(validation_hits(context, solved).sum(1)).tolist())
         if self._too_much():
-            validated, widths = self.validated_ + context.task.val.numel(), self.block_widths_
+            validated, widths = self.validated_ + context.count(context.task.val), self.block_widths_
             cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
             for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
             for_own = _only(for_own, cheapest_near(self.set_hits_, list(for_own), cost, validated)) if for_own else {}
