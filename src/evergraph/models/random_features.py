@@ -235,20 +235,24 @@ class RandomFeatures(GraphModel):
     @capability(rests_on=READS)
     def propagated_inputs(self) -> list[tuple[int, float]]:
         """(k, b) of each block: its features are those of P_b^k X̂, row by row."""
-        pairs = [(block.depth, block.balance) for block in self.blocks if not block.linear]
-        mixed = [(depth, balance) for depth, balance in pairs if balance is not None]
-        if len(mixed) < len(self.blocks):
+        if any(block.balance is None for block in self.blocks):
             raise EvergraphError(
-                "a graph in parts takes random features of nodes mixed with their neighbours alone; use --method "
-                "analytic with its own model"
+                f"{type(self).__name__} reads neighbours apart from the node, which cannot be computed on parts of a "
+                "graph; use --method analytic with its own model"
             )
-        return mixed
+        return [(block.depth, block.balance) for block in self.blocks if block.balance is not None]
 
     @capability(rests_on=READS)
     def features_from(self, propagated: Sequence[Features]) -> Tensor:
         """The features of some nodes, with a column of ones, from their rows of P_b^k X̂ for each block (k, b)."""
-        pairs = zip(propagated, self._projected_columns())
-        return with_ones(torch.cat([self._activate(x @ self.projection[:, columns]) for x, columns in pairs], 1))
+        rows = zip(propagated, self.blocks, self._projected_columns())
+        return with_ones(torch.cat([self._seen(block, h, columns) for h, block, columns in rows], dim=1))
+
+    def _seen(self, block: Block, h: Features, columns: slice) -> Tensor:
+        """A block's features from rows of P^k X̂."""
+        if block.linear:
+            return self.hashing.apply(unit_rows(h)) * (self._energy / 2) ** 0.5
+        return self._activate(h @ self.projection[:, columns])
 
     @capability(rests_on=READS)
     def feature_blocks(self) -> tuple[list[int], Tensor]:
