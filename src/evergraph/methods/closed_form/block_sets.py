@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from evergraph.models.feature_blocks import Block
 
 GRID = (0.05, 0.2, 1.0, 5.0, 25.0, 125.0, 625.0)
-"""Ridges that are tried; without a validation node, the one in the middle of the first three … 1, is taken."""
+"""Ridges that are tried; without a validation node 1 is taken."""
 PREFERRED = GRID.index(1.0)
 
 
@@ -81,7 +81,7 @@ def leader(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
 def cheapest_near(
     counts: Mapping[str, Sequence[int]], names: Sequence[str], cost: Mapping[str, int], validated: int
 ) -> str:
-    """The cheapest set whose hits are within a standard error of the leader's: the root of the number it misses."""
+    """The cheapest set whose hits are within half a standard error, half the root of its misses, of the leader's."""
     best = max(counts[leader(counts, names)])
     near = [name for name in names if max(counts[name]) >= best - max(validated - best, 0) ** 0.5 / 2]
     return min(near, key=lambda name: (cost[name], -max(counts[name])))

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params
-from evergraph.core.workers import workers
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import Context, View
@@ -78,7 +77,7 @@ class BudgetedAnalytic(Analytic):
         """Nodes join the factors as they are until `_forget_nodes`; where they outnumber the features, G."""
         _, head = linear_head(context.model)
         in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
-        many = self._rows("train") + context.num_train > head.size(0) or workers().size > 1  # G adds up over processes
+        many = self._rows("train") + context.num_train > head.size(0) or context.task.graph.rows is not None
         if not in_blocks or self.gram_ or many or self.encoder != "frozen" or sign < 0:
             self.make_dense()
             super().add_to_sums(context, sizes, sign)
@@ -194,7 +193,7 @@ class BudgetedAnalytic(Analytic):
 
     def _bytes(self, width: int, nodes: dict[str, int], size: int) -> int:
         """What the sums of so many nodes over so many features take, in the form that they would have."""
-        dense = bool(self.gram_) or nodes["train"] > width or workers().size > 1
+        dense = bool(self.gram_) or nodes["train"] > width
         return 2 * 8 * width**2 if dense else size * width * sum(nodes.values())
 
     def _make_room(self, model: GraphModel) -> None:
