@@ -184,12 +184,12 @@ def test_auto_reads_the_graph_only_where_it_helps() -> None:
     chosen = {}
     for homophily in (0.9, 0.25):  # a quarter is chance: such edges say nothing
         graph = sbm(nodes=900, classes=4, degree=12, homophily=homophily, features=16, signal=1.6, seed=4)
-        learner = eg.Learner(eg.RandomFeatures(hidden=200), eg.Auto())
+        learner = eg.Learner(eg.MixedFeatures(hidden=140), eg.Auto())
         learner.learn(eg.TaskStream(graph, 4)[0])
         assert isinstance(learner.method, eg.Auto)
-        chosen[homophily] = learner.method.depths_
-    assert max(chosen[0.9]) == 2
-    assert 0 in chosen[0.25]
+        chosen[homophily] = learner.method.chosen_
+    assert chosen[0.9] != "own"
+    assert chosen[0.25] == "own"
 
 
 def test_a_head_without_propagation_has_nobody_to_vote_with(graph: Graph) -> None:

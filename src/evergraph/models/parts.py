@@ -20,6 +20,7 @@ from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.parts import Rows
 from evergraph.errors import EvergraphError
+from evergraph.models.feature_blocks import unit_rows
 
 if TYPE_CHECKING:
     from evergraph.models.base import GraphModel
@@ -145,8 +146,6 @@ class PartNeighbourhoods(Neighbourhoods):
 @torch.no_grad()
 def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype) -> list[Features]:
     """P_b^k X̂ for each pair (k, b): what is propagated before it is projected, since both are linear."""
-    from evergraph.models.random_features import unit_rows
-
     assert graph.rows is not None
     key = f"propagated {dtype} {inputs}"
     if key not in graph.cache:

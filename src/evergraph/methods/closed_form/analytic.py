@@ -136,7 +136,11 @@ class Analytic(Method):
             vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
             self._choose_voting(context, trained, vote)
         self.conclude(model)
+        self._decide_elsewhere(context)
         context.cache[HELD_OUT] = trained, vote
+
+    def _decide_elsewhere(self, context: Context) -> None:
+        """Count what is known of graphs with edges between tasks: nothing here."""
 
     def conclude(self, model: GraphModel) -> None:
         """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
@@ -151,7 +155,11 @@ class Analytic(Method):
         final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
         if in_blocks:
             self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
+            self._write_elsewhere(model)
         head.copy_(final)
+
+    def _write_elsewhere(self, model: GraphModel) -> None:
+        """Write a head of its own for graphs with edges between tasks: none here."""
 
     def _choose(self, context: Context) -> Tensor:
         """Count the hits of every ridge; the head that training nodes alone make with the chosen one."""
@@ -381,8 +389,16 @@ class Analytic(Method):
         """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
         head = linear_head(view.model)[1].detach()
-        rows = evenly(torch.arange(head.size(0))).to(head.device)
+        rows = evenly(self._dense_rows(view.model)).to(head.device)
         return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
+
+    def _dense_rows(self, model: GraphModel) -> Tensor:
+        """The features that are seldom zero: random ones, where there are some."""
+        layout = capable(model, "feature_layout")
+        if layout is None or all(block.linear for block in layout().present):
+            return torch.arange(linear_head(model)[1].size(0))
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        return rows_of(block_of_row, [not block.linear for block in layout().present])
 
     def gram_among(self, part: str, rows: Tensor) -> Tensor:
         """G of one part, among some features."""

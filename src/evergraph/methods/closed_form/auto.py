@@ -1,85 +1,242 @@
-"""`auto`: the closed-form learner with its encoder chosen by the first task, for people who just want it to work."""
+"""`auto`: the closed-form learner that chooses its features as the stream goes on, for people who want it to work."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import RIDGES, Analytic
-from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.sums import SMALL, accumulate, solve
+from evergraph.methods.closed_form.analytic import BOTH, HELD_OUT
+from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.block_sets import (
+    GRID,
+    best_ridge,
+    cheapest_near,
+    head_sets,
+    leader,
+    own_sets,
+    vote_sets,
+)
+from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
+from evergraph.methods.closed_form.hits import rows_of, validation_hits
+from evergraph.methods.closed_form.rehearsal import ENOUGH, rehearse
 from evergraph.methods.state import state
+from evergraph.models.base import GraphModel
+from evergraph.models.feature_blocks import Layout
 
-DEPTHS: tuple[tuple[int, ...], ...] = ((1, 2), (0, 1, 2), (0, 1), (1,), (0,))
-"""Sets of propagation depths to choose from; the first is taken unless another is clearly better."""
+SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 
 
 @METHODS.register
 @dataclass(repr=False)
-class Auto(Analytic):
-    """`analytic`, with the depths of propagation chosen on the first task's validation nodes.
+class Auto(BudgetedAnalytic):
+    """`analytic`, with the blocks of features that the head reads chosen while the stream goes on.
 
-    Graphs differ in how much a node's neighbours say about it: where edges mostly join nodes of one class,
-    two steps of propagation are best; where they do not, none is. Each candidate set of depths is fitted on
-    the first task's training nodes; the first candidate on the list is kept unless another puts more of the
-    validation nodes right than wrong by more than three standard errors: four others are tried, and one task's
-    classes may be easier without a graph than those to come. Everything else (ridge, smoothing, voting) is chosen
-    as `analytic` chooses it, while the stream goes on.
+    Graphs differ in how much a node's neighbours say about it and in what way: where edges mostly join nodes of one
+    class, a node is best mixed with its neighbours; elsewhere what a node says and what its neighbours say are best
+    read side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at
+    each task every set and every ridge is solved on the training nodes so far and tried on the task's validation
+    nodes. The hits are added up over the tasks, and the set and ridge with most of them are taken: at the next task
+    others may lead. Once the sums of all sets take more than an eighth of the budget, the cheapest set within half a
+    standard error of the leader is kept and the other blocks are dropped for good.
 
     Args:
-        ridge: as in `analytic`; 0 chooses.
+        ridge: as in `analytic`; 0 chooses, from 0.05 to 625.
         balance: as in `analytic`.
         premium: as in `analytic`.
         encoder: as in `analytic`; so are `judge_edges`, `smoothing`, `temperature` and
             `learn_validation`.
+        memory: what the sums may take, e.g. `500MB`: linear blocks are exact where they fit, else sketched.
     """
 
     name = "auto"
     family = "closed form"
-    reference = "analytic, with its encoder chosen by the first task; see docs/analytic.md"
+    reference = "analytic, with its features chosen along the stream; see docs/analytic.md"
     levels = ("node",)
     kinds = ("classes",)
+    model = "mixed-features"
 
-    depths_: list[int] = state(list)
+    set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
+    own_: str = state(str)  # the set that speaks for a node's own features in the vote
+    chosen_: str = state(str)  # the set that the head reads
+    elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
+    foreign_hits_: dict[str, list[int]] = state(dict)  # rehearsed validation nodes that each way puts right
+    rehearsed_: int = state(int)
 
     def start_task(self, context: Context) -> None:
         """Refuse a model whose features do not fall into blocks."""
-        if capable(context.model, "feature_blocks") is None:
+        if capable(context.model, "feature_layout") is None:
             raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
         super().start_task(context)
 
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
-        """At the first task choose the depths; then as `analytic`."""
-        if not self.tasks_:
-            depths, _ = capable(context.model, "feature_blocks")()  # type: ignore[misc]
-            self.depths_ = list(self._choose_depths(context))
-            self.blocks_ = [depth in self.depths_ for depth in depths]
+        """As `analytic`; then drop what is not worth its place, and whatever is still a node."""
         super().end_task(context)
+        self._drop(context)
+        self._forget_nodes()
 
-    def _choose_depths(self, context: Context) -> tuple[int, ...]:
-        """The first candidate, or the best of those that are clearly better."""
-        depths, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
-        candidates = [chosen for chosen in DEPTHS if set(chosen) <= set(depths)] or [tuple(sorted(set(depths)))]
-        if not context.count(context.task.val) or len(candidates) == 1:
-            return candidates[0]
-        features, head = linear_head(context.model)
-        own = context.batcher.y[context.own(context.train)]
-        sizes = context.total(torch.bincount(own, minlength=head.size(1))).double()
-        weights, ridge = sizes.clamp(min=1) ** -self.balance, self.ridge or RIDGES[1]
-        sums = accumulate(context, features, head, context.train, weights, None, exact=ridge < SMALL)
-        rows = [rows_of(block_of_row, [depth in chosen for depth in depths]) for chosen in candidates]
-        hits = validation_hits(context, [solve([ridge], [sums], chosen)[0] for chosen in rows])
-        clear, right = [], context.total(hits.sum(1)).tolist()
-        for number in range(1, len(candidates)):
-            changes = [0, 0]
-            count_changes(changes, hits[0], hits[number])
-            changes = context.total(torch.tensor(changes)).tolist()
-            if changes[0] - changes[1] > 3 * sum(changes) ** 0.5:
-                clear.append(number)
-        return candidates[max(clear, key=lambda number: right[number], default=0)]
+    def _sets(self, model: GraphModel) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
+        """The sets that a head and the voice of own features may read, among the blocks that there are."""
+        layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
+        found = []
+        for sets in (head_sets(layout.blocks), own_sets(layout.blocks)):
+            live = {name: chosen for name, chosen in sets.items() if not self.set_hits_ or name in self.set_hits_}
+            found.append({name: layout.among_present(chosen) for name, chosen in live.items()})
+        return found[0], found[1]
+
+    def _choose(self, context: Context) -> Tensor:
+        """Count the hits of every set and ridge; the training nodes' head of the set and the ridge with most."""
+        _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
+        for_head, for_own = self._sets(context.model)
+        sets, heads = {**for_own, **for_head}, {}
+        for name, blocks in sets.items():
+            places = self._places(name)
+            solved = self.solve([self._ridges[place] for place in places], ("train",), rows_of(block_of_row, blocks))
+            heads[name] = dict(zip(places, solved))
+            self._count(name, places, context.total(validation_hits(context, solved).sum(1)).tolist())
+        if self._too_much():
+            validated, widths = self.validated_ + context.count(context.task.val), self.block_widths_
+            cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
+            for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
+            for_own = _only(for_own, cheapest_near(self.set_hits_, list(for_own), cost, validated)) if for_own else {}
+            self.set_hits_ = {name: self.set_hits_[name] for name in {**for_own, **for_head}}
+        self._lead(for_head, for_own)
+        place = best_ridge(self.set_hits_[self.chosen_])
+        if place not in heads[self.chosen_]:
+            rows = rows_of(block_of_row, self.blocks_)
+            heads[self.chosen_][place] = self.solve([self._ridges[place]], ("train",), rows)[0]
+        return heads[self.chosen_][place]
+
+    def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]]) -> None:
+        """Take the sets with most hits."""
+        self.chosen_ = leader(self.set_hits_, list(for_head))
+        self.own_ = leader(self.set_hits_, list(for_own)) if for_own else ""
+        self.blocks_ = for_head[self.chosen_]
+
+    def conclude(self, model: GraphModel) -> None:
+        """As `analytic`; and the sets by the hits as they stand."""
+        super().conclude(model)
+        for_head, for_own = self._sets(model)
+        self._lead(for_head, for_own)
+
+    @property
+    def _ridges(self) -> Sequence[float]:
+        return [self.ridge] if self.ridge else GRID
+
+    def chosen_ridge(self) -> float:
+        """The ridge with most hits of the chosen set."""
+        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
+
+    def _places(self, name: str) -> list[int]:
+        """The ridges to try: all while the sums are cheap to solve, else the best so far and those beside it."""
+        every = range(len(self._ridges))
+        best = best_ridge(self.set_hits_.get(name, [0] * len(every)))
+        return [place for place in every if self.factor_ or abs(place - best) <= 1]
+
+    def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
+        """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
+        before = self.set_hits_.get(name, [0] * len(self._ridges))
+        nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
+        self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}
+
+    # graphs with edges between tasks
+
+    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+
+        With a ridge of 1 at most: a larger one shrinks the scores, and with them what the vote can say about edges.
+        """
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        voices = [rows_of(block_of_row, blocks) for blocks in self.voices(model)]
+        return torch.stack([self.solve([min(ridge, 1.0)], parts, rows)[0] for rows in voices]).sum(0)
+
+    def voices(self, model: GraphModel) -> list[list[bool]]:
+        """The blocks that each head of the vote reads."""
+        return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
+
+    def _own(self, model: GraphModel) -> list[bool]:
+        """The blocks that speak for a node's own features."""
+        return self._sets(model)[1].get(self.own_, [])
+
+    def _ways_elsewhere(self, model: GraphModel) -> dict[str, tuple[float, list[bool]]]:
+        """Heads that may decide in place of head and vote where edges join tasks: their ridges and blocks."""
+        ways = {"smooth": (min(self.chosen_ridge(), 1.0), self.voices(model)[0])}
+        if self.own_:
+            ways["own"] = (self._ridges[best_ridge(self.set_hits_[self.own_])], self._own(model))
+        return ways
+
+    def _decide_elsewhere(self, context: Context) -> None:
+        """Rehearse what decides where edges join tasks."""
+        if self.rehearsed_ < ENOUGH:
+            hits = rehearse(self, context, self._ways_elsewhere(context.model))
+            if hits is not None:
+                self.rehearsed_ += context.task.val.numel()
+                before = self.foreign_hits_
+                self.foreign_hits_ = {way: [sum(before.get(way, [])) + count] for way, count in hits.items()}
+
+    def elsewhere(self) -> str:
+        """What decides where edges join tasks: the way with most rehearsed nodes.
+
+        Of equals the vote where it may, else the head on nodes mixed with their neighbours.
+        """
+        usual = "vote" if self.votes_ else "smooth"
+        hits = {usual: [0], **self.foreign_hits_}
+        return max(hits, key=lambda way: sum(hits[way]))
+
+    def _write_elsewhere(self, model: GraphModel) -> None:
+        """The head for graphs with edges between tasks, where it is neither the usual one nor the vote."""
+        (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
+        ways, learned = self._ways_elsewhere(model), BOTH if self.learn_validation else BOTH[:1]
+        self.elsewhere_ = {}
+        if way in ways:
+            ridge, blocks = ways[way]
+            rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
+            self.elsewhere_ = {way: {name: self.solve([ridge], learned, rows)[0].to(vote.dtype)}}
+
+    def _prediction(self, model: GraphModel) -> BlockPrediction:
+        """With what decides where edges join tasks."""
+        prediction, way = super()._prediction(model), self.elsewhere()
+        heads = self.elsewhere_.get(way)
+        if heads:
+            return dataclasses.replace(prediction, elsewhere=next(iter(heads.values())))
+        return dataclasses.replace(prediction, votes=way == "vote")
+
+    # what is kept
+
+    def _too_much(self) -> bool:
+        """Whether the sums of all sets take more than their share of the budget."""
+        if not self.factor_:
+            return True
+        taken = sum(rows.numel() * rows.element_size() for rows in self.factor_.values())
+        return taken > SIDE_BY_SIDE * self.budget()
+
+    def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
+        """Those for graphs with edges between tasks too."""
+        super()._fold_heads(fold)
+        self.elsewhere_ = {
+            way: {name: fold(head, 0) for name, head in heads.items()} for way, heads in self.elsewhere_.items()
+        }
+
+    def _drop(self, context: Context) -> None:
+        """Drop the blocks that no set reads any more."""
+        for_head, for_own = self._sets(context.model)
+        read = [any(blocks) for blocks in zip(*for_head.values(), *for_own.values(), *self.voices(context.model))]
+        if not all(read):
+            layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
+            fold = self._narrow(context.model, read, layout.linear_width)
+            held_out = context.cache[HELD_OUT]
+            context.cache[HELD_OUT] = tuple(None if head is None else fold(head, 0) for head in held_out)
+            context.task.graph.cache.clear()  # features of blocks that are gone
+
+
+def _only(sets: dict[str, list[bool]], name: str) -> dict[str, list[bool]]:
+    """One of the sets."""
+    return {name: sets[name]}

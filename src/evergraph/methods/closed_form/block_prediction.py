@@ -56,6 +56,7 @@ class BlockPrediction:
         votes: whether the vote may decide.
         smooths: whether predictions are smoothed.
         doubt: share of edges within a task that are taken for others: the largest in training's graphs.
+        elsewhere: a head that decides where there are edges between tasks, in place of the head or the vote.
     """
 
     head: Tensor
@@ -68,6 +69,7 @@ class BlockPrediction:
     votes: bool
     smooths: bool
     doubt: float
+    elsewhere: Tensor | None = None
 
     def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
@@ -80,12 +82,13 @@ class BlockPrediction:
         """Which head reads which features, and whether its probabilities are smoothed."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         foreign, edges = share > FEW + self.doubt, adjacency
-        if foreign and (self.votes or not self.smooths):
-            if self.votes:  # better features judge better: once more
+        decides = self.elsewhere if self.elsewhere is not None else self.vote if self.votes else None
+        if foreign and (decides is not None or not self.smooths):
+            if decides is not None:  # better features judge better: once more
                 weighted, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighted)), joining)
             features, edges = self.graph_features(x, with_self_loops(weighted)), weighted
-        if foreign and self.votes:
-            return Reading(self.vote, features, edges, None)
+        if foreign and decides is not None:
+            return Reading(decides, features, edges, None)
         return Reading(self.head, features, edges, (weighted if foreign else adjacency) if self.smooths else None)
 
     def probabilities(self, scores: Tensor) -> Tensor:

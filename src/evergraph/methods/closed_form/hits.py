@@ -24,8 +24,8 @@ def validation_hits(context: Context, heads: list[Tensor]) -> Tensor:
     hits = [torch.zeros(len(heads), 0, dtype=torch.bool)]
     nodes = context.own(context.task.val).to(context.device)
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        rows = features(batch).double()
-        hits.append(torch.stack([(rows @ head).argmax(1) == batch.y for head in heads]).cpu())
+        scores = features(batch).double() @ torch.cat(heads, dim=1)
+        hits.append(torch.stack([part.argmax(1) == batch.y for part in scores.split(heads[0].size(1), dim=1)]).cpu())
     return torch.cat(hits, dim=1)
 
 

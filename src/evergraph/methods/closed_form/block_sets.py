@@ -1,0 +1,87 @@
+"""Which blocks of features a head may read, and the validation counts that choose among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from evergraph.models.feature_blocks import Block
+
+GRID = (0.05, 0.2, 1.0, 5.0, 25.0, 125.0, 625.0)
+"""Ridges that are tried; without a validation node 1 is taken."""
+PREFERRED = GRID.index(1.0)
+
+
+def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
+    """Sets of blocks that a head may read, by name; of equals the first is taken. Sets that are equal come once.
+
+    `smooth`: nodes mixed with their neighbours, as random features; right where neighbours are alike.
+    `smooth and own`: the same beside a node's own features.
+    `apart`: what a node says and what its neighbours say, side by side.
+    `linear`: the same, linear blocks alone.
+    `all`: every block.
+    `own`: a node's own features; right where its neighbours say nothing.
+    """
+    return _distinct(
+        {
+            "smooth": [block.mixes and not block.linear for block in blocks],
+            "smooth and own": [(block.mixes or not block.depth) and not block.linear for block in blocks],
+            "all": [True for _ in blocks],
+            "apart": [not block.mixes for block in blocks],
+            "linear": [block.linear for block in blocks],
+            "own": [not block.depth for block in blocks],
+        }
+    )
+
+
+def own_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
+    """Sets of blocks of a node's own features, for the head that no edge can mislead."""
+    return _distinct(
+        {
+            "own": [not block.depth for block in blocks],
+            "own random": [not block.depth and not block.linear for block in blocks],
+            "own linear": [not block.depth and block.linear for block in blocks],
+        }
+    )
+
+
+def vote_sets(blocks: Sequence[Block], own: Sequence[bool]) -> list[list[bool]]:
+    """The voices of the vote: nodes mixed with their neighbours up to two steps, up to one, and their own features.
+
+    Where no block mixes, neighbours speak for themselves.
+    """
+    deep = [block.mixes for block in blocks]
+    if not any(deep):
+        deep = [block.depth > 0 for block in blocks]
+    near = [read and block.depth == 1 for read, block in zip(deep, blocks)]
+    distinct: list[list[bool]] = []
+    for voice in (deep, near, list(own)):
+        if any(voice) and voice not in distinct:
+            distinct.append(voice)
+    return distinct
+
+
+def _distinct(sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
+    distinct: dict[str, list[bool]] = {}
+    for name, chosen in sets.items():
+        if any(chosen) and chosen not in distinct.values():
+            distinct[name] = chosen
+    return distinct
+
+
+def best_ridge(hits: Sequence[int]) -> int:
+    """The place in the grid with most hits; of equals the one nearest to 1, the larger of two."""
+    return max(range(len(hits)), key=lambda place: (hits[place], -abs(place - min(PREFERRED, len(hits) - 1)), place))
+
+
+def leader(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
+    """The set with most hits at its best ridge; the first of equals."""
+    return max(names, key=lambda name: (max(counts[name]), -names.index(name)))
+
+
+def cheapest_near(
+    counts: Mapping[str, Sequence[int]], names: Sequence[str], cost: Mapping[str, int], validated: int
+) -> str:
+    """The cheapest set whose hits are within half a standard error, half the root of its misses, of the leader's."""
+    best = max(counts[leader(counts, names)])
+    near = [name for name in names if max(counts[name]) >= best - max(validated - best, 0) ** 0.5 / 2]
+    return min(near, key=lambda name: (cost[name], -max(counts[name])))
