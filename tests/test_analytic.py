@@ -13,7 +13,7 @@ from evergraph.data.batching import Batch
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.closed_form.analytic import Analytic
-from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import GraphModel, neighbourhoods
 from evergraph.models.random_features import unit_rows
@@ -208,7 +208,7 @@ def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> Non
     prediction = BlockPrediction(
         head=model.head, vote=model.head, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]),
         graph_features=model.graph_features, temperature=0.1, smoothing=0.5,
-        judges=False, votes=False, smooths=True, doubt=0.0,
+        judges=False, smooths=True, doubt=0.0, elsewhere=Way(torch.zeros(0), 0),
     )  # fmt: skip
     scores = torch.zeros(graph.num_nodes, 6, dtype=torch.float64)
     scores[torch.arange(graph.num_nodes), graph.y] = 1.0

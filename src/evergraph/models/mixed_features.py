@@ -30,7 +30,7 @@ class MixedFeatures(RandomFeatures):
 
     def __init__(
         self,
-        hidden: PositiveInt = 5376,
+        hidden: PositiveInt = 7168,
         blocks: Sequence[Sequence[Any]] = MIXED,
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),

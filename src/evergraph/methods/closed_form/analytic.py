@@ -17,13 +17,13 @@ from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
-from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
 from evergraph.methods.closed_form.drift import follow_drift
 from evergraph.methods.closed_form.familiarity import evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
 from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
@@ -132,19 +132,15 @@ class Analytic(Method):
         model, vote = context.model, None
         trained = self._choose(context)
         if self._in_blocks(context.problem, model) and context.count(context.task.val):
-            self._choose_smoothing(context, trained)
+            self._count_smoothing(context, trained, self.smoothing_)
             vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
             self._choose_voting(context, trained, vote)
         self.conclude(model)
-        self._decide_elsewhere(context)
         context.cache[HELD_OUT] = trained, vote
-
-    def _decide_elsewhere(self, context: Context) -> None:
-        """Count what is known of graphs with edges between tasks: nothing here."""
 
     def conclude(self, model: GraphModel) -> None:
         """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
-        self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
+        self.smooths_ = clearly_more(self.smoothing_)
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     def write(self, problem: Problem, model: GraphModel) -> None:
@@ -263,8 +259,8 @@ class Analytic(Method):
         hits = context.total(own).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
-    def _choose_smoothing(self, context: Context, head: Tensor) -> None:
-        """Count the nodes that smoothing puts right, and wrong; it needs more than two standard errors between them."""
+    def _count_smoothing(self, context: Context, head: Tensor, counts: list[int]) -> None:
+        """Add to `counts` the nodes that smoothing a head's predictions puts right, and wrong."""
         whole, nodes = context.batcher, context.task.val.to(context.device)
         if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
             return
@@ -273,7 +269,7 @@ class Analytic(Method):
         adjacency = context.task.graph.adjacency.to(scores.dtype).to(scores.device)
         smoothed = self._prediction(context.model).smooth(adjacency, scores)
         truth = whole.y[nodes]
-        count_changes(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
+        count_changes(counts, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
 
     def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
         """Count the nodes that the vote puts right, and wrong."""
@@ -317,17 +313,19 @@ class Analytic(Method):
         graph_features = capable(model, "graph_features")
         assert graph_features is not None
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
+        vote = next(iter(self.vote_.values()), head)
+        smooths = self.smooths_ and self.smoothing > 0
         return BlockPrediction(
             head=head,
-            vote=next(iter(self.vote_.values()), head),
+            vote=vote,
             task_of_unit=torch.nn.functional.pad(tasks, (0, head.size(1) - tasks.numel()), value=-1),
             graph_features=graph_features,
             temperature=self.temperature,
             smoothing=self.smoothing,
             judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
-            votes=self.votes_,
-            smooths=self.smooths_ and self.smoothing > 0,
+            smooths=smooths,
             doubt=self.doubt_,
+            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0, smooths) if smooths else Way(head, 1),
         )
 
     def _learn_doubt(self, context: Context) -> None:

@@ -14,9 +14,12 @@ from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.closed_form.analytic import BOTH, HELD_OUT
-from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.block_sets import (
     GRID,
+    MIXED,
+    OWN,
+    PREFERRED,
     best_ridge,
     cheapest_near,
     head_sets,
@@ -25,13 +28,13 @@ from evergraph.methods.closed_form.block_sets import (
     vote_sets,
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
-from evergraph.methods.closed_form.hits import rows_of, validation_hits
-from evergraph.methods.closed_form.rehearsal import ENOUGH, rehearse
+from evergraph.methods.closed_form.hits import clearly_more, rows_of, validation_hits
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
+FEW_ROWS = 512  # rows of factors up to which every ridge is tried at every task
 
 
 @METHODS.register
@@ -67,8 +70,8 @@ class Auto(BudgetedAnalytic):
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
     chosen_: str = state(str)  # the set that the head reads
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
-    foreign_hits_: dict[str, list[int]] = state(dict)  # rehearsed validation nodes that each way puts right
-    rehearsed_: int = state(int)
+    within_hits_: dict[str, list[int]] = state(dict)  # validation nodes right among their task's classes, by way
+    smoothing_elsewhere_: list[int] = state(lambda: [0, 0])  # as `smoothing_`, for the head `smooth`
 
     def start_task(self, context: Context) -> None:
         """Refuse a model whose features do not fall into blocks."""
@@ -103,17 +106,29 @@ class Auto(BudgetedAnalytic):
             heads[name] = dict(zip(places, solved))
             self._count(name, places, context.total(validation_hits(context, solved).sum(1)).tolist())
         if self._too_much():
-            validated, widths = self.validated_ + context.count(context.task.val), self.block_widths_
-            cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
-            for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
-            for_own = _only(for_own, cheapest_near(self.set_hits_, list(for_own), cost, validated)) if for_own else {}
-            self.set_hits_ = {name: self.set_hits_[name] for name in {**for_own, **for_head}}
+            for_head, for_own = self._worth_keeping(context, for_head, for_own)
         self._lead(for_head, for_own)
         place = best_ridge(self.set_hits_[self.chosen_])
         if place not in heads[self.chosen_]:
             rows = rows_of(block_of_row, self.blocks_)
             heads[self.chosen_][place] = self.solve([self._ridges[place]], ("train",), rows)[0]
         return heads[self.chosen_][place]
+
+    def _worth_keeping(
+        self, context: Context, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]]
+    ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
+        """One set for the head, and one for own features that reads no linear block but those of the head."""
+        validated, widths = self.validated_ + context.count(context.task.val), self.block_widths_
+        sets = {**for_own, **for_head}
+        cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
+        for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
+        if for_own:
+            present = capable(context.model, "feature_layout")().present  # type: ignore[misc]
+            free = [not block.linear or read for block, read in zip(present, *for_head.values())]
+            cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
+            for_own = _only(for_own, leader(self.set_hits_, cheap or list(for_own)))
+        self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
+        return for_head, for_own
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]]) -> None:
         """Take the sets with most hits."""
@@ -136,10 +151,14 @@ class Auto(BudgetedAnalytic):
         return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
 
     def _places(self, name: str) -> list[int]:
-        """The ridges to try: all while the sums are cheap to solve, else the best so far and those beside it."""
+        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours."""
         every = range(len(self._ridges))
-        best = best_ridge(self.set_hits_.get(name, [0] * len(every)))
-        return [place for place in every if self.factor_ or abs(place - best) <= 1]
+        if len(every) == 1 or 0 < self._rows("train") <= FEW_ROWS:
+            return list(every)
+        if name not in self.set_hits_:
+            return list(every[1::2])
+        best = best_ridge(self.set_hits_[name])
+        return [place for place in every if abs(place - best) <= 1]
 
     def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
         """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
@@ -150,64 +169,77 @@ class Auto(BudgetedAnalytic):
     # graphs with edges between tasks
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features."""
+        return torch.stack([self._voice(model, blocks, parts) for blocks in self.voices(model)]).sum(0)
 
-        With a ridge of 1 at most: a larger one shrinks the scores, and with them what the vote can say about edges.
+    def _voice(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
+        """One head of the vote.
+
+        All have one ridge, the best of the deepest up to 1: a larger one shrinks the scores, and with them what the
+        vote can say about edges.
         """
-        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
-        voices = [rows_of(block_of_row, blocks) for blocks in self.voices(model)]
-        return torch.stack([self.solve([min(ridge, 1.0)], parts, rows)[0] for rows in voices]).sum(0)
+        tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
+        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
+        return self.solve([self._ridges[best_ridge(tried)]], parts, rows)[0]
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
-        """The blocks that each head of the vote reads."""
+        """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
         return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
 
     def _own(self, model: GraphModel) -> list[bool]:
         """The blocks that speak for a node's own features."""
         return self._sets(model)[1].get(self.own_, [])
 
-    def _ways_elsewhere(self, model: GraphModel) -> dict[str, tuple[float, list[bool]]]:
-        """Heads that may decide in place of head and vote where edges join tasks: their ridges and blocks."""
-        ways = {"smooth": (min(self.chosen_ridge(), 1.0), self.voices(model)[0])}
+    def _ways(self, model: GraphModel, parts: Sequence[str], vote: Tensor) -> dict[str, Tensor]:
+        """Heads that may decide where edges join tasks."""
+        ways = {"vote": vote, MIXED: self._voice(model, self.voices(model)[0], parts)}
         if self.own_:
-            ways["own"] = (self._ridges[best_ridge(self.set_hits_[self.own_])], self._own(model))
+            ridge = self._ridges[best_ridge(self.set_hits_[self.own_])]
+            rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+            ways[OWN] = self.solve([ridge], parts, rows)[0]
         return ways
 
-    def _decide_elsewhere(self, context: Context) -> None:
-        """Rehearse what decides where edges join tasks."""
-        if self.rehearsed_ < ENOUGH:
-            hits = rehearse(self, context, self._ways_elsewhere(context.model))
-            if hits is not None:
-                self.rehearsed_ += context.task.val.numel()
-                before = self.foreign_hits_
-                self.foreign_hits_ = {way: [sum(before.get(way, [])) + count] for way, count in hits.items()}
+    def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+        """Count what tells which of the ways decides where edges join tasks.
+
+        In a task's own graph neighbours give the task away, which they do not where edges join tasks; what they say
+        about the class is what is left when the task's classes alone are to choose from.
+        """
+        ways = self._ways(context.model, ("train",), vote)
+        super()._choose_voting(context, ways[MIXED], vote)
+        self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
+        units = torch.nonzero(self._arrived(context)).reshape(-1)
+        if units.numel() > 1:
+            hits = context.total(validation_hits(context, list(ways.values()), units).sum(1)).tolist()
+            before = self.within_hits_
+            self.within_hits_ = {way: [sum(before.get(way, [])) + count] for way, count in zip(ways, hits)}
 
     def elsewhere(self) -> str:
-        """What decides where edges join tasks: the way with most rehearsed nodes.
+        """What decides where edges join tasks: own features where they put most nodes right within tasks.
 
-        Of equals the vote where it may, else the head on nodes mixed with their neighbours.
+        Else the vote, where it costs no more than the premium, or the head on nodes mixed with their neighbours.
         """
-        usual = "vote" if self.votes_ else "smooth"
-        hits = {usual: [0], **self.foreign_hits_}
-        return max(hits, key=lambda way: sum(hits[way]))
+        own = sum(self.within_hits_.get(OWN, []))
+        if own > max((sum(hits) for way, hits in self.within_hits_.items() if way != OWN), default=own):
+            return OWN
+        return "vote" if self.votes_ else MIXED
 
     def _write_elsewhere(self, model: GraphModel) -> None:
-        """The head for graphs with edges between tasks, where it is neither the usual one nor the vote."""
+        """The head for graphs with edges between tasks, where it is not the vote."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
-        ways, learned = self._ways_elsewhere(model), BOTH if self.learn_validation else BOTH[:1]
-        self.elsewhere_ = {}
-        if way in ways:
-            ridge, blocks = ways[way]
-            rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
-            self.elsewhere_ = {way: {name: self.solve([ridge], learned, rows)[0].to(vote.dtype)}}
+        learned = BOTH if self.learn_validation else BOTH[:1]
+        ways = {} if way == "vote" else self._ways(model, learned, vote)
+        self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """With what decides where edges join tasks."""
         prediction, way = super()._prediction(model), self.elsewhere()
-        heads = self.elsewhere_.get(way)
-        if heads:
-            return dataclasses.replace(prediction, elsewhere=next(iter(heads.values())))
-        return dataclasses.replace(prediction, votes=way == "vote")
+        head = next(iter(self.elsewhere_.get(way, {}).values()), None)
+        if head is None:
+            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
+        smooths = way == MIXED and self.smoothing > 0 and clearly_more(self.smoothing_elsewhere_)
+        judgements = int(way == MIXED and not smooths)
+        return dataclasses.replace(prediction, elsewhere=Way(head, judgements, smooths))
 
     # what is kept
 

@@ -8,6 +8,7 @@ from evergraph.models.feature_blocks import Block
 
 GRID = (0.05, 0.2, 1.0, 5.0, 25.0, 125.0, 625.0)
 """Ridges that are tried; without a validation node 1 is taken."""
+MIXED, OWN = "smooth", "own"
 PREFERRED = GRID.index(1.0)
 
 
@@ -23,12 +24,12 @@ def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
     """
     return _distinct(
         {
-            "smooth": [block.mixes and not block.linear for block in blocks],
+            MIXED: [block.mixes and not block.linear for block in blocks],
             "smooth and own": [(block.mixes or not block.depth) and not block.linear for block in blocks],
             "all": [True for _ in blocks],
             "apart": [not block.mixes for block in blocks],
             "linear": [block.linear for block in blocks],
-            "own": [not block.depth for block in blocks],
+            OWN: [not block.depth for block in blocks],
         }
     )
 
@@ -37,7 +38,7 @@ def own_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
     """Sets of blocks of a node's own features, for the head that no edge can mislead."""
     return _distinct(
         {
-            "own": [not block.depth for block in blocks],
+            OWN: [not block.depth for block in blocks],
             "own random": [not block.depth and not block.linear for block in blocks],
             "own linear": [not block.depth and block.linear for block in blocks],
         }
@@ -81,7 +82,8 @@ def leader(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
 def cheapest_near(
     counts: Mapping[str, Sequence[int]], names: Sequence[str], cost: Mapping[str, int], validated: int
 ) -> str:
-    """The cheapest set whose hits are within half a standard error, half the root of its misses, of the leader's."""
+    """The cheapest set whose hits are within a standard error, the root of both sets' misses, of the leader's."""
     best = max(counts[leader(counts, names)])
-    near = [name for name in names if max(counts[name]) >= best - max(validated - best, 0) ** 0.5 / 2]
+    error = {name: max(2 * validated - best - max(counts[name]), 0) ** 0.5 for name in names}
+    near = [name for name in names if max(counts[name]) >= best - error[name]]
     return min(near, key=lambda name: (cost[name], -max(counts[name])))

@@ -77,8 +77,8 @@ class BudgetedAnalytic(Analytic):
         """Nodes join the factors as they are until `_forget_nodes`; where they outnumber the features, G."""
         _, head = linear_head(context.model)
         in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
-        many = self._rows("train") + context.num_train > head.size(0) or context.task.graph.rows is not None
-        if not in_blocks or self.gram_ or many or self.encoder != "frozen" or sign < 0:
+        dense = self._dense(head.size(0), self._rows("train") + context.num_train)
+        if not in_blocks or dense or context.task.graph.rows is not None or self.encoder != "frozen" or sign < 0:
             self.make_dense()
             super().add_to_sums(context, sizes, sign)
             return
@@ -91,6 +91,11 @@ class BudgetedAnalytic(Analytic):
                 new = Factor(factors[part], targets[part]).stacked(new)
             factors[part], targets[part] = new
         self.factor_, self.factor_targets_, self.cross_ = factors, targets, cross
+
+    def _dense(self, width: int, rows: int) -> bool:
+        """Whether the sums over so many features of so many nodes are G: from half as many nodes on, where G fits."""
+        fits = 2 * 8 * width**2 <= self.budget()
+        return bool(self.gram_) or rows > width or (fits and 2 * rows > width)
 
     def factors_of(self, context: Context, sizes: Tensor) -> dict[str, Factor]:
         """The factors of a task's nodes, weighed by given sizes of their classes; by part."""
@@ -116,6 +121,8 @@ class BudgetedAnalytic(Analytic):
             known = {part: sum(rows[part] for rows in self.task_rows_) for part in BOTH}
             self.task_rows_ = [*self.task_rows_, {part: self._rows(part) - known[part] for part in BOTH}]
         self.fresh_ = {}
+        for computed in ("_heads", "_sums"):  # from sums that are gone
+            self.__dict__.pop(computed, None)
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
         """Put other rows in the place of those of a task; None for none. B follows."""
@@ -144,9 +151,21 @@ class BudgetedAnalytic(Analytic):
 
     def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
         """As `Analytic.solve`, from either form."""
-        if not self.factor_:
-            return super().solve(ridges, parts, rows)
-        return self._factored().solve(ridges, parts, rows)
+        read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
+        known, among = self._solved(), (tuple(parts), read.cpu().numpy().tobytes())
+        new = [ridge for ridge in dict.fromkeys(ridges) if (*among, ridge) not in known]
+        if new:
+            found = self._factored().solve(new, parts, rows) if self.factor_ else super().solve(new, parts, rows)
+            known.update({(*among, ridge): head for ridge, head in zip(new, found)})
+        return [known[*among, ridge].clone() for ridge in ridges]
+
+    def _solved(self) -> dict[tuple[tuple[str, ...], bytes, float], Tensor]:
+        """Heads that were solved from the sums as they stand: a voice of the vote is often the head."""
+        sums = (self.gram_, self.cross_, self.factor_)
+        known = getattr(self, "_heads", None)
+        if known is None or any(now is not then for now, then in zip(sums, known[0])):
+            known = self._heads = (sums, {})
+        return known[1]
 
     def _factored(self) -> FactoredSums:
         """The factors, with what has been computed of them: made anew whenever they change."""
@@ -193,8 +212,7 @@ class BudgetedAnalytic(Analytic):
 
     def _bytes(self, width: int, nodes: dict[str, int], size: int) -> int:
         """What the sums of so many nodes over so many features take, in the form that they would have."""
-        dense = bool(self.gram_) or nodes["train"] > width
-        return 2 * 8 * width**2 if dense else size * width * sum(nodes.values())
+        return 2 * 8 * width**2 if self._dense(width, nodes["train"]) else size * width * sum(nodes.values())
 
     def _make_room(self, model: GraphModel) -> None:
         """Leave a little behind: half of the columns of linear blocks or, where they are few, these blocks."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from evergraph.errors import EvergraphError
+from evergraph.methods.closed_form.sums import symmetric_product
 
 
 class Factor(NamedTuple):
@@ -80,10 +81,11 @@ class FactoredSums:
         """As `sums.solve`: the head for each ridge from the sums of some parts, reading the features `rows` alone."""
         rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
         blocks = torch.unique(self.block_of_row[rows]).tolist()
-        place = self._place(parts)
-        product = sum(self._product(block)[place][:, place].double() for block in blocks)
-        assert isinstance(product, Tensor)
-        kept = [self.factors[part] for part in parts]
+        kept, place = [self.factors[part] for part in parts], self._place(parts)
+        size = sum(factor.rows.size(0) for factor in kept)
+        product = torch.zeros(size, size, dtype=torch.float64, device=kept[0].rows.device)
+        for block in blocks:
+            product += self._product(block)[place, place]
         targets = torch.cat([factor.targets for factor in kept])
         device = product.device
         square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(device)]
@@ -121,15 +123,17 @@ class FactoredSums:
         columns = torch.nonzero(self.block_of_row == block).reshape(-1)
         return slice(int(columns[0]), int(columns[-1]) + 1)
 
-    def _place(self, parts: Sequence[str]) -> Tensor:
-        """Where the rows of some parts stand among those of all."""
-        sizes = {part: factor.rows.size(0) for part, factor in self.factors.items()}
-        starts = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist()))
-        return torch.cat([torch.arange(starts[part], starts[part] + sizes[part]) for part in parts])
+    def _place(self, parts: Sequence[str]) -> slice:
+        """Where the rows of some parts, which follow each other, stand among those of all."""
+        names = list(self.factors)
+        first, last = names.index(parts[0]), names.index(parts[-1])
+        assert names[first : last + 1] == list(parts)
+        ends = [0, *torch.tensor([factor.rows.size(0) for factor in self.factors.values()]).cumsum(0).tolist()]
+        return slice(ends[first], ends[last + 1])
 
     def _product(self, block: int) -> Tensor:
         """S_b S_bᵀ over the rows of all parts."""
         if block not in self._products:
             rows = torch.cat([factor.rows[:, self._columns(block)] for factor in self.factors.values()])
-            self._products[block] = rows @ rows.T
+            self._products[block] = symmetric_product(rows.T, rows.T)
         return self._products[block]

@@ -18,6 +18,7 @@ from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context
 from evergraph.models.base import NODES_AT_ONCE
 
+PANEL = 1024  # columns of a symmetric product that are computed at once
 SMALL = 0.01  # a ridge below needs products in float64
 
 
@@ -61,17 +62,28 @@ def accumulate(
         if exact:
             rows = rows.double()
         if weights is None:
-            gram += rows.T @ rows
+            gram += symmetric_product(rows, rows)
             cross[:, : batch.y.size(1)] += rows.T.double() @ batch.y.double()
             continue
         weighted = rows * weights[batch.y].unsqueeze(1).to(rows.dtype)
-        gram += weighted.T @ rows
+        gram += symmetric_product(weighted, rows)
         cross.index_add_(1, batch.y, weighted.T.double())
     if group.size > 1:
         gram, cross = group.sum([gram, cross])
         if before is not None:
             gram, cross = gram + before.gram, cross + before.cross
     return Sums(gram, cross)
+
+
+def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
+    """leftᵀ right where it is symmetric: the panels on and above the diagonal are computed, those below are copies."""
+    width = left.size(1)
+    product = left.new_empty(width, width)
+    for start in range(0, width, PANEL):
+        stop = min(start + PANEL, width)
+        torch.mm(left[:, start:stop].T, right[:, start:], out=product[start:stop, start:])
+        product[stop:, start:stop] = product[start:stop, stop:].T
+    return product
 
 
 def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = None) -> list[Tensor]:
