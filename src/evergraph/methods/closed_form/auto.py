@@ -22,18 +22,20 @@ from evergraph.methods.closed_form.block_sets import (
     PREFERRED,
     best_ridge,
     cheapest_near,
+    first_near,
     head_sets,
     leader,
     own_sets,
     vote_sets,
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
-from evergraph.methods.closed_form.hits import clearly_more, rows_of, validation_hits
+from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
+SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
 FEW_ROWS = 512  # rows of factors up to which every ridge is tried at every task
 
 
@@ -70,7 +72,8 @@ class Auto(BudgetedAnalytic):
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
     chosen_: str = state(str)  # the set that the head reads
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
-    within_hits_: dict[str, list[int]] = state(dict)  # validation nodes right among their task's classes, by way
+    own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
+    own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
     smoothing_elsewhere_: list[int] = state(lambda: [0, 0])  # as `smoothing_`, for the head `smooth`
 
     def start_task(self, context: Context) -> None:
@@ -99,48 +102,43 @@ class Auto(BudgetedAnalytic):
         """Count the hits of every set and ridge; the training nodes' head of the set and the ridge with most."""
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
-        sets, heads = {**for_own, **for_head}, {}
-        for name, blocks in sets.items():
+        for name, blocks in {**for_own, **for_head}.items():
             places = self._places(name)
             solved = self.solve([self._ridges[place] for place in places], ("train",), rows_of(block_of_row, blocks))
-            heads[name] = dict(zip(places, solved))
             self._count(name, places, context.total(validation_hits(context, solved).sum(1)).tolist())
+        validated = self.validated_ + context.count(context.task.val)
         if self._too_much():
-            for_head, for_own = self._worth_keeping(context, for_head, for_own)
-        self._lead(for_head, for_own)
-        place = best_ridge(self.set_hits_[self.chosen_])
-        if place not in heads[self.chosen_]:
-            rows = rows_of(block_of_row, self.blocks_)
-            heads[self.chosen_][place] = self.solve([self._ridges[place]], ("train",), rows)[0]
-        return heads[self.chosen_][place]
+            for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
+        self._lead(for_head, for_own, validated)
+        return self.solve([self.chosen_ridge()], ("train",), rows_of(block_of_row, self.blocks_))[0]
 
     def _worth_keeping(
-        self, context: Context, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]]
+        self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
         """One set for the head, and one for own features that reads no linear block but those of the head."""
-        validated, widths = self.validated_ + context.count(context.task.val), self.block_widths_
-        sets = {**for_own, **for_head}
+        sets, widths = {**for_own, **for_head}, self.block_widths_
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
         for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
         if for_own:
-            present = capable(context.model, "feature_layout")().present  # type: ignore[misc]
+            present = capable(model, "feature_layout")().present  # type: ignore[misc]
             free = [not block.linear or read for block, read in zip(present, *for_head.values())]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
-            for_own = _only(for_own, leader(self.set_hits_, cheap or list(for_own)))
+            for_own = _only(for_own, first_near(self.set_hits_, cheap or list(for_own), validated))
         self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
         return for_head, for_own
 
-    def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]]) -> None:
-        """Take the sets with most hits."""
+    def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
+        """Take the head's set with most hits, and of those near the best for own features the first."""
         self.chosen_ = leader(self.set_hits_, list(for_head))
-        self.own_ = leader(self.set_hits_, list(for_own)) if for_own else ""
+        self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
         self.blocks_ = for_head[self.chosen_]
 
     def conclude(self, model: GraphModel) -> None:
         """As `analytic`; and the sets by the hits as they stand."""
         super().conclude(model)
         for_head, for_own = self._sets(model)
-        self._lead(for_head, for_own)
+        self._lead(for_head, for_own, self.validated_)
+        self.own_explains_ = self._explained_by_own(model) if self.own_ else 0.0
 
     @property
     def _ridges(self) -> Sequence[float]:
@@ -209,20 +207,44 @@ class Auto(BudgetedAnalytic):
         super()._choose_voting(context, ways[MIXED], vote)
         self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
         units = torch.nonzero(self._arrived(context)).reshape(-1)
-        if units.numel() > 1:
-            hits = context.total(validation_hits(context, list(ways.values()), units).sum(1)).tolist()
-            before = self.within_hits_
-            self.within_hits_ = {way: [sum(before.get(way, [])) + count] for way, count in zip(ways, hits)}
+        if OWN in ways and units.numel() > 1:
+            hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
+            for way in ("vote", MIXED):
+                changes = [0, 0]
+                count_changes(changes, hits[way], hits[OWN])
+                counted = context.total(torch.tensor(changes)).tolist()
+                before = self.own_within_.get(way, [0, 0])
+                self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
+
+    def _explained_by_own(self, model: GraphModel) -> float:
+        """The share of the variance of all tasks' validation nodes that own features explain, all classes competing.
+
+        Of heads of the training nodes alone, with the ridge that has most hits or larger ones. It needs no node: with
+        the validation nodes' sums the squared error is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W).
+        """
+        place = best_ridge(self.set_hits_[self.own_])
+        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+        heads = self.solve(self._ridges[place : place + 3], BOTH[:1], rows)
+        cross = self.cross_[BOTH[1]]
+        sizes = cross[-1]  # the last feature is one at every node
+        variance = float(sizes.sum() - sizes.square().sum() / sizes.sum().clamp(min=1e-12))
+        if variance <= 0:
+            return 0.0
+        squares = [float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head) for head in heads]
+        return 1 - min(squares) / variance
 
     def elsewhere(self) -> str:
-        """What decides where edges join tasks: own features where they put most nodes right within tasks.
+        """What decides where edges join tasks.
 
-        Else the vote, where it costs no more than the premium, or the head on nodes mixed with their neighbours.
+        Own features, where they say something when all classes compete, and put clearly more nodes right within their
+        tasks than what is mixed with neighbours, and more than the vote. Else the vote, where own features say
+        something and it costs no more than the premium; else the head on nodes mixed with their neighbours.
         """
-        own = sum(self.within_hits_.get(OWN, []))
-        if own > max((sum(hits) for way, hits in self.within_hits_.items() if way != OWN), default=own):
+        speaks = self.own_explains_ > SPEAKS
+        right, wrong = self.own_within_.get("vote", [0, 0])
+        if speaks and right > wrong and clearly_more(self.own_within_[MIXED]):
             return OWN
-        return "vote" if self.votes_ else MIXED
+        return "vote" if speaks and self.votes_ else MIXED
 
     def _write_elsewhere(self, model: GraphModel) -> None:
         """The head for graphs with edges between tasks, where it is not the vote."""
@@ -238,7 +260,7 @@ class Auto(BudgetedAnalytic):
         if head is None:
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
         smooths = way == MIXED and self.smoothing > 0 and clearly_more(self.smoothing_elsewhere_)
-        judgements = int(way == MIXED and not smooths)
+        judgements = 2 if way == MIXED and not smooths else 0
         return dataclasses.replace(prediction, elsewhere=Way(head, judgements, smooths))
 
     # what is kept

@@ -35,11 +35,11 @@ def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
 
 
 def own_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
-    """Sets of blocks of a node's own features, for the head that no edge can mislead."""
+    """Sets of blocks of a node's own features, for the head that no edge can mislead; of near equals the first."""
     return _distinct(
         {
-            OWN: [not block.depth for block in blocks],
             "own random": [not block.depth and not block.linear for block in blocks],
+            OWN: [not block.depth for block in blocks],
             "own linear": [not block.depth and block.linear for block in blocks],
         }
     )
@@ -79,11 +79,20 @@ def leader(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
     return max(names, key=lambda name: (max(counts[name]), -names.index(name)))
 
 
+def near_leader(counts: Mapping[str, Sequence[int]], names: Sequence[str], validated: int) -> list[str]:
+    """The sets whose hits are within a standard error, the root of both sets' misses, of the leader's."""
+    best = max(counts[leader(counts, names)])
+    error = {name: max(2 * validated - best - max(counts[name]), 0) ** 0.5 for name in names}
+    return [name for name in names if max(counts[name]) >= best - error[name]]
+
+
 def cheapest_near(
     counts: Mapping[str, Sequence[int]], names: Sequence[str], cost: Mapping[str, int], validated: int
 ) -> str:
-    """The cheapest set whose hits are within a standard error, the root of both sets' misses, of the leader's."""
-    best = max(counts[leader(counts, names)])
-    error = {name: max(2 * validated - best - max(counts[name]), 0) ** 0.5 for name in names}
-    near = [name for name in names if max(counts[name]) >= best - error[name]]
-    return min(near, key=lambda name: (cost[name], -max(counts[name])))
+    """The cheapest set near the leader."""
+    return min(near_leader(counts, names, validated), key=lambda name: (cost[name], -max(counts[name])))
+
+
+def first_near(counts: Mapping[str, Sequence[int]], names: Sequence[str], validated: int) -> str:
+    """The first set near the leader."""
+    return near_leader(counts, names, validated)[0]
