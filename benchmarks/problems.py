@@ -4,10 +4,13 @@ One `evergraph compare` for each table, as the page lists them; what is finished
 
     python -m benchmarks.problems --data-root DATA --jobs 14
     python -m benchmarks.problems enzymes bitcoin-otc-time --data-root DATA
+    python -m benchmarks.problems --quick --data-root DATA --out FOLDER
     python -m benchmarks.problems --print
     python -m benchmarks.problems --write
 
-The last puts the tables of what `results/problems` holds into the page.
+`--quick` goes through every row with one seed, one trial and two epochs, to see that all of them end. `--time-limit`
+stops after so many seconds; the same command then goes on with what is left: finished trials and seeds are kept as they
+come. The last puts the tables of what `results/problems` holds into the page.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from evergraph.experiments.comparison import table_rows
@@ -41,14 +46,16 @@ TABLES: dict[str, tuple[str, str, str]] = {
 }
 """By name: the stream, its closed form, and how its models are trained."""
 KEPT = ("results.jsonl", "table.csv", "table.md")
+RESULTS = Path("results/problems")
+QUICK = ["--trials", "1", "--epochs", "2", "--seeds", "1"]  # the last of an option given twice is the one that holds
 
 
-def words(name: str, data_root: str = "DATA") -> list[str]:
+def words(name: str, data_root: str = "DATA", results: Path = RESULTS) -> list[str]:
     """The words of a table's command."""
     stream, closed_form, training = TABLES[name]
     methods = ",".join((*METHODS, closed_form, "joint"))
     text = f"evergraph compare {stream} --methods {methods} {ALIKE} {training} --set {closed_form}.ridge=0"
-    return shlex.split(f"{text} --data-root {data_root} --out results/problems/{name}")
+    return shlex.split(f"{text} --data-root {data_root} --out {results / name}")
 
 
 ROWS = {
@@ -70,7 +77,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE = Path("docs/problems.md")
 
 
-def tables(results: Path = Path("results/problems")) -> str:
+def tables(results: Path = RESULTS) -> str:
     """The page's tables, of what the results folder holds; a dash where something was not measured."""
     parts = []
     for title, names in GROUPS.items():
@@ -98,6 +105,25 @@ def page_with_tables(page: str) -> str:
     return f"{before}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}"
 
 
+def run(name: str, data_root: str, results: Path, more: list[str], seconds: float | None) -> str:
+    """Run one table, or what is left of it; returns what went wrong, if anything did."""
+    folder = results / name
+    command = [*words(name, data_root, results), *more, *(["--resume"] if folder.exists() else [])]
+    begun = time.monotonic()
+    print(f"== {name}", flush=True)
+    try:
+        status = subprocess.run([sys.executable, "-m", *command], timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        return "stopped at the time limit"
+    print(f"== {name}: {time.monotonic() - begun:.0f} s", flush=True)
+    if status:
+        return f"ended with status {status}"
+    for left in folder.iterdir():
+        if left.name not in (*KEPT, "tuning", "cells"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return ""
+
+
 def main() -> None:
     """Run the tables asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -105,24 +131,35 @@ def main() -> None:
     parser.add_argument("--data-root", default="DATA")
     parser.add_argument("--jobs", default="1")
     parser.add_argument("--device", default="cpu", help="small graphs side by side are faster on the CPU")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the tables")
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop then; the same command goes on")
+    parser.add_argument("--quick", action="store_true", help="every row with one seed, one trial, two epochs")
     parser.add_argument("--print", action="store_true", dest="show", help="print the commands alone")
     parser.add_argument("--write", action="store_true", help="write the tables into the page alone")
     chosen = parser.parse_args()
+    names = chosen.names or list(TABLES)
+    if wrong := [name for name in names if name not in TABLES]:
+        parser.error(f"no table {wrong[0]!r}; there are {', '.join(TABLES)}")
+    if chosen.quick and chosen.out == RESULTS:
+        parser.error("--quick measures nothing; name another folder than the results' with --out")
     if chosen.write:
         PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    for name in chosen.names or TABLES:
-        command = words(name, chosen.data_root)
-        if chosen.show:
-            print(shlex.join(command))
-            continue
-        folder = Path(command[-1])
-        more = ["--jobs", chosen.jobs, "--device", chosen.device, *(["--resume"] if folder.exists() else [])]
-        print(f"== {name}", flush=True)
-        subprocess.run([sys.executable, "-m", *command, *more], check=True)
-        for left in folder.iterdir():
-            if left.name not in (*KEPT, "tuning", "cells"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    if chosen.show:
+        print("\n".join(shlex.join(words(name, chosen.data_root, chosen.out)) for name in names))
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the comparison too, and that its processes
+    more = ["--jobs", chosen.jobs, "--device", chosen.device, *(QUICK if chosen.quick else [])]
+    end = None if chosen.time_limit is None else time.monotonic() + chosen.time_limit
+    wrong = []
+    for name in names:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            wrong.append(f"{name}: not begun")
+        elif said := run(name, chosen.data_root, chosen.out, more, left):
+            wrong.append(f"{name}: {said}")
+    if wrong:
+        sys.exit("; ".join(wrong) + ". The same command goes on with what is left.")
 
 
 if __name__ == "__main__":

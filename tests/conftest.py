@@ -11,10 +11,18 @@ import evergraph as eg
 from evergraph import cli
 from evergraph.data.datasets.sbm import sbm
 from evergraph.registry import Registry
+from forked import forked_pool
 
 torch.set_num_threads(1)  # the suite runs one process a core
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _forked_pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes side by side are forked, so that none has to import everything; those of `spawned` tests are not."""
+    if "spawned" not in request.keywords:
+        monkeypatch.setattr("evergraph.experiments.engines.processes._one_process", forked_pool)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Runs and kills a family of real processes; `test_resume.py` starts it.
 
-One process imports everything, then forks children that each go on with the same run until they are
+One process forks children that each go on with the same run until they are
 killed (SIGKILL) at a random moment. Prints one JSON object: how many were killed, and whether every run
 ended in the very matrices of one that was never stopped.
 """
@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -99,7 +98,3 @@ def main(root: Path, wanted: int, cases: list) -> None:
         left += [str(path.relative_to(folder)) for path in folder.rglob("*") if not wanted_file(path)]
         rounds += 1
     print(json.dumps({"kills": kills, "rounds": rounds, "equal": equal, "left": left, "failed": failed}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), CASES[: int(sys.argv[3])])

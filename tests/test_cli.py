@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.experiments.plots import heatmaps
 from evergraph.methods import METHODS
 from evergraph.persistence.reading import read_record
+from forked import Forked, command_line
 from graph_files import npz_parts
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
@@ -208,14 +210,14 @@ def test_run_without_json_prints_a_table(call: Call) -> None:
 
 
 def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
-    """A real process: stdout is the object and nothing else, even though bars are drawn."""
-    command = [*PROCESS, "run", SMALL, "--method", "finetune", "--json", *QUICK]
-    environment = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["method"] == "finetune"
-    assert "seed 1/1" in done.stderr
-    assert "Warning" not in done.stderr
-    assert "\x1b" not in done.stdout
+    """A process of its own: stdout is the object and nothing else, even though bars are drawn."""
+    words = ["run", SMALL, "--method", "finetune", "--json", *QUICK]
+    process = Forked(command_line(*words), {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}, tmp_path)
+    out, said = process.communicate()
+    assert json.loads(out)["method"] == "finetune"
+    assert "seed 1/1" in said
+    assert "Warning" not in said
+    assert "\x1b" not in out
 
 
 def test_methods_models_and_streams(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,45 +585,23 @@ def test_a_model_that_diverges_is_one_line(call: Call, tmp_path: Path, command: 
     assert not list(tmp_path.rglob("result.json"))
 
 
-RACE = """
-import os, sys
-from pathlib import Path
-import torch
-from evergraph.errors import EvergraphError
-from evergraph.experiments.run import run
-from evergraph.experiments.specification import RunSpec
-from evergraph.training import Training
-
-torch.set_num_threads(1)
-def spec(method):
-    settings = {"model_settings": {"hidden": 8}, "training": Training(epochs=2), "device": "cpu"}
-    return RunSpec("sbm:nodes=60,classes=4", method=method, **settings)
-run(spec("finetune"), Path(sys.argv[1]) / "warm")  # what is imported late is imported before the first fork
-for number in range(12):
-    folder, (ready, start), statuses = Path(sys.argv[1]) / f"new-{number}", os.pipe(), []
-    for method in ("finetune", "ewc"):
-        if not os.fork():
-            os.close(start)
-            os.read(ready, 1)  # returns for both at once, when the parent closes its end
-            try:
-                run(spec(method), folder)
-                os._exit(0)
-            except EvergraphError as error:
-                os._exit(2)
-            finally:
-                os._exit(1)
-    os.close(start)
-    os.close(ready)
-    for _ in range(2):
-        statuses.append(os.waitstatus_to_exitcode(os.wait()[1]))
-    print(*sorted(statuses))
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_of_two_runs_that_begin_in_one_new_folder_one_says_no(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", RACE, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["0 2"] * 12, done.stderr
+    def begin(method: str, folder: Path, ready: int, start: int) -> None:
+        settings = {"model_settings": {"hidden": 8}, "training": eg.Training(epochs=2), "device": "cpu"}
+        os.close(start)
+        os.read(ready, 1)  # returns for both at once, when the parent closes its end
+        try:
+            eg.run(eg.RunSpec("sbm:nodes=60,classes=4", method=method, **settings), folder)
+        except eg.EvergraphError:
+            sys.exit(2)
+
+    for number in range(12):
+        ready, start = os.pipe()
+        both = [Forked(partial(begin, name, tmp_path / f"new-{number}", ready, start)) for name in ("finetune", "ewc")]
+        os.close(start)
+        assert sorted(process.wait() for process in both) == [0, 2], [process.communicate() for process in both]
+        os.close(ready)
     for folder in tmp_path.glob("new-*"):
         result = json.loads((folder / "result.json").read_text())
         assert json.loads((folder / "run.json").read_text())["spec"]["method"] == result["method"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from evergraph.evaluation.significance import paired_p, within_noise
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table
 from evergraph.experiments.report.collect import find_runs, read_runs
+from evergraph.experiments.result_file import EverySoOften, read_results
 
 STREAMS = ["sbm:nodes=60,classes=4,degree=4,features=8,signal=3", "sbm:nodes=72,classes=6,degree=4,features=8,signal=3"]
 QUICK = ["--epochs", "2", "--hidden", "4", "--device", "cpu"]
@@ -153,6 +155,38 @@ def test_seeds_can_be_added_later(evergraph, tmp_path: Path, monkeypatch: pytest
     assert "other settings (seeds)" in error
 
 
+def test_results_are_saved_as_they_come(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that is killed keeps them; `--resume` runs the rest alone."""
+    monkeypatch.setattr("evergraph.cli.compare.EverySoOften", partial(EverySoOften, seconds=0))
+    words = ["compare", STREAMS[0], "--methods", "finetune,ewc", "--seeds", "1", *QUICK, "--out", "here"]
+    learn = eg.Learner.learn
+
+    def killed(learner: eg.Learner, *rest: object, **more: object) -> object:
+        if learner.method.name == "ewc":
+            raise KeyboardInterrupt
+        return learn(learner, *rest, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(eg.Learner, "learn", killed)
+        assert evergraph(*words)[0] == 130
+    assert list(read_results(tmp_path / "here")) == ["finetune"]
+    assert evergraph(*words, "--resume")[0] == 0
+    assert list(read_results(tmp_path / "here")) == ["finetune", "ewc"]
+
+
+def test_a_method_that_fails_is_named_and_the_others_are_in_the_tables(evergraph, tmp_path: Path, monkeypatch) -> None:
+    def fails(method: eg.EWC, context: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr(eg.EWC, "end_task", fails)
+    words = ["compare", STREAMS[0], "--methods", "ewc,finetune", "--seeds", "1", *QUICK, "--out", "here"]
+    status, _, error = evergraph(*words)
+    assert status == 2
+    assert "1 of 2 runs failed, --resume tries them again; ewc: ZeroDivisionError: a mistake" in error
+    assert list(read_results(tmp_path / "here")) == ["finetune"]
+    assert "| finetune |" in (tmp_path / "here/methods.md").read_text()
+
+
 @pytest.mark.slow
 def test_seeds_can_be_added_side_by_side(evergraph) -> None:
     words = ["compare", STREAMS[0], "--methods", "finetune,ewc", *QUICK, "--json"]
@@ -216,6 +250,7 @@ def test_settings_of_one_methods_model_and_training(evergraph) -> None:
     assert "unknown setting of auto 'hiden'" in error
 
 
+@pytest.mark.spawned  # a process that imports everything has to find the file too
 @pytest.mark.parametrize("command", ["run", "compare", "methods"])
 def test_a_method_from_ones_own_file(evergraph, tmp_path: Path, command: str) -> None:
     from evergraph.methods import METHODS
@@ -230,7 +265,7 @@ def test_a_method_from_ones_own_file(evergraph, tmp_path: Path, command: str) ->
             "--methods",
             "damped-compare",
             "--seeds",
-            "2",
+            "1",
             "--jobs",
             "2",
             *QUICK,

@@ -133,6 +133,15 @@ def test_variations_are_all_ways_to_choose() -> None:
     assert variations({"a": ["1", "2"], "b": ["3"]}) == [{"a": "1", "b": "3"}, {"a": "2", "b": "3"}]
 
 
+def test_a_part_of_a_composed_method_is_named_by_its_own_settings() -> None:
+    def one(memory: str, strength: float) -> dict[str, Any]:
+        parts = {"0.ssm": {"memory": memory, "strength": strength}, "1.ewc": {"strength": 2.0}}
+        return {"stream": "a", "method": "ssm+ewc", "hyperparameters": parts, "protocol": {}}
+
+    results = [one("1KB", 1.0), one("2KB", 3.0)]
+    assert settings_apart(results, {"ssm+ewc": {"ssm.strength"}}) == [{"ssm.memory": "1KB"}, {"ssm.memory": "2KB"}]
+
+
 def test_what_is_varied_sets_rows_apart_and_what_was_tuned_does_not() -> None:
     def one(method: str, strength: float, lr: float, stream: str = "a") -> dict[str, Any]:
         also = {"node": {"matrices": [[[50.0]]]}}

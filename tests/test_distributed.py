@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
 import evergraph as eg
+import two_processes
+from evergraph.cli import together
 from evergraph.core.workers import share_of
+from forked import Forked, command_line
 
-SCRIPT = Path(__file__).with_name("two_processes.py")
 DOOMED = '''
 import os, signal
 from dataclasses import dataclass
@@ -37,26 +39,19 @@ class Doomed(eg.OnlineCurvature):
 '''
 
 
-def started(words: list[object], folder: Path) -> list[subprocess.Popen[str]]:
-    """Two processes of a script."""
+def started(what: str, folder: Path) -> list[Forked]:
+    """Two processes that do together what `two_processes` calls so."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), *sys.path])}
-    return [
-        subprocess.Popen(
-            [sys.executable, *map(str, words)],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    return [Forked(partial(two_processes.main, what, folder), rank, folder) for rank in ranks]
 
 
 def test_two_processes_end_where_one_ends(tmp_path: Path) -> None:
     """All methods, several models, uneven batches, early stopping, graphs, a resume: float64, to 1e-10."""
-    said = [process.communicate(timeout=500)[0] for process in started([SCRIPT, "compare", tmp_path], tmp_path)]
+    said = [process.communicate(timeout=500)[1] for process in started("compare", tmp_path)]
     assert (tmp_path / "0.json").exists(), said[0][-2000:]
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -98,8 +93,8 @@ def test_a_graph_in_parts_on_the_command_line(tmp_path: Path, evergraph: Callabl
 
 
 def test_a_process_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
-    first, second = started([SCRIPT, "lose", tmp_path], tmp_path)
-    said = first.communicate(timeout=120)[0]
+    first, second = started("lose", tmp_path)
+    said = first.communicate(timeout=120)[1]
     second.kill()
     second.communicate()
     line = json.loads((tmp_path / "0.json").read_text())["said"]
@@ -108,12 +103,21 @@ def test_a_process_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
 
 
 def call(*words: object, **environment: str) -> tuple[int, str]:
-    """The command line in a process of its own: exit status and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "evergraph", *map(str, words)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, text=True, capture_output=True, timeout=300,
-    )  # fmt: skip
-    return done.returncode, done.stderr
+    """The command line in a process of its own, which forks others: exit status and stderr."""
+    process = Forked(partial(forking, command_line(*words)), environment)
+    error = process.communicate()[1]
+    return process.wait(), error
+
+
+def forking(run: Callable[[], None]) -> None:
+    """Run a command whose processes are forked where they would be started."""
+
+    class Rank(Forked):
+        def __init__(self, command: list[str], env: dict[str, str]) -> None:
+            super().__init__(command_line(*command[3:]), env, stderr=2)
+
+    together.subprocess = SimpleNamespace(Popen=Rank)  # type: ignore[assignment]
+    run()
 
 
 def test_a_killed_process_is_one_line_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
@@ -141,13 +145,16 @@ def test_a_killed_process_is_one_line_and_the_run_resumes_to_the_same_bits(tmp_p
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     words = ["run", "sbm:nodes=120,classes=4", "--method", "curvature", "--epochs", "2", "--device", "cpu"]
-    command = (
-        f"ulimit -f 8; exec {sys.executable} -m evergraph {' '.join(words)} --processes 2 --out {tmp_path / 'out'}"
-    )
-    done = subprocess.run(["bash", "-c", command], text=True, capture_output=True, timeout=300)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "cannot write" in done.stderr
+
+    def run() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+        forking(command_line(*words, "--processes", 2, "--out", tmp_path / "out"))
+
+    process = Forked(run)
+    error = process.communicate()[1]
+    assert process.returncode == 2
+    assert error.count("\n") == 1, error
+    assert "cannot write" in error
 
 
 def test_what_torchrun_is_not_for_is_one_line(tmp_path: Path) -> None:

@@ -7,15 +7,19 @@ import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import evergraph as eg
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
-from evergraph.experiments.engines import RayEngine, Work, engine_for
+from evergraph.experiments.engines import MakeEngine, ProcessEngine, RayEngine, Work, engine_for, processes
 from evergraph.experiments.run import RunSpec
+from evergraph.experiments.selection.side_by_side import search_side_by_side
 from evergraph.training import Training
 
 Call = Callable[..., tuple[int, str, str]]
@@ -64,6 +68,52 @@ def test_without_ray_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         RayEngine()
 
 
+def test_of_a_group_each_piece_is_told_when_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group shares a process, as on a GPU; its first piece does not wait for its last."""
+    last = threading.Event()
+
+    class Waits(Work):
+        def do(self) -> None:
+            assert self.seed == 0 or last.wait(60)
+            super().do()
+
+    monkeypatch.setattr(processes, "_one_process", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(processes, "grouped", lambda works, jobs: [works] if works else [])
+    monkeypatch.setattr(processes, "LOOK_EVERY", 0.05)
+    with ProcessEngine(1) as engine:
+        pieces = [Waits("a", spec(seeds=[0, 1]), str(tmp_path / "a"), seed) for seed in (0, 1)]
+        for piece in pieces:
+            engine.submit(piece)
+        assert engine.wait() == [(pieces[0], None)]
+        last.set()
+        assert engine.wait() == [(pieces[1], None)]
+    with pytest.raises(eg.EvergraphError, match="stopped"):
+        engine.wait()
+
+
+def test_searches_share_the_processes() -> None:
+    """Each has its part of them; one that fails lets the others come to their end."""
+    told = list[tuple[str, int]]()
+
+    def search(name: str, jobs: int, engine: MakeEngine | None) -> dict[str, str]:
+        assert engine is not None
+        with engine(Path()) as made:
+            assert isinstance(made, ProcessEngine)
+        told.append((name, jobs))
+        if name == "bad":
+            raise eg.EvergraphError("no settings fit")
+        return {"best": name}
+
+    good = {name: partial(search, name) for name in ("one", "two")}
+    assert search_side_by_side(good, 5) == {"one": {"best": "one"}, "two": {"best": "two"}}
+    assert sorted(told) == [("one", 2), ("two", 2)]
+    with pytest.raises(eg.EvergraphError, match="no settings fit"):
+        search_side_by_side({"bad": partial(search, "bad"), **good}, 2)
+    assert sorted(told[2:]) == [("bad", 1), ("one", 1), ("two", 1)]
+    alone = search_side_by_side({"one": lambda jobs, engine: {"jobs": jobs, "engine": engine}}, 5)
+    assert alone == {"one": {"jobs": 5, "engine": None}}
+
+
 def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
     status, _, said = evergraph(*COMPARE, "--on", "cloud", "--out", tmp_path / "out")
     assert status == 2
@@ -83,12 +133,9 @@ def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path) -> None:
     listed = json.loads(tasks.read_text())
     listed[3]["spec"]["source"] = BAD
     tasks.write_text(json.dumps(listed))
-    ended = [
-        subprocess.run(["bash", script], env={**os.environ, "SLURM_ARRAY_TASK_ID": str(number)}, capture_output=True)
-        for number in (0, 3)
-    ]
-    assert [one.returncode for one in ended] == [0, 2]
-    assert ended[1].stderr.count(b"\n") == 1
+    assert evergraph("work", tasks, 0)[0] == 0
+    ended = subprocess.run(["bash", script], env={**os.environ, "SLURM_ARRAY_TASK_ID": "3"}, capture_output=True)
+    assert (ended.returncode, ended.stderr.count(b"\n")) == (2, 1)
     status, said, _ = evergraph(*words, "--out", out, "--resume")
     assert (status, "3 runs are left" in said) == (0, True)
     assert re.search(r"failed before, tried again: \S*ewc\S*, seed 1 \(", said)

@@ -371,7 +371,7 @@ ALSO_CAPTURED: list[tuple[str, dict[str, object]]] = [
     ("er-gnn", {}),
     ("delome", {"networks": 2}),
     ("gpm", {}),
-    ("ncl", {"strength": 1.0}),
+    ("ncl", {"rank": 4}),
     ("logit-adjustment", {}),
     ("pi-gnn", {"rectify_epochs": 3, "per_class": 2}),
     ("ssm+curvature", {"nodes": "memory"}),
@@ -426,6 +426,18 @@ def test_captured_training_is_the_eager_training(
 
 
 @gpu
+def test_products_on_tensor_cores_are_the_plain_ones_to_three_digits() -> None:
+    losses = {}
+    for name in ("capture", "tf32"):
+        with fast_paths("capture", name):
+            learner = eg.Learner(GCN(hidden=64), "curvature", epochs=6, batch_size=0, device="cuda")
+            losses[name] = [row["loss"] for task in TaskStream(dense_graph(), 2) for row in learner.learn(task)]
+    assert losses["tf32"] == pytest.approx(losses["capture"], rel=1e-2)
+    assert losses["tf32"] != losses["capture"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@gpu
 @pytest.mark.parametrize("kind", ["plain", "batch norm", "waits", "hidden wait"])
 @pytest.mark.parametrize("batch_size", [0, 16])
 def test_modules_from_elsewhere_are_captured_or_say_why(
@@ -447,7 +459,7 @@ def test_modules_from_elsewhere_are_captured_or_say_why(
     (found, way), (plain, _) = outcomes
     assert found == pytest.approx(plain, rel=1e-5)
     reasons = {"plain": "captured", "waits": "eager: it reads a value", "hidden wait": "eager: its capture failed ("}
-    rows = "eager: its outputs while training" if batch_size else "captured"
+    rows = "eager: its batches are not padded; its outputs while training" if batch_size else "captured"
     assert way.startswith(reasons.get(kind, rows))
     assert torch.rand(3, device="cuda").isfinite().all()
 
@@ -464,14 +476,13 @@ class Seen:
 def test_captured_training_with_drawn_labels_learns_alike(
     name: str, settings: dict[str, object], batch_size: int
 ) -> None:
-    """Its random numbers are others than the eager run's, so only its first task, which draws nothing, is equal."""
+    """Its random numbers may be others than the eager run's, so only its first task, which draws nothing, is equal."""
     stream = TaskStream(dense_graph(), 2)
     found, found_losses, ways = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, *FAST_PATHS)
     assert ways == ["captured", "captured"]
     _, plain_losses, _ = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, "anchors")
     assert found_losses[:6] == pytest.approx(plain_losses[:6], rel=1e-8)
     assert found_losses == pytest.approx(plain_losses, rel=0.5)
-    assert found_losses[6:] != plain_losses[6:]
     assert all(torch.isfinite(value).all() for value in found.values())
 
 

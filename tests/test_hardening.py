@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from evergraph.data.mapped import read_mapped, write_mapped
 from evergraph.errors import DivergedError
 from evergraph.persistence.reading import read_record, write_record
 from evergraph.training import driver
+from forked import Forked, command_line
 from graph_files import npz_parts
 
 STREAM = "sbm:nodes=80,classes=4,features=6,signal=3"
@@ -70,10 +72,8 @@ def save(graph, path, **changes):
 @pytest.mark.slow  # by forks, a dozen times: `test_of_two_runs_that_begin_in_one_new_folder_one_says_no`
 def test_two_runs_into_one_new_folder_are_never_mixed(place):
     """Started together, one runs; the other says so and changes nothing."""
-    both = [
-        start("run", STREAM, "--method", method, *FAST, "--epochs", 40, "--out", "run", "--json")
-        for method in ("ewc", "mas")
-    ]
+    words = ["run", STREAM, *FAST, "--epochs", 40, "--out", "run", "--json", "--method"]
+    both = [Forked(command_line(*words, method)) for method in ("ewc", "mas")]
     answers = [(*process.communicate(timeout=120), process.returncode) for process in both]
     assert sorted(status for _, _, status in answers) == [0, 2], answers
     printed = json.loads(next(out for out, _, status in answers if status == 0))
@@ -87,7 +87,8 @@ def test_two_runs_into_one_new_folder_are_never_mixed(place):
 def test_two_learners_on_one_checkpoint_lose_no_task(place, graph, evergraph):
     save(graph, "graph.npz")
     assert evergraph("learn", "graph.npz", "--checkpoint", "l", "--classes", "0", "--num-classes", 4, *FAST)[0] == 0
-    both = [start("learn", "graph.npz", "--checkpoint", "l", "--classes", name, *FAST[2:]) for name in ("1", "2")]
+    words = ["learn", "graph.npz", "--checkpoint", "l", *FAST[2:], "--classes"]
+    both = [Forked(command_line(*words, name)) for name in ("1", "2")]
     answers = [(*process.communicate(timeout=120), process.returncode) for process in both]
     done = sum(status == 0 for _, _, status in answers)
     assert done >= 1, answers
@@ -519,7 +520,7 @@ def test_a_class_may_be_called_like_markup(evergraph, place, graph):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_or_closed_stdout_is_one_line():
     with open("/dev/full", "w") as full:
-        process = start("streams", stdout=full)
+        process = Forked(command_line("streams"), stdout=full.fileno())
         _, error = process.communicate(timeout=60)
     assert (process.returncode, error.count("\n")) == (2, 1), error
     assert "No space left on device" in error
@@ -531,10 +532,17 @@ def test_a_full_or_closed_stdout_is_one_line():
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    piped = subprocess.run(
-        ["sh", "-c", '"$0" -m evergraph methods --json | head -c 1', sys.executable], capture_output=True, text=True
-    )
-    assert (piped.stdout, piped.stderr) == ("[", "")
+    reader, writer = os.pipe()
+    process = Forked(partial(_after_closing, reader, command_line("methods", "--json")), stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 1) == b"["
+    os.close(reader)
+    assert (process.communicate(), process.returncode) == (("", ""), 0)
+
+
+def _after_closing(descriptor, run):
+    os.close(descriptor)
+    run()
 
 
 def test_a_terminal_that_knows_ascii_alone_gets_escapes(graph, place, evergraph):

@@ -37,41 +37,71 @@ def call(environment: dict[str, str], *words: object) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-LISTS = """
-import sys
-from evergraph.cli import main
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from evergraph import cli
+from evergraph.experiments import report
 
-for words in (["methods", "--json"], ["models", "--json"], ["streams", "--json"], ["run", "--help"]):
+report.FIGURES.clear()  # they take longer than all the rest, and have tests of their own
+
+def call(*words):
     sys.argv = ["evergraph", *words]
     try:
-        main()
-    except SystemExit:
-        print(chr(0))
+        cli.main()
+    except SystemExit as ended:
+        print(ended.code, chr(0), sep="\\n")
+
+import evergraph.cli.compare as compare
+compare.heatmaps = lambda results, path: path
+for words in (["methods", "--json"], ["models", "--json"], ["streams", "--json"], ["run", "--help"]):
+    call(*words)
+call(*json.loads(sys.argv[1]))
+
+import evergraph as eg
+stream, folder = eg.stream("ring"), "learner"
+learner = eg.Learner("sgc", "sticky", problem="one-versus-rest", epochs=3, device="cpu")
+learner.learn(stream[0])
+learner.save(folder)
+learner = eg.Learner.load(folder, device="cpu")
+learner.learn(stream[1])
+print(learner.problem.name, learner.classes_, len(learner.predict(stream.graph)))
 """
+COMPARE = ["compare", "ring:nodes=90", "--methods", "finetune,sticky,joint", "--model", "sgc", "--model-set", "steps=1",
+           "--set", "sticky.strength=3", "--epochs", "8", "--lr", "0.05", "--seeds", "1", "--label-scope", "seen",
+           "--out", "out", "--json"]  # fmt: skip
 
 
-def test_it_is_on_every_list(installed: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the script runs."""
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def said(installed: dict[str, str], place: Path) -> list[str]:
+    """What a process with the package on its path says to each command, and to a learner that is saved."""
     environment = {**installed, "COLUMNS": "200"}
-    done = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, env=environment, check=True)
-    *lists, options, _ = done.stdout.split("\0\n")
-    methods, models, streams = map(json.loads, lists)
+    command = [sys.executable, "-c", SCRIPT, json.dumps(COMPARE)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=place)
+    assert done.returncode == 0, done.stderr
+    *answers, learner = done.stdout.split("\0\n")
+    assert all(answer.endswith("\n0\n") for answer in answers), done.stderr
+    return [*(answer.removesuffix("0\n") for answer in answers), learner]
+
+
+def test_it_is_on_every_list(said: list[str]) -> None:
+    methods, models, streams = map(json.loads, said[:3])
     assert {"name": "sticky", "family": "parameter distance"}.items() <= methods[-1].items()
     assert methods[-1]["access"]["keeps"] == ["parameters"]
     assert "sgc" in [row["name"] for row in models]
     assert "ring" in [row["name"] for row in streams]
     for name in ("sgc", "one-versus-rest", "top-2"):
-        assert name in options
+        assert name in said[3]
 
 
-def test_a_comparison_and_its_report_with_nothing_but_outside_parts(installed: dict[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = call(
-        installed, "compare", "ring:nodes=90", "--methods", "finetune,sticky,joint", "--model", "sgc",
-        "--model-set", "steps=1", "--set", "sticky.strength=3", "--epochs", 8, "--lr", 0.05, "--seeds", 1,
-        "--label-scope", "seen", "--out", out, "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = {result["method"]: result for result in json.loads(done.stdout)["results"]}
+def test_a_comparison_and_its_report_with_nothing_but_outside_parts(said: list[str], place: Path) -> None:
+    results = {result["method"]: result for result in json.loads(said[4])["results"]}
     sticky = results["sticky"]
     assert sticky["hyperparameters"] == {"strength": 3.0}
     assert sticky["model"] == {"name": "sgc", "steps": 1}
@@ -80,24 +110,13 @@ def test_a_comparison_and_its_report_with_nothing_but_outside_parts(installed: d
     assert sticky["kept_bytes"][0][-1] == 4 * 6 * 6  # one copy of the weight matrix
     assert results["joint"]["ap"]["mean"] > 80
     assert results["finetune"]["matrices"] != sticky["matrices"]
-    page = (out / "report.html").read_text()
+    page = (place / "out/report.html").read_text()
     for name in ("sticky", "sgc", "one-versus-rest", "top-2 accuracy (%)"):
         assert name in page
 
 
-def test_a_learner_of_outside_parts_is_saved_and_goes_on(installed: dict[str, str], tmp_path: Path) -> None:
-    script = f"""
-import evergraph as eg
-stream = eg.stream("ring")
-learner = eg.Learner("sgc", "sticky", problem="one-versus-rest", epochs=3, device="cpu")
-learner.learn(stream[0])
-learner.save({str(tmp_path / "learner")!r})
-learner = eg.Learner.load({str(tmp_path / "learner")!r}, device="cpu")
-learner.learn(stream[1])
-print(learner.problem.name, learner.classes_, len(learner.predict(stream.graph)))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=installed)
-    assert done.stdout.strip() == "one-versus-rest [0, 1, 2, 3] 120", done.stderr
+def test_a_learner_of_outside_parts_is_saved_and_goes_on(said: list[str]) -> None:
+    assert said[5].strip() == "one-versus-rest [0, 1, 2, 3] 120"
 
 
 def test_a_package_that_cannot_be_imported_is_named_in_one_line(installed: dict[str, str], tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def test_a_cell_of_the_field_that_fails_is_named_and_the_others_are_measured(
         patch.setattr(METHODS["ema"], "end_task", breaks)
         table = run_paper(**settings)["tables"][0]
     text = Path(table["markdown"]).read_text()
-    assert "- ema: no such luck" in text
+    assert "- ema: RuntimeError: no such luck" in text
+    assert "in breaks" in (tmp_path / "out" / "cells" / "failures.txt").read_text()
     for graph in ("task", "seen", "node"):
         assert re.search(rf"\| corafull \| {graph} \| [\d.]+ \| finetune \|", text)
     assert "| reservoir |" in text

@@ -4,14 +4,12 @@ import errno
 import json
 import os
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import evergraph as eg
+import kill_family
 from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
 from evergraph.experiments.run import run
@@ -21,6 +19,7 @@ from evergraph.methods import make_method, preferred_model
 from evergraph.models import MODELS, make_model
 from evergraph.training import Training, driver
 from evergraph.training.learner import Learner
+from forked import Forked
 
 STREAM = "sbm:nodes=120,classes=4,features=8,signal=3"
 
@@ -170,19 +169,12 @@ def test_a_full_disk_stops_a_run_that_then_goes_on(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("kills", "cases"), [(6, 2), pytest.param(40, 5, marks=SLOW)])
 def test_processes_killed_at_random_moments(tmp_path, kills, cases):
-    script = Path(__file__).with_name("kill_family.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), str(kills), str(cases)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    family = Forked(lambda: kill_family.main(tmp_path, kills, kill_family.CASES[:cases]))
+    out, error = family.communicate(timeout=500)
+    assert family.returncode == 0, error
+    said = json.loads(out.splitlines()[-1])
     assert said["kills"] >= kills
-    assert said["failed"] == 0, done.stderr
+    assert said["failed"] == 0, error
     assert said["rounds"] >= cases
     assert all(said["equal"]), said
     assert said["left"] == []

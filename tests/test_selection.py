@@ -2,9 +2,9 @@
 
 import json
 import math
+import os
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +35,7 @@ from evergraph.experiments.selection import (
 from evergraph.experiments.selection import proposals as proposing
 from evergraph.experiments.selection.proposals import Climb, batches, spread
 from evergraph.experiments.selection.stability_decay import decreasing
+from forked import Forked
 
 SMALL = "sbm:nodes=180,classes=9,degree=4,features=8,signal=3"
 QUICK = ["--epochs", "2", "--hidden", "8", "--device", "cpu", "--label-scope", "seen"]
@@ -368,23 +369,6 @@ def settings_of(found: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [(row["trial"], row["settings"], row["training"], row["score"]) for row in found["trials"]]
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-if not {with_optuna}:
-    sys.modules["optuna"] = None
-import torch
-torch.set_num_threads(1)
-import evergraph.cli.tune  # without Optuna everything can be imported
-import test_selection as t
-t.proposing.STARTUP = 2
-def on_done(key, done):
-    if done == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-t.tune(t.small_spec(), t.FirstTasks(), {out!r}, trials=4, on_done=on_done)
-"""
-
-
 @pytest.mark.parametrize("with_optuna", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_killed_search_goes_on_and_repeats_nothing(
     tmp_path: Path, with_optuna: bool, monkeypatch: pytest.MonkeyPatch
@@ -395,9 +379,13 @@ def test_a_killed_search_goes_on_and_repeats_nothing(
         monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.setattr(proposing, "STARTUP", 2)
     spec, killed = small_spec(), tmp_path / "killed"
-    script = KILLED.format(tests=str(Path(__file__).parent), with_optuna=with_optuna, out=str(killed))
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+
+    def kill(key: str, done: int) -> None:
+        if done == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ended = Forked(lambda: tune(spec, FirstTasks(), killed, trials=4, on_done=kill))
+    assert ended.wait() == -signal.SIGKILL, ended.communicate()
     before = runs_in(killed / CELLS)
     assert len(before) == 3
     with pytest.raises(eg.EvergraphError, match="holds a search already; add --resume"):

@@ -159,3 +159,16 @@ def test_sparse_times_sparse_stays_sparse() -> None:
 def test_duplicates_are_summed() -> None:
     twice = sp.coo_matrix(([1.0, 2.0], ([0, 0], [1, 1])), shape=(2, 2))
     assert torch.equal(SparseMatrix.from_scipy(twice).dense(), torch.tensor([[0.0, 3.0], [0.0, 0.0]]))
+
+
+def test_rows_of_like_length_stand_in_tables_padded_with_no_column() -> None:
+    lengths = [0, 3, 8, 9, 16, 17, 40, 1]
+    dense = torch.zeros(len(lengths), 50)
+    for row, length in enumerate(lengths):
+        dense[row, torch.randperm(50)[:length]] = 1
+    tables = SparseMatrix.from_dense(dense).padded_rows()
+    assert [rows.tolist() for rows, _ in tables] == [[0, 1, 2, 7], [3, 4], [5], [6]]
+    for rows, columns in tables:
+        assert columns.size(1) == max(lengths[row] for row in rows)
+        for row, own in zip(rows.tolist(), columns.tolist()):
+            assert [column for column in own if column < 50] == torch.nonzero(dense[row]).reshape(-1).tolist()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -175,10 +174,10 @@ def in_parts(folder: Path) -> list[torch.Tensor]:
     return [learner.model.head.detach(), *workers().sum([whole])]
 
 
-def compare() -> dict[str, float | str]:
+def compare(folder: Path) -> dict[str, float | str]:
     """Every case alone, in the first process, then together in both."""
     alone = {name: values(make()) for name, make in CASES.items()} if os.environ["RANK"] == "0" else {}
-    folder = Path(sys.argv[2]) / "parts"
+    folder = folder / "parts"
     if os.environ["RANK"] == "0":
         alone["parts"] = one_process(folder)
     group, seen = join_workers(), []
@@ -201,7 +200,7 @@ def compare() -> dict[str, float | str]:
     return found
 
 
-def lose() -> dict[str, str]:
+def lose(folder: Path) -> dict[str, str]:
     """The second process stops answering."""
     group = join_workers(timeout=timedelta(seconds=3))
     if group.rank:
@@ -213,8 +212,7 @@ def lose() -> dict[str, str]:
     return {"said": ""}
 
 
-if __name__ == "__main__":
-    report = {"compare": compare, "lose": lose}[sys.argv[1]]()
-    Path(sys.argv[2], f"{workers().rank}.json").write_text(json.dumps(report))
-    sys.stdout.flush()
-    os._exit(0)
+def main(what: str, folder: Path) -> None:
+    """One of the two processes."""
+    report = {"compare": compare, "lose": lose}[what](folder)
+    (folder / f"{workers().rank}.json").write_text(json.dumps(report))

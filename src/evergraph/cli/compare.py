@@ -28,14 +28,22 @@ from evergraph.experiments.comparison import (
     variations,
     write_tables,
 )
-from evergraph.experiments.engines import engine_for
+from evergraph.experiments.engines import MakeEngine, engine_for
 from evergraph.experiments.method_table import latex as as_latex
 from evergraph.experiments.method_table import write_method_table
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.report import write_report
-from evergraph.experiments.result_file import CELLS, TUNING, each_test_graph, known_result, write_results
+from evergraph.experiments.result_file import (
+    CELLS,
+    TUNING,
+    EverySoOften,
+    each_test_graph,
+    known_result,
+    write_results,
+)
 from evergraph.experiments.run_folder import check_folder, default_folder
 from evergraph.experiments.selection import SELECTION_RULES, SelectionRule, Space, make_rule, tune
+from evergraph.experiments.selection.side_by_side import SearchWith, search_side_by_side
 from evergraph.experiments.selection.tuning import BEST
 from evergraph.methods import METHODS
 from evergraph.persistence.files import taken_folder, write_atomically
@@ -183,30 +191,21 @@ def _tuned(
     They are chosen once for each stream, method and variation, on the first order and test graph. A method of which
     every setting is given stays as it is.
     """
-    chosen = dict[str, dict[str, Any]]()
+    searches: dict[str, SearchWith] = {}
+    for key, spec in specs.items():
+        name, place = _tuned_as(key, spec), folder / TUNING / key
+        if Space.open_settings(spec, fixed[key]) and name not in searches:
+            first = replace(spec, seeds=spec.seeds[:1], also_test=[])
+            searches[name] = partial(_search, first, Space.of(first, {}, fixed[key]), rule, trials, place, options)
+    jobs = (options["jobs"] or 1) if options["on"] == "local" else 1
+    chosen = {name: found["best"] for name, found in search_side_by_side(searches, jobs).items()}
     names: dict[str, set[str]] = {}
     tuned = {}
     for key, spec in specs.items():
         name = _tuned_as(key, spec)
-        if not Space.open_settings(spec, fixed[key]):
+        if name not in chosen:
             tuned[key] = spec
             continue
-        if name not in chosen:
-            place = folder / TUNING / key
-            first = replace(spec, seeds=spec.seeds[:1], also_test=[])
-            print(f"tuning {spec.method} on {spec.source}", file=sys.stderr, flush=True)
-            found = tune(
-                first,
-                rule,
-                place,
-                space=Space.of(first, {}, fixed[key]),
-                trials=trials,
-                jobs=options["jobs"] or 1,
-                engine=engine_for(options["on"], options["jobs"]),
-                data_root=options["data_root"],
-                resume=(place / "tune.json").exists(),
-            )
-            chosen[name] = found["best"]
         best = chosen[name]
         searched = {*best["settings"], *best["training"], *(f"model.{own}" for own in best["model_settings"])}
         names.setdefault(spec.method, set()).update(searched)
@@ -218,6 +217,33 @@ def _tuned(
         )
     write_atomically(folder / TUNING / BEST, jsons.dumps(chosen, indent=1))
     return tuned, names
+
+
+def _search(
+    spec: RunSpec,
+    space: Space,
+    rule: SelectionRule,
+    trials: int,
+    folder: Path,
+    options: dict[str, Any],
+    jobs: int,
+    engine: MakeEngine | None,
+) -> dict[str, Any]:
+    """The settings that a rule chooses for one method on one stream."""
+    print(f"tuning {spec.method} on {spec.source}", file=sys.stderr, flush=True)
+    found = tune(
+        spec,
+        rule,
+        folder,
+        space=space,
+        trials=trials,
+        jobs=jobs if options["on"] == "local" else options["jobs"] or 1,
+        engine=engine or engine_for(options["on"], options["jobs"]),
+        data_root=options["data_root"],
+        resume=(folder / "tune.json").exists(),
+    )
+    print(f"tuned {spec.method} on {spec.source}", file=sys.stderr, flush=True)
+    return found
 
 
 def _tuned_as(key: str, spec: RunSpec) -> str:
@@ -238,8 +264,9 @@ def _finish_cells(
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])
     failure = None
+    save = EverySoOften(lambda results: write_results(folder, specs, results))  # a comparison that is killed keeps them
     try:
-        new_results = run_all(left, folder / CELLS, options)
+        new_results = run_all(left, folder / CELLS, options, save)
     except CellsFailedError as error:
         failure, new_results = error, error.results
     results = {**known, **new_results}

@@ -17,7 +17,7 @@ from evergraph.core.workers import launched, workers
 from evergraph.data import DATASETS, DEFAULT_STREAM
 from evergraph.errors import EvergraphError
 from evergraph.experiments import RunSpec, make_loggers, run
-from evergraph.experiments.cells import Cell, all_or_error, run_cells
+from evergraph.experiments.cells import Cell, Results, all_or_error, run_cells, write_tracebacks
 from evergraph.experiments.comparison import training_groups
 from evergraph.experiments.engines import engine_for, work_on
 from evergraph.experiments.plots import heatmaps
@@ -108,32 +108,45 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
         )
 
 
-def run_all(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Cells one after the other with progress bars and loggers, or side by side; failed ones are named at the end."""
+def run_all(
+    specs: dict[str, RunSpec], folder: Path, options: dict[str, Any], on_result: Callable[[Results], None]
+) -> Results:
+    """Cells one after the other with progress bars and loggers, or side by side; failed ones are named at the end.
+
+    After each, `on_result` is called with the results so far.
+    """
     if (options["jobs"] or 1) > 1 or options["on"] != "local":
-        return side_by_side(specs, folder, options)
-    results, errors = dict[str, dict[str, Any]](), dict[str, Exception]()
+        return side_by_side(specs, folder, options, on_result)
+    results, errors = Results(), dict[str, Exception]()
     for key, spec in specs.items():
         try:
             results[key] = run_one(spec, folder / key, options)
+            on_result(results)
         except Exception as error:
             errors[key] = error
+    write_tracebacks(errors, folder)
     return all_or_error(results, errors, folder)
 
 
-def side_by_side(specs: dict[str, RunSpec], folder: Path, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def side_by_side(
+    specs: dict[str, RunSpec],
+    folder: Path,
+    options: dict[str, Any],
+    on_result: Callable[[Results], None] | None = None,
+) -> Results:
     """Cells in several processes."""
     if options["log"]:
         raise EvergraphError("--log follows one process; leave --jobs and --on out, or log without them")
     for spec in specs.values():
         spec.check()
+    for spec in {spec.source + str(spec.stream): spec for spec in specs.values()}.values():
         spec.make_stream(0, options["data_root"])
     cells = [Cell(key, spec) for key, spec in specs.items()]
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
         f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True
     )
     engine = engine_for(options.get("on", "local"), options["jobs"])
-    return run_cells(cells, folder, data_root=options["data_root"], engine=engine, on_done=on_done)
+    return run_cells(cells, folder, data_root=options["data_root"], engine=engine, on_done=on_done, on_result=on_result)
 
 
 def methods_command(json: common.Json = False) -> None:

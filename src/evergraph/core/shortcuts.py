@@ -1,9 +1,11 @@
-"""Which shortcuts are taken. Each gives the plain path's results to float tolerance, and each can be turned off.
+"""Which shortcuts are taken. Each gives the plain path's results to its tolerance, and each can be turned off.
 
 - `bags`: float32 products with a sparse matrix on a CPU run as embedding bags (FBGEMM's kernels).
 - `anchors`: the first layer at the anchors, which stand still during a task, is computed once per task.
 - `structure`: Fisher diagonals of a two-layer GCN from its equations instead of one gradient per node.
 - `capture`: training steps on a GPU are recorded once as a CUDA graph and replayed.
+- `tf32`: float32 products of a training step on a GPU round their factors to 10 bits (a relative error of about
+  1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float tolerance.
 
 `EVERGRAPH_FAST=none` turns all of them off from outside; `EVERGRAPH_FAST=bags,capture` leaves those two on.
 """
@@ -14,9 +16,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from evergraph.errors import one_of, unknown
 
-FAST_PATHS = ("bags", "anchors", "structure", "capture")
+FAST_PATHS = ("bags", "anchors", "structure", "capture", "tf32")
 
 
 _on: set[str] | None = None  # not asked yet
@@ -48,3 +52,17 @@ def fast_paths(*names: str) -> Iterator[None]:
         yield
     finally:
         _on = before
+
+
+@contextmanager
+def tensor_cores(device: torch.device) -> Iterator[None]:
+    """Within it, float32 products on a GPU are computed by its tensor cores, where the shortcut `tf32` is taken."""
+    if device.type != "cuda" or not fast("tf32"):
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

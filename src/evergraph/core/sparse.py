@@ -43,7 +43,7 @@ class SparseMatrix:
     num_columns: int
     _transpose: SparseMatrix | None = field(default=None, repr=False)
     _native: Tensor | None = field(default=None, repr=False)
-    _longest_row: int | None = field(default=None, repr=False)
+    _padded_rows: list[tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
     _ends: dict[int, int] = field(default_factory=dict, repr=False)  # where rows end, of those that were asked for
 
     @classmethod
@@ -114,11 +114,22 @@ class SparseMatrix:
         """Stored entries in each row."""
         return self.indptr[1:] - self.indptr[:-1]
 
-    def longest_row(self) -> int:
-        """Stored entries in the row that has most of them, found once."""
-        if self._longest_row is None:
-            self._longest_row = int(self.counts().max()) if self.num_rows else 0
-        return self._longest_row
+    def padded_rows(self) -> list[tuple[Tensor, Tensor]]:
+        """Rows of like length together, found once: their numbers, and their columns, padded with `num_columns`.
+
+        Up to 8 entries, up to 16, up to 32, and so on: all tables together have at most twice as many entries as the
+        matrix, or 8 for each row.
+        """
+        if self._padded_rows is None:
+            counts, self._padded_rows = self.counts(), []
+            doublings = (counts / 8).clamp(min=1).log2().ceil()
+            for doubling in doublings.unique():
+                rows = torch.nonzero(doublings == doubling).reshape(-1)
+                place = torch.arange(int(counts[rows].max()), device=self.device)
+                entry = (self.indptr[rows].unsqueeze(1) + place).clamp(max=self.nnz - 1)
+                columns = torch.where(place < counts[rows].unsqueeze(1), self.indices[entry], self.num_columns)
+                self._padded_rows.append((rows, columns))
+        return self._padded_rows
 
     def row_sums(self) -> Tensor:
         """The sum of each row's entries."""

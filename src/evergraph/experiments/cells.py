@@ -69,7 +69,7 @@ class CellsFailedError(EvergraphError):
         self.errors, self.results = dict(errors), results
         alike: dict[str, list[str]] = {}  # cells by what is said of them
         for key, error in errors.items():
-            alike.setdefault(_in_a_line(error).removeprefix(f"{key}: "), []).append(key)
+            alike.setdefault(in_a_line(error).removeprefix(f"{key}: "), []).append(key)
         named = "; ".join(f"{', '.join(keys)}: {said}" for said, keys in alike.items())
         mistakes = any(not isinstance(error, EvergraphError) for error in errors.values())
         where = f" (tracebacks in {Path(folder) / FAILURES})" if mistakes else ""
@@ -111,6 +111,7 @@ def run_cells(
     open_choices = list(choices)
     waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
     total, results, errors = len(waiting) + len(open_choices), dict[str, dict[str, Any]](), dict[str, Exception]()
+    ends: dict[str, Exception] = {}  # those too with which a table goes on
     if on_done is not None:
         on_done("starting", 0, total)
     remove_file(Path(out) / FAILURES)
@@ -119,6 +120,8 @@ def run_cells(
         finish = _in_turn if carried_out_by is None else partial(_by_engine, carried_out_by)
         for cell, ended in _known_first(finish, known, waiting, str(out), data_root):
             result = ended if isinstance(ended, dict) else failed(cell, ended)
+            if isinstance(ended, Exception):
+                ends[cell.key] = ended
             if result is None:
                 assert isinstance(ended, Exception)
                 errors[cell.key] = ended
@@ -128,10 +131,12 @@ def run_cells(
                     on_result(results)
             if on_done is not None:
                 done = len(results) + len(errors)
-                on_done(f"{cell.key}{' failed' if result is None else ''}", done, max(total, done))
+                how = " failed" if result is None else f" failed: {result['error']}" if "error" in result else ""
+                on_done(f"{cell.key}{how}", done, max(total, done))
             ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
             open_choices = [choice for choice in open_choices if choice not in ready]
             waiting += [cell for choice in ready for cell in choice.choose(results)]  # `finish` goes on with them
+    write_tracebacks(ends, out)
     return all_or_error(results, errors, out)
 
 
@@ -141,15 +146,20 @@ def all_or_error(results: Results, errors: Mapping[str, Exception], out: str | P
         return results
     if len(errors) == 1 and not results:
         raise next(iter(errors.values()))
+    raise CellsFailedError(errors, results, out)
+
+
+def write_tracebacks(errors: Mapping[str, Exception], out: str | Path) -> None:
+    """`failures.txt`: where errors came from that are not about the input."""
     mistakes = {key: error for key, error in errors.items() if not isinstance(error, EvergraphError)}
     if mistakes:
         texts = ["".join([f"{key}\n", *traceback.format_exception(error)]) for key, error in mistakes.items()]
         with suppress(EvergraphError):  # a full disk, say, which may be what the failure was
             write_atomically(Path(out) / FAILURES, "\n".join(texts))
-    raise CellsFailedError(errors, results, out)
 
 
-def _in_a_line(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
+    """What an error says, in one line; of one that is not about the input, its type too."""
     return str(error) if isinstance(error, EvergraphError) else f"{type(error).__name__}: {first_line(error)}"
 
 

@@ -172,8 +172,8 @@ def settings_apart(
 ) -> list[dict[str, Any]]:
     """Of each result the settings that set it apart from others of its method on its stream.
 
-    They are those of the method and of the training by their names, and those of the model as `model.KEY`; settings
-    that were `tuned` (by method) are left out.
+    They are those of the method and of the training by their names, those of a part of a composed method as `PART.KEY`
+    and those of the model as `model.KEY`; settings that were `tuned` (by method) are left out.
     """
     own = []
     for result in results:
@@ -194,7 +194,13 @@ def _made_with(result: Mapping[str, Any]) -> dict[str, Any]:
     known = settings_of(Training)
     training = {key: value for key, value in result["protocol"].items() if key in known}
     model = {f"model.{key}": value for key, value in result.get("model", {}).items()}
-    own = result.get("hyperparameters", {})
+    own: dict[str, Any] = {}
+    for key, value in result.get("hyperparameters", {}).items():
+        number, _, part = key.partition(".")
+        if isinstance(value, Mapping) and number.isdigit():  # a method composed of several: as they are set
+            own |= {f"{part}.{name}": setting for name, setting in value.items()}
+        else:
+            own[key] = value
     return {**own, **model, **{key: value for key, value in training.items() if key not in own}}
 
 

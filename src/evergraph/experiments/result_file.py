@@ -6,7 +6,8 @@ the runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -52,6 +53,24 @@ def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Map
     path = Path(folder) / RESULTS
     write_atomically(path, "".join(f"{line}\n" for line in lines))
     return path
+
+
+class EverySoOften:
+    """Calls `save` with the results so far, but not more often than every so many seconds: what stops keeps the rest.
+
+    Args:
+        save: what writes them.
+        seconds: between two calls, at least.
+    """
+
+    def __init__(self, save: Callable[[dict[str, dict[str, Any]]], object], seconds: float = 20) -> None:
+        self.save, self.seconds, self.saved = save, seconds, time.monotonic()
+
+    def __call__(self, results: dict[str, dict[str, Any]]) -> None:
+        """Save if it is time to."""
+        if time.monotonic() - self.saved >= self.seconds:
+            self.save(results)
+            self.saved = time.monotonic()
 
 
 def is_trial(key: str) -> bool:

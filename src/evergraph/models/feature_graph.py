@@ -102,29 +102,26 @@ class FeatureGraphNetwork(GraphModel):
     def features(self, batch: Batch) -> Tensor:
         """What the head reads at the seeds: the second layer, and a one."""
         x = batch.x @ self.stem if self.stem is not None else batch.dense_x
-        near, width = batch.layer(0), self.hidden // self.channels
-        own, around = x[: batch.num_seeds].unsqueeze(1), padded(near, x).unsqueeze(2)
+        near = batch.layer(0)
+        with_zeros = F.pad(x[: near.num_columns], (0, 0, 0, 1))  # a neighbour that is not there adds nothing
+        groups = near.padded_rows()  # a node has two neighbours or two thousand
+        parts = [self._second_layer(x[nodes], with_zeros[neighbours]) for nodes, neighbours in groups]
+        nodes, hidden = torch.cat([nodes for nodes, _ in groups]), torch.cat(parts)
+        return with_ones(torch.zeros_like(hidden).index_copy(0, nodes, hidden))
+
+    def _second_layer(self, x: Tensor, neighbours: Tensor) -> Tensor:
+        """Both layers at nodes `(nodes, features)` with as many neighbours each `(nodes, neighbours, features)`."""
+        shape = (self.channels, self.hidden // self.channels)
+        own, around = x.unsqueeze(1), neighbours.unsqueeze(2)
         adjacency = feature_adjacency(own, around)
-        own = _activated(_broadcast(adjacency, own) @ self.first).unflatten(-1, (self.channels, width))
-        around = _activated(_broadcast(adjacency, around) @ self.first).unflatten(-1, (self.channels, width))
-        adjacency = feature_adjacency(own, around)
-        return with_ones(_activated(_broadcast(adjacency, own) @ self.second))
+        own = _activated(_broadcast(adjacency, own) @ self.first).unflatten(-1, shape)
+        around = _activated(_broadcast(adjacency, around) @ self.first).unflatten(-1, shape)
+        return _activated(_broadcast(feature_adjacency(own, around), own) @ self.second)
 
     @capability(rests_on=OUTPUTS)
     def output_weight(self) -> Tensor:
         """The head."""
         return self.head
-
-
-def padded(near: SparseMatrix, x: Tensor) -> Tensor:
-    """The neighbours' features of every node, `(nodes, most neighbours, features)`, with zeros for those there are not.
-
-    A zero stays zero in every layer, and adds nothing to an adjacency.
-    """
-    node, place = near.row_of_entry(), torch.arange(near.nnz, device=x.device)
-    place = place - near.indptr[node]
-    filled = x.new_zeros(near.num_rows, near.longest_row(), x.size(1))
-    return filled.index_put((node, place), x[near.indices])
 
 
 def feature_adjacency(own: Tensor, around: Tensor) -> Tensor:

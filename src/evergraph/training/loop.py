@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.params import Direction, Params, copy_params
+from evergraph.core.shortcuts import tensor_cores
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
@@ -108,8 +109,9 @@ def train(
             _set_rate(optimizer, settings.rate(progress.epoch, epochs))
             total = torch.zeros((), dtype=torch.float64, device=seeds.device)
             order = torch.randperm(seeds.numel()).to(seeds.device)
-            for batch in executor.batches(seeds[order]):
-                total += executor.step(batch)
+            with tensor_cores(seeds.device):
+                for batch in executor.batches(seeds[order]):
+                    total += executor.step(batch)
             give_way(settled=executor.settled)
             progress.epoch += 1
             progress.steps = executor.how()

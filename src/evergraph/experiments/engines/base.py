@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evergraph.experiments.run import run_seed
+from evergraph.experiments.seed_run import seed_is_done
 from evergraph.experiments.specification import RunSpec
 
 
@@ -30,6 +31,10 @@ class Work:
     def do(self) -> None:
         """Run the seed from wherever it stands into the run's folder, in this process."""
         run_seed(self.spec, Path(self.folder), self.seed, data_root=self.data_root)
+
+    def is_done(self) -> bool:
+        """Whether the seed has all its results, wherever it was run."""
+        return seed_is_done(Path(self.folder), self.seed)
 
 
 class Engine:

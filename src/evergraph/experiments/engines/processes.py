@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
@@ -10,15 +9,17 @@ import threading
 import warnings
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 
 import torch
 
 from evergraph.errors import EvergraphError, EvergraphWarning, first_line
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
-from evergraph.training.side_by_side import AT_ONCE, side_by_side
+from evergraph.training.side_by_side import side_by_side
 
-TOGETHER = 4  # seeds that share a process on a GPU, and more where there are more than that for each process
+LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
+TOGETHER = 4  # pieces of work that share a process on a GPU at most
 
 
 class ProcessDiedError(EvergraphError):
@@ -36,18 +37,27 @@ class ProcessEngine(Engine):
         self._idle: list[ProcessPoolExecutor] = []
         self._room, self._new, self._waiting = jobs, list[Work](), list[list[Work]]()
         self._running: dict[Future[list[Exception | None]], tuple[list[Work], ProcessPoolExecutor]] = {}
+        self._told: set[Work] = set()  # done, though the group that it is of is not
+        self._closed = False
 
     def submit(self, work: Work) -> None:
         """Started by `wait`, which knows what else there is."""
         self._new.append(work)
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
-        """The work that is done next."""
+        """The work that is done next; of a group, each piece as it is."""
+        if self._closed:
+            raise EvergraphError("stopped; --resume goes on with what is there")
         self._waiting += grouped(self._new, self._room)
         self._new = []
         self._start()
-        done = []
-        for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+        done: list[tuple[Work, Exception | None]] = []
+        in_groups = any(len(group) > 1 for group, _ in self._running.values())
+        while not (ended := wait(self._running, LOOK_EVERY if in_groups else None, FIRST_COMPLETED).done):
+            if early := [work for group, _ in self._running.values() for work in group if self._is_done_early(work)]:
+                self._told.update(early)
+                return [(work, None) for work in early]
+        for future in ended:
             group, pool = self._running.pop(future)
             error = future.exception()
             if isinstance(error, BrokenProcessPool):
@@ -55,12 +65,21 @@ class ProcessEngine(Engine):
             else:
                 self._idle.append(pool)
             outcomes = future.result() if error is None else [error] * len(group)
-            done += [(work, in_words(outcome, work)) for work, outcome in zip(group, outcomes)]
+            told = [(work, in_words(outcome, work)) for work, outcome in zip(group, outcomes)]
+            done += [(work, outcome) for work, outcome in told if work not in self._told]
+            self._told.difference_update(group)
         self._start()
         return done
 
+    def _is_done_early(self, work: Work) -> bool:
+        """Whether work has all its results while its group goes on; of a folder that cannot be read the group tells."""
+        with suppress(EvergraphError):
+            return work not in self._told and work.is_done()
+        return False
+
     def close(self, *, at_once: bool) -> None:
         """End the processes. Work that is stopped goes on where it was when it is submitted again."""
+        self._closed = True
         pools = [*self._idle, *(pool for _, pool in self._running.values())]
         if at_once:
             for pool in pools:
@@ -70,23 +89,21 @@ class ProcessEngine(Engine):
             pool.shutdown(cancel_futures=True)
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < self._room:
+        while self._waiting and len(self._running) < self._room and not self._closed:
             pool = self._idle.pop() if self._idle else _one_process()
             group = self._waiting.pop(0)
             self._running[pool.submit(_do_together, group)] = (group, pool)
 
 
 def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
-    """The work that shares a process: each piece alone on a CPU; on a GPU several, which take turns there.
+    """The work that shares a process: each piece alone on a CPU; on a GPU a few, which take turns there.
 
-    It is dealt out like cards, so that every group has its share of the longest.
+    Neighbours stay together, so that the seeds of a run end at about the same time; no process is left idle for it.
     """
-    if not works:
-        return []
-    on_gpu = pick_device(works[0].spec.device).type == "cuda"
-    size = min(AT_ONCE, max(TOGETHER, math.ceil(len(works) / jobs))) if on_gpu else 1
-    number = math.ceil(len(works) / size)
-    return [works[first::number] for first in range(number)]
+    size = 1
+    if works and pick_device(works[0].spec.device).type == "cuda":
+        size = max(1, min(TOGETHER, len(works) // jobs))
+    return [works[first : first + size] for first in range(0, len(works), size)]
 
 
 def _do_together(group: list[Work]) -> list[Exception | None]:

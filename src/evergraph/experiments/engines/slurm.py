@@ -13,7 +13,6 @@ from typing import Any, TypedDict
 from evergraph.errors import EvergraphError, first_line
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.experiments.engines.processes import begin_process
-from evergraph.experiments.seed_run import seed_is_done
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import make_folder, remove_file, write_atomically
 from evergraph.persistence.reading import read_json
@@ -56,7 +55,7 @@ class SlurmEngine(Engine):
 
     def submit(self, work: Work) -> None:
         """A seed that is done is only gathered."""
-        (self._done if seed_is_done(Path(work.folder), work.seed) else self._left).append(work)
+        (self._done if work.is_done() else self._left).append(work)
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
         """What is done; where nothing more is, the array of what is left is written, and that is all for now."""

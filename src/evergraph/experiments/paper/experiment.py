@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evergraph.errors import DivergedError, EvergraphError, first_line, unknown
-from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
+from evergraph.errors import DivergedError, EvergraphError, unknown
+from evergraph.experiments.cells import Cell, CellsFailedError, in_a_line, run_cells
 from evergraph.experiments.engines import MakeEngine, default_jobs
 from evergraph.experiments.paper.field import write_field
 from evergraph.experiments.paper.figures import Lines, final_rows, study
@@ -22,7 +22,14 @@ from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
 from evergraph.experiments.plots import heatmaps
 from evergraph.experiments.provenance import describe_device, versions
-from evergraph.experiments.result_file import CELLS, is_trial, known_result, read_results, write_results
+from evergraph.experiments.result_file import (
+    CELLS,
+    EverySoOften,
+    is_trial,
+    known_result,
+    read_results,
+    write_results,
+)
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import make_folder, taken_folder, write_atomically
 from evergraph.persistence.reading import read_text
@@ -100,11 +107,10 @@ def run_paper(
     holding = taken_folder(out, look, advice="name another with --out")
     with holding as entries, _logged(out, device, settings["jobs"]) as cells_run:
         failed = partial(_failed, {plan.key("") for plan in plans if plan.goes_on})
-        save = _Saving(available, out, chosen)
+        save = partial(_save, available, out, chosen)
+        settings["on_result"] = EverySoOften(save)
         try:
-            results = run_cells(
-                cells, out / CELLS, choices=choices, known=known, failed=failed, on_result=save.in_a_while, **settings
-            )
+            results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=failed, **settings)
         except CellsFailedError as failure:
             if failure.results:
                 save(failure.results)
@@ -116,28 +122,16 @@ def run_paper(
     return {"tables": tables, "studies": figures, "seconds": time.perf_counter() - begun, "out": str(out)}
 
 
-class _Saving:
-    """Writes the results file of each protocol, while cells are run every so often: a stopped experiment keeps them."""
-
-    SECONDS = 20
-
-    def __init__(self, plans: Sequence[Protocol], out: Path, specs: dict[str, RunSpec]) -> None:
-        self.plans, self.out, self.specs, self.written = plans, out, specs, time.monotonic()
-
-    def in_a_while(self, results: dict[str, dict[str, Any]]) -> None:
-        """Write if it is time to."""
-        if time.monotonic() - self.written > self.SECONDS:
-            self(results)
-
-    def __call__(self, results: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Write all results but failures, and return them."""
-        measured = {key: result for key, result in results.items() if "error" not in result}
-        for plan in self.plans:
-            make_folder(plan.folder(self.out))
-            own = {key: spec for key, spec in self.specs.items() if key.startswith(plan.key(""))}
-            write_results(plan.folder(self.out), own, measured)
-        self.written = time.monotonic()
-        return measured
+def _save(
+    plans: Sequence[Protocol], out: Path, specs: dict[str, RunSpec], results: dict[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Write the results file of each protocol, with all results but failures, and return them."""
+    measured = {key: result for key, result in results.items() if "error" not in result}
+    for plan in plans:
+        make_folder(plan.folder(out))
+        own = {key: spec for key, spec in specs.items() if key.startswith(plan.key(""))}
+        write_results(plan.folder(out), own, measured)
+    return measured
 
 
 @contextmanager
@@ -181,7 +175,7 @@ def _failed(go_on: Collection[str], cell: Cell, error: Exception) -> dict[str, A
     """A trial that diverges is never chosen. Anything else that fails ends the experiment, unless it goes on."""
     diverged = is_trial(cell.key) and isinstance(error, DivergedError)
     tolerated = any(cell.key.startswith(start) for start in go_on)
-    return {"error": first_line(error)} if diverged or tolerated else None
+    return {"error": in_a_line(error)} if diverged or tolerated else None
 
 
 def _draw_studies(

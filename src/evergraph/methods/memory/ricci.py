@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from scipy import sparse as sp
-from scipy.optimize import linprog
 
 from evergraph.core.sparse import SparseMatrix
 
@@ -76,5 +75,7 @@ class EdgeCurvature:
         leaves = sp.kron(sp.identity(rows), np.ones((1, columns)))
         arrives = sp.kron(np.ones((1, rows)), sp.identity(columns))
         amounts = np.concatenate([np.full(rows, 1 / rows), np.full(columns, 1 / columns)])
+        from scipy.optimize import linprog  # slow to import, and needed here alone
+
         solved = linprog(cost.ravel(), A_eq=sp.vstack([leaves, arrives]).tocsr(), b_eq=amounts)
         return float(1 - solved.fun)

@@ -62,23 +62,23 @@ class ERGNN(ReplayMethod):
             return nodes[self.influence(context)[nodes].argsort(descending=True, stable=True)[:number]]
         x = self.vectors(context, nodes)
         if self.sampler == "mean-of-feature":
-            return nodes[nearest_to_mean(x)[:number]]
+            return nodes[nearest_to_mean(x)[:number].cpu()]
         train, units = context.task.train, context.batcher.y.cpu()
         everyone = self.vectors(context, train)
         radius = self.radius or mean_distance(everyone, context.generator) / 2
         strangers = everyone[units[train] != units[nodes[0]]]
-        return nodes[strangers_within(x, strangers, radius).argsort(stable=True)[:number]]
+        return nodes[strangers_within(x, strangers, radius).argsort(stable=True)[:number].cpu()]
 
     def vectors(self, context: Context, nodes: Tensor) -> Tensor:
-        """A row for each node, in which distances are taken."""
+        """A row for each node, in which distances are taken, on the model's device."""
         if self.space == "features":
-            return as_dense(take_rows(context.task.graph.x, nodes)).float()
+            return as_dense(take_rows(context.task.graph.x, nodes).to(context.device)).float()
         features = capable(context.model, "features")
         if features is None:
             raise EvergraphError("er-gnn: space=embeddings needs a model with a linear head; use space=features")
         batches = context.batcher.exact().batches(nodes.to(context.device), 2048)
         with in_mode(context.model, training=False):
-            return torch.cat([features(batch).detach().cpu() for batch in batches]).float()
+            return torch.cat([features(batch).detach() for batch in batches]).float()
 
     def influence(self, context: Context) -> Tensor:
         """The influence of each node of the graph on the loss at validation nodes; of training nodes alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -133,7 +134,13 @@ def cuda_graph_of(step: Callable[[], Tensor]) -> Replay:
         graph.capture_begin()  # torch.cuda.graph would also empty the allocator's cache, at every shape of every task
         try:
             loss = step()
-        finally:
+        except BaseException:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it may be said that nothing was captured yet
+                graph.capture_end()
+            raise
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The CUDA Graph is empty")  # whose replay would train nothing
             graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
 
