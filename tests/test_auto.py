@@ -11,9 +11,11 @@ import evergraph as eg
 from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
+from evergraph.methods.base import Context
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, head_sets, leader
 from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
-from evergraph.methods.closed_form.sums import Sums, solve
+from evergraph.methods.closed_form.hits import rows_of, validation_hits
+from evergraph.methods.closed_form.sums import Sums, solve, symmetric_product
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
@@ -212,3 +214,73 @@ def test_most_hits_lead_and_the_cheapest_near_them_is_kept() -> None:
 def test_sets_that_are_equal_come_once() -> None:
     sets = head_sets([Block(1), Block(0)])
     assert sets == {"smooth": [True, False], "smooth and own": [True, True], "apart": [False, True]}
+
+
+def test_what_own_features_explain_is_the_squared_error_of_all_validation_nodes(graph: Graph) -> None:
+    learner = learned(graph, "1GB")
+    method, model = learner.method, learner.model
+    assert isinstance(method, eg.Auto)
+    _, block_of_row = model.feature_blocks()
+    rows = rows_of(block_of_row, method._own(model))
+    place = best_ridge(method.set_hits_[method.own_])
+    squares, sizes = [0.0] * 3, torch.zeros(6, dtype=torch.float64)
+    for head, number in zip(method.solve(method._ridges[place : place + 3], ("train",), rows), range(3)):
+        for task in eg.TaskStream(graph, 2):
+            features = neighbourhoods(model, task.graph).x
+            for node in task.val.tolist():
+                label = int(task.graph.y[node])
+                weight = method.class_sizes_[label] ** -method.balance
+                wanted = torch.eye(6, dtype=torch.float64)[label]
+                squares[number] += weight * float((features[node] @ head - wanted).square().sum())  # type: ignore[index]
+                sizes[label] += weight * (number == 0)
+    variance = float((sizes * (1 - sizes / sizes.sum())).sum())
+    solved = len(method._ridges[place : place + 3])
+    assert method.own_explains_ == pytest.approx(1 - min(squares[:solved]) / variance, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("explained", "over_vote", "over_mixed", "votes", "decides"),
+    [
+        (0.3, [9, 4], [30, 5], True, "own"),
+        (0.01, [9, 4], [30, 5], True, "smooth"),
+        (0.3, [9, 4], [9, 5], True, "vote"),
+        (0.3, [4, 4], [30, 5], True, "vote"),
+        (0.3, [9, 4], [9, 5], False, "smooth"),
+    ],
+    ids=["own is clearly better", "own says nothing", "within the error", "no better than the vote", "dear vote"],
+)
+def test_what_decides_where_edges_join_tasks(
+    explained: float, over_vote: list[int], over_mixed: list[int], votes: bool, decides: str
+) -> None:
+    method = eg.Auto()
+    method.own_explains_, method.votes_ = explained, votes
+    method.own_within_ = {"vote": over_vote, "smooth": over_mixed}
+    assert method.elsewhere() == decides
+
+
+def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
+    learner = learned(graph, "1GB", tasks=2)
+    task = eg.TaskStream(graph, 2)[2]
+    found = []
+
+    class Asked(eg.Auto):
+        def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+            units = torch.nonzero(self._arrived(context)).reshape(-1)
+            among = validation_hits(context, [head, vote], units).sum(1).tolist()
+            rows = context.batcher.x[context.task.val]  # type: ignore[index]
+            for hits, weights in zip(among, (head, vote)):
+                best = [max(units.tolist(), key=lambda unit: float(row @ weights[:, unit])) for row in rows]
+                found.append((hits, sum(b == int(y) for b, y in zip(best, context.batcher.y[context.task.val]))))
+            super()._choose_voting(context, head, vote)
+
+    learner.method.__class__ = Asked
+    learner.learn(task)
+    assert len(found) == 2
+    assert all(hits == naive for hits, naive in found)
+
+
+@pytest.mark.parametrize("width", [3, 1024, 2100])
+def test_a_symmetric_product_is_the_product(width: int) -> None:
+    rows = torch.randn(4, width, dtype=torch.float64)
+    weighted = rows * torch.rand(4, 1, dtype=torch.float64)
+    assert torch.allclose(symmetric_product(weighted, rows), weighted.T @ rows)
