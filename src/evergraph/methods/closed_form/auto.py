@@ -36,7 +36,7 @@ from evergraph.models.feature_blocks import Layout
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
-FEW_ROWS = 512  # rows of factors up to which every ridge is tried at every task
+FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 
 
 @METHODS.register
@@ -152,7 +152,7 @@ class Auto(BudgetedAnalytic):
     def _places(self, name: str) -> list[int]:
         """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours."""
         every = range(len(self._ridges))
-        if len(every) == 1 or 0 < self._rows("train") <= FEW_ROWS:
+        if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
             return list(every)
         if name not in self.set_hits_:
             return list(every[1::2])
@@ -268,10 +268,8 @@ class Auto(BudgetedAnalytic):
 
     def _too_much(self) -> bool:
         """Whether the sums of all sets take more than their share of the budget."""
-        if not self.factor_:
-            return True
-        taken = sum(rows.numel() * rows.element_size() for rows in self.factor_.values())
-        return taken > SIDE_BY_SIDE * self.budget()
+        kept = [*self.factor_.values(), *self.gram_.values()]
+        return sum(part.numel() * part.element_size() for part in kept) > SIDE_BY_SIDE * self.budget()
 
     def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
         """Those for graphs with edges between tasks too."""

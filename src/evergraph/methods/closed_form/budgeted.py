@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,8 +171,8 @@ class BudgetedAnalytic(Analytic):
         sums = (self.gram_, self.cross_, self.factor_)
         known = getattr(self, "_heads", None)
         if known is None or any(now is not then for now, then in zip(sums, known[0])):
-            known = self._heads = (sums, {})
-        return known[1]
+            self._heads: tuple[Any, dict[tuple[tuple[str, ...], bytes, float], Tensor]] = (sums, {})
+        return self._heads[1]
 
     def _factored(self) -> FactoredSums:
         """The factors, with what has been computed of them: made anew whenever they change."""
