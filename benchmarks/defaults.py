@@ -1,10 +1,12 @@
 """How the methods' default settings were chosen: the rule `first-tasks` on two real streams.
 
-Every candidate learns the first two tasks of each stream, with full batches, a mean loss and no weight decay. The
+Every candidate learns the first tasks of each stream, with full batches, a mean loss and no weight decay. The
 candidate with the highest AP on these tasks' validation nodes, averaged over the streams, is the method's default;
 no test node and no later task is looked at. What was run before is not run again:
 
     python -m benchmarks.defaults --data-root DATA --out results/defaults
+    python -m benchmarks.defaults --data-root DATA --out results/defaults/three-tasks --tasks 3 \\
+        --streams amazon-computers,coauthor-cs,corafull-knn --methods batch-curvature
 """
 
 from __future__ import annotations
@@ -44,12 +46,11 @@ STRENGTHS: dict[str, dict[str, list[Any]]] = {
 """The candidates: every combination of these values, under each label scope."""
 
 
-def cells(methods: list[str]) -> Iterator[tuple[str, str, Cell]]:
+def cells(methods: list[str], streams: list[str], rule: FirstTasks) -> Iterator[tuple[str, str, Cell]]:
     """(method, candidate, cell) for every candidate on every stream."""
-    rule = FirstTasks(tasks=2)
     for method in methods:
         space = {**STRENGTHS[method], "label_scope": SCOPES}
-        for values, source in itertools.product(itertools.product(*space.values()), STREAMS):
+        for values, source in itertools.product(itertools.product(*space.values()), streams):
             settings = dict(zip(space, values))
             candidate = ",".join(f"{key}={value}" for key, value in settings.items())
             scope = str(settings.pop("label_scope"))
@@ -64,9 +65,12 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/defaults"))
     parser.add_argument("--methods", default=",".join(STRENGTHS))
+    parser.add_argument("--streams", default=",".join(STREAMS))
+    parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    listed = list(cells(options.methods.split(",")))
+    streams, rule = options.streams.split(","), FirstTasks(tasks=options.tasks)
+    listed = list(cells(options.methods.split(","), streams, rule))
     entries = read_results(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     results = dict[str, dict[str, Any]]()
@@ -83,13 +87,14 @@ def main() -> None:
         print(cell.key, done.get("ap", {}).get("mean", done.get("error")), file=sys.stderr, flush=True)
         if "error" not in done:
             write_results(options.out, {cell.key: cell.spec}, {cell.key: done})
-    write_atomically(options.out / "table.md", table(listed, results))
+    write_atomically(options.out / "table.md", table(listed, results, streams, rule))
     sys.stdout.write((options.out / "table.md").read_text(encoding="utf-8"))
 
 
-def table(listed: list[tuple[str, str, Cell]], results: dict[str, dict[str, Any]]) -> str:
-    """One row per candidate: AP on validation nodes after two tasks; the chosen ones marked."""
-    rule = FirstTasks(tasks=2)
+def table(
+    listed: list[tuple[str, str, Cell]], results: dict[str, dict[str, Any]], streams: list[str], rule: FirstTasks
+) -> str:
+    """One row per candidate: AP on validation nodes after the first tasks; the chosen ones marked."""
     scores: dict[tuple[str, str], list[float]] = {}
     for method, candidate, cell in listed:
         result = results[cell.key]
@@ -101,8 +106,8 @@ def table(listed: list[tuple[str, str, Cell]], results: dict[str, dict[str, Any]
         for method, _ in scores
     }
     lines = [
-        f"| method | candidate | {' | '.join(STREAMS)} | mean | |",
-        "|---|---|" + "--:|" * (len(STREAMS) + 1) + "---|",
+        f"| method | candidate | {' | '.join(streams)} | mean | |",
+        "|---|---|" + "--:|" * (len(streams) + 1) + "---|",
     ]
     for key, values in scores.items():
         numbers = " | ".join(f"{value:.1f}" for value in [*values, sum(values) / len(values)])

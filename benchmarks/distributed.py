@@ -1,9 +1,4 @@
-"""Several processes: how much faster two train than one, and the closed form over a graph in parts from one to many.
-
-The graph is made in parts, by as many processes as there are cores. Its edges are ten random permutations of the
-nodes, which every process can compute, and invert, for its own rows: nothing is exchanged or sorted, and neighbours
-are anywhere, which is the worst case for an exchange of rows. Eight of ten keep the class (homophily 0.8).
-"""
+"""Several processes: how much faster two train than one, and the closed form over a graph in parts from one to many."""
 
 from __future__ import annotations
 
@@ -15,66 +10,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.cost_model import Run, Workload, compare_with_model
+from benchmarks.generated_parts import FEATURES, MATCHINGS, write_generated
 from benchmarks.resident import child_environment, peak_megabytes
-from evergraph.data.parts import write_part, write_parts_header
 from evergraph.errors import EvergraphError
 
-NODES, MATCHINGS, CLASSES, FEATURES, HIDDEN = 10_000_000, 10, 16, 32, 80
-KEEP_CLASS = 8  # of the permutations
-SECONDS = 300  # that one run may take
-
-
-def write_generated(folder: Path, nodes: int, parts: int, workers: int) -> Path:
-    """A graph in parts with `MATCHINGS` undirected edges a node, each part made by itself."""
-    nodes -= nodes % (CLASSES * parts)
-    folder.mkdir(parents=True)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        list(pool.map(_make_part, [str(folder)] * parts, [nodes] * parts, [parts] * parts, range(parts)))
-    starts = [number * (nodes // parts) for number in range(parts)]
-    write_parts_header(folder, "generated", list(range(CLASSES)), FEATURES, starts)
-    return folder
-
-
-def _make_part(folder: str, nodes: int, parts: int, number: int) -> None:
-    size = nodes // parts
-    rows = np.arange(number * size, (number + 1) * size, dtype=np.int64)
-    random = np.random.default_rng([3, number])
-    y = (rows % CLASSES).astype(np.int64)
-    means = np.random.default_rng(0).standard_normal((CLASSES, FEATURES)).astype(np.float32) * 0.1
-    x = random.standard_normal((size, FEATURES), dtype=np.float32) + means[y]
-    neighbours = np.empty((size, 2 * MATCHINGS), dtype=np.int32)
-    for which, (factor, inverse, shift) in enumerate(_permutations(nodes)):
-        kept = which < KEEP_CLASS
-        place, base = (rows // CLASSES, nodes // CLASSES) if kept else (rows, nodes)
-        to = (place * factor + shift) % base
-        back = (place - shift) * inverse % base
-        neighbours[:, 2 * which] = to * CLASSES + y if kept else to
-        neighbours[:, 2 * which + 1] = back * CLASSES + y if kept else back
-    split = np.digitize(random.random(size), [0.6, 0.8]).astype(np.int8)
-    indptr = np.arange(size + 1, dtype=np.int64) * (2 * MATCHINGS)
-    arrays = {"y": y, "split": split, "indptr": indptr, "indices": neighbours.reshape(-1), "x": x}
-    write_part(Path(folder), number, arrays)
-
-
-def _permutations(nodes: int) -> list[tuple[int, int, int]]:
-    """(a, a⁻¹, c) of the permutations u → a u + c of all nodes, or of those of a class."""
-    random, found = np.random.default_rng(5), []
-    for which in range(MATCHINGS):
-        base = nodes // CLASSES if which < KEEP_CLASS else nodes
-        # below 2^31, so that products with numbers of nodes below 2^31 fit into 64 bits
-        factor = int(random.integers(base // 3, base))
-        while np.gcd(factor, base) != 1:
-            factor += 1
-        found.append((factor, pow(factor, -1, base), int(random.integers(base))))
-    return found
+NODES, HIDDEN = 10_000_000, 80
+SECONDS = 300.0  # that one run may take
+LEAST_MB = 2**-8  # a page: what a run counts as whose peak is not above that of the small graph before it
 
 
 # what a process does
@@ -123,7 +71,7 @@ def _closed_form(folder: str) -> dict[str, Any]:
         **{f"own_{name}_seconds": float(peaks[:, 2 + i].max()) for i, name in enumerate(own_seconds)},
         "own_seconds": float(peaks[:, 2:].max(0).values.sum()),  # processor time of the busiest process: no waiting
         "peak_mb": float(peaks[:, 0].max()),
-        "own_mb": float((peaks[:, 0] - peaks[:, 1]).max()),
+        "own_mb": max(float((peaks[:, 0] - peaks[:, 1]).max()), LEAST_MB),
         "sent_mb": sent / 2**20,
         "accuracy": accuracy,
     }
@@ -171,12 +119,14 @@ def main() -> None:
     os._exit(0)
 
 
-def together(processes: int, *words: object) -> dict[str, Any]:
-    """What the first of some processes printed."""
+def together(processes: int, *words: object, seconds: float = SECONDS) -> dict[str, Any]:
+    """What the first of some processes printed, within so many seconds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {**child_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine without a network has this one
     command = [sys.executable, "-c", "from benchmarks.distributed import main; main()", *map(str, words)]
     children = [
         subprocess.Popen(
@@ -188,12 +138,14 @@ def together(processes: int, *words: object) -> dict[str, Any]:
         for rank in range(processes)
     ]
     try:
-        printed, _ = children[0].communicate(timeout=SECONDS)
+        printed, _ = children[0].communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise EvergraphError(f"bench: {processes} processes took longer than {SECONDS} s") from None
+        raise EvergraphError(f"bench: {processes} processes took longer than {seconds:.0f} s") from None
     finally:
         for child in children:
-            child.kill() if child.poll() is None and children[0].returncode else child.wait()
+            if children[0].returncode != 0:
+                child.kill()
+            child.wait()
     if children[0].returncode or not printed:
         raise EvergraphError(f"bench: {processes} processes failed with status {children[0].returncode}")
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
@@ -209,67 +161,106 @@ def distributed_figures(
     counts: Sequence[int] = (1, 2, 4, 8),
     training: bool = True,
     folder: Path | None = None,
+    seconds: float | None = None,
     on_part: Callable[[str], None] | None = None,
+    on_figures: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Training with two processes over one; the closed form with `counts` processes, strong and weak scaling.
+
+    A run that fails, or has no time left, is named under `missing`, and the others are carried out.
 
     Args:
         nodes: of the largest graph; it has ten undirected edges a node.
         counts: numbers of processes; the largest has the largest graph in weak scaling.
         training: whether training steps are measured too.
         folder: where the graphs are written and left; a temporary one by default.
+        seconds: after which no run is begun or kept, the writing of the graphs included; none by default.
         on_part: told what is measured.
+        on_figures: told the figures whenever there are more of them.
     """
-    say, begun = on_part or (lambda part: None), time.perf_counter()
-    figures: dict[str, Any] = {"nodes": nodes, "edges": nodes * MATCHINGS, "cores": os.cpu_count()}
-    for method in ("finetune", "curvature") if training else ():
-        say(f"training with {method}, one process and two")
-        one, two = (together(count, "training", method) for count in (1, 2))
-        name = {"finetune": "plain", "curvature": "curvature"}[method]
-        figures[f"{name}_two_over_one"] = one["seconds"] / two["seconds"]
-        figures[f"{name}_two_over_one_own_time"] = one["own_seconds"] / two["own_seconds"]
-        figures[f"{name}_epoch_seconds"] = [one["seconds"], two["seconds"]]
+    say, tell, begun = on_part or (lambda part: None), on_figures or (lambda figures: None), time.perf_counter()
+    figures: dict[str, Any] = {"nodes": nodes, "edges": nodes * MATCHINGS, "cores": os.cpu_count(), "missing": []}
+
+    def measured(about: str, count: int, *words: object) -> dict[str, Any] | None:
+        say(about)
+        left = SECONDS if seconds is None else min(SECONDS, begun + seconds - time.perf_counter())
+        try:
+            if left <= 0:
+                raise EvergraphError("no time left")
+            return together(count, *words, seconds=left)
+        except EvergraphError as error:
+            figures["missing"].append(f"{about}: {error}")
+            return None
+
+    for method, name in (("finetune", "plain"), ("curvature", "curvature")) if training else ():
+        found = [measured(f"training with {method}, processes: {count}", count, "training", method) for count in (1, 2)]
+        one, two = found
+        if one and two:
+            figures[f"{name}_two_over_one"] = one["seconds"] / two["seconds"]
+            figures[f"{name}_two_over_one_own_time"] = one["own_seconds"] / two["own_seconds"]
+            figures[f"{name}_epoch_seconds"] = [one["seconds"], two["seconds"]]
+            tell(figures)
     most, runs = max(counts), list[Run]()
     with tempfile.TemporaryDirectory() as scratch:
-        place = folder or Path(scratch)
-        graphs: dict[int, Path] = {}
-        for count in counts:
-            size = nodes * count // most
-            graphs[count] = place / f"generated-{size}"
-            if not graphs[count].exists():
-                say(f"writing {size:,} nodes")
-                clock = time.perf_counter()
-                write_generated(graphs[count], size, 2 * most, os.cpu_count() or 1)
-                figures[f"write_{size}_seconds"] = time.perf_counter() - clock
-        for count in sorted({*counts}, reverse=True):
-            for kind, size_of in (("strong", most), ("weak", count)):
-                if kind == "weak" and count == most:
-                    continue  # the same as strong
-                size = nodes * size_of // most
-                say(f"closed form, {kind} scaling: {count} processes, {size:,} nodes")
-                found = together(count, "closed-form", graphs[size_of])
+        sizes = [nodes * count // most for count in counts]
+        graphs = {size: (folder or Path(scratch)) / f"generated-{size}" for size in sizes}
+        say(f"writing graphs of {', '.join(f'{size:,}' for size in sizes)} nodes")
+        clock = time.perf_counter()
+        write_generated({size: to for size, to in graphs.items() if not to.exists()}, 2 * most, os.cpu_count() or 1)
+        figures["write_seconds"] = time.perf_counter() - clock
+        for kind, count in _order(counts):
+            size = nodes if kind == "strong" else nodes * count // most
+            about = f"closed form, {kind} scaling, processes: {count}, nodes: {size:,}"
+            found = measured(about, count, "closed-form", graphs[size])
+            if found is not None:
                 runs.append(Run(kind, count, Workload(size, 2 * MATCHINGS, FEATURES, HIDDEN), found))
-                if count == most:
+                if count == most:  # strong scaling is weak scaling there
                     runs.append(Run("weak", count, runs[-1].workload, found))
-    figures["runs"] = [run.as_dict() for run in runs]
-    figures |= scaling(runs)
-    figures["model"] = compare_with_model(runs)
-    figures["model_own"] = compare_with_model(runs, "own_")
+                figures |= closed_form_figures(runs)
+                figures["seconds"] = time.perf_counter() - begun
+                tell(figures)
     figures["seconds"] = time.perf_counter() - begun
+    tell(figures)
     return figures
 
 
+def _order(counts: Sequence[int]) -> list[tuple[str, int]]:
+    """The runs, those first without which the others say little: most processes, one, and those between."""
+    ascending = sorted({*counts})
+    order = [("strong", ascending[-1])]
+    for count in ascending[:-1]:
+        order += [("strong", count), ("weak", count)]
+    return order
+
+
+def closed_form_figures(runs: Sequence[Run]) -> dict[str, Any]:
+    """What runs of the closed form say: themselves, scaling, and how far the cost model is off."""
+    return {
+        "runs": [run.as_dict() for run in runs],
+        **scaling(runs),
+        "model": compare_with_model(runs),
+        "model_own": compare_with_model(runs, "own_"),
+    }
+
+
 def scaling(runs: Sequence[Run]) -> dict[str, Any]:
-    """Speed-ups over one process, efficiency where the graph grows, and memory against an equal share."""
+    """Speed-ups over the fewest processes, efficiency where the graph grows, and memory against an equal share.
+
+    `memory_share_P` is the largest peak of P processes over what one needs, times P: 1 is an equal share. It counts
+    what comes on top of a process that has its libraries and has learned a small graph; `resident_share_P` counts all.
+    """
     strong = {run.processes: run.found for run in runs if run.kind == "strong"}
     weak = {run.processes: run.found for run in runs if run.kind == "weak"}
     figures: dict[str, Any] = {}
     for count, found in sorted(strong.items()):
-        figures[f"strong_{count}"] = strong[min(strong)]["seconds"] / found["seconds"]
-        # 1 is an equal share of what one process needs beyond an empty one
-        figures[f"memory_share_{count}"] = found["own_mb"] * count / (strong[min(strong)]["own_mb"] * min(strong))
+        least = strong[min(strong)]
+        figures[f"strong_{count}"] = least["seconds"] / found["seconds"]
+        figures[f"strong_{count}_own_time"] = least["own_seconds"] / found["own_seconds"]
+        figures[f"memory_share_{count}"] = found["own_mb"] * count / (least["own_mb"] * min(strong))
+        figures[f"resident_share_{count}"] = found["peak_mb"] * count / (least["peak_mb"] * min(strong))
     for count, found in sorted(weak.items()):
         figures[f"weak_{count}"] = weak[min(weak)]["seconds"] / found["seconds"]
+        figures[f"weak_{count}_own_time"] = weak[min(weak)]["own_seconds"] / found["own_seconds"]
     if {1, 2} <= strong.keys():
         figures["closed_form_two_over_one"] = strong[1]["seconds"] / strong[2]["seconds"]
         figures["closed_form_two_over_one_own_time"] = strong[1]["own_seconds"] / strong[2]["own_seconds"]

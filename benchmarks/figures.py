@@ -62,14 +62,12 @@ def _curvature_steps(task: Task, past: int, estimator: str = "exact") -> Steps:
 
 
 def _fill_queue(steps: Steps) -> None:
-    """A queue as full as it is in the long run, without the steps it takes to fill it."""
-    steps()
+    """A queue as full as it is in the long run."""
     assert isinstance(steps.method, OnlineCurvature)
     queue = steps.method.methods[1]
     assert isinstance(queue, QueueCurvature)
-    for gradients in queue.queue_.values():
-        gradients.copy_(gradients[:1].clone().expand_as(gradients))
-    queue.pushed_["count"].fill_(queue.capacity)
+    for _ in range(queue.capacity):
+        steps()
 
 
 def _ewc_steps(task: Task) -> Steps:

@@ -2,7 +2,7 @@
 
 One `evergraph compare` for each table, as the page lists them; what is finished is not run again:
 
-    python -m benchmarks.problems --data-root DATA --jobs 14
+    python -m benchmarks.problems --data-root DATA --tables 5 --jobs 3
     python -m benchmarks.problems enzymes bitcoin-otc-time --data-root DATA
     python -m benchmarks.problems --quick --data-root DATA --out FOLDER
     python -m benchmarks.problems --print
@@ -16,6 +16,8 @@ come. The last puts the tables of what `results/problems` holds into the page.
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import shlex
 import shutil
 import signal
@@ -24,6 +26,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.pages import markdown, spread, with_tables
 from evergraph.experiments.comparison import table_rows
 from evergraph.experiments.result_file import read_results
 
@@ -32,7 +35,7 @@ ALIKE = "--tune first-tasks --trials 10 --label-scope seen"
 NODES = "--hidden 64 --epochs 100 --batch-size 0 --set auto.hidden=5120"
 BOTH = f"{NODES} --test-graph task,seen"
 GRAPHS = "--model gin --hidden 64 --epochs 50 --set analytic.model=random-features --set analytic.hidden=640"
-LINKS = "--hidden 32 --epochs 10 --batch-size 512 --metric balanced-accuracy --set analytic.hidden=640"
+LINKS = "--hidden 32 --epochs 10 --batch-size 512 --class-balanced --metric balanced-accuracy --set analytic.hidden=640"
 TABLES: dict[str, tuple[str, str, str]] = {
     "chameleon-filtered": ("chameleon-filtered", "auto", BOTH),
     "squirrel-filtered": ("squirrel-filtered", "auto", BOTH),
@@ -73,7 +76,6 @@ GROUPS = {
         "bitcoin-otc", "bitcoin-otc-time",
     ),
 }  # fmt: skip
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 PAGE = Path("docs/problems.md")
 
 
@@ -83,9 +85,8 @@ def tables(results: Path = RESULTS) -> str:
     for title, names in GROUPS.items():
         cells = {name: _cells(results / name, TABLES[name][1]) for name in names}
         head = ["method", *(f"`{name}`" for name in names)]
-        lines = [head, ["---", *["--:"] * len(names)]]
-        lines += [[shown, *(cells[name].get(row, "–") for name in names)] for row, shown in ROWS.items()]
-        parts.append(title + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+        lines = [[shown, *(cells[name].get(row, "–") for name in names)] for row, shown in ROWS.items()]
+        parts.append(f"{title}\n\n{markdown(head, lines)}")
     return "\n\n".join(parts)
 
 
@@ -94,34 +95,53 @@ def _cells(folder: Path, closed_form: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for row in table_rows([entry["result"] for entry in read_results(folder).values()]):
         name = "closed form" if row["method"] == closed_form else row["method"]
-        ap, af = (f"{row[key]['mean']:.1f} ± {row[key]['std']:.1f}".replace("-", "−") for key in ("ap", "af"))
+        ap, af = spread(row["ap"]), spread(row["af"])
         found.setdefault(name, []).append(f"{ap} / {af}" if row["test_graph"] == "task" else f"· {ap}")
     return {name: " ".join(sorted(shown, key=lambda text: text.startswith("·"))) for name, shown in found.items()}
 
 
 def page_with_tables(page: str) -> str:
     """The page with the tables between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{rest.partition(END)[2]}"
+    return with_tables(page, tables())
 
 
-def run(name: str, data_root: str, results: Path, more: list[str], seconds: float | None) -> str:
-    """Run one table, or what is left of it; returns what went wrong, if anything did."""
-    folder = results / name
-    command = [*words(name, data_root, results), *more, *(["--resume"] if folder.exists() else [])]
-    begun = time.monotonic()
-    print(f"== {name}", flush=True)
+def run(names: list[str], data_root: str, results: Path, more: list[str], at_once: int, seconds: float) -> list[str]:
+    """Run tables side by side, or what is left of them; returns what went wrong. However it ends, they end with it."""
+    waiting, running, wrong = list(names), dict[str, subprocess.Popen[bytes]](), list[str]()
+    begun, environment = time.monotonic(), {"OMP_NUM_THREADS": "1", **os.environ}
     try:
-        status = subprocess.run([sys.executable, "-m", *command], timeout=seconds).returncode
-    except subprocess.TimeoutExpired:
-        return "stopped at the time limit"
-    print(f"== {name}: {time.monotonic() - begun:.0f} s", flush=True)
-    if status:
-        return f"ended with status {status}"
+        while (waiting or running) and time.monotonic() - begun < seconds:
+            while waiting and len(running) < at_once:
+                name = waiting.pop(0)
+                command = [*words(name, data_root, results), *more]
+                command += ["--resume"] if (results / name).exists() else []
+                running[name] = subprocess.Popen([sys.executable, "-m", *command], env=environment)
+            for name, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                print(f"== {name}: done after {time.monotonic() - begun:.0f} s", flush=True)
+                del running[name]
+                if process.returncode:
+                    wrong.append(f"{name}: ended with status {process.returncode}")
+                else:
+                    _tidy(results / name)
+            time.sleep(0.2)
+        return [
+            *wrong,
+            *(f"{name}: stopped at the time limit" for name in running),
+            *(f"{name}: not begun" for name in waiting),
+        ]
+    finally:
+        for process in running.values():
+            process.kill()  # its own processes end with it
+            process.wait()
+
+
+def _tidy(folder: Path) -> None:
+    """Leave what the page's tables are made of, and what the same command would go on from."""
     for left in folder.iterdir():
         if left.name not in (*KEPT, "tuning", "cells"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return ""
 
 
 def main() -> None:
@@ -129,10 +149,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", help=f"some of {', '.join(TABLES)}; all by default")
     parser.add_argument("--data-root", default="DATA")
-    parser.add_argument("--jobs", default="1")
+    parser.add_argument("--jobs", default="1", help="processes for each table")
+    parser.add_argument("--tables", type=int, default=1, help="tables that are worked on side by side")
     parser.add_argument("--device", default="cpu", help="small graphs side by side are faster on the CPU")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the tables")
-    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop then; the same command goes on")
+    parser.add_argument(
+        "--time-limit", type=float, default=math.inf, metavar="SECONDS", help="stop then; the same command goes on"
+    )
     parser.add_argument("--quick", action="store_true", help="every row with one seed, one trial, two epochs")
     parser.add_argument("--print", action="store_true", dest="show", help="print the commands alone")
     parser.add_argument("--write", action="store_true", help="write the tables into the page alone")
@@ -148,16 +171,9 @@ def main() -> None:
     if chosen.show:
         print("\n".join(shlex.join(words(name, chosen.data_root, chosen.out)) for name in names))
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the comparison too, and that its processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     more = ["--jobs", chosen.jobs, "--device", chosen.device, *(QUICK if chosen.quick else [])]
-    end = None if chosen.time_limit is None else time.monotonic() + chosen.time_limit
-    wrong = []
-    for name in names:
-        left = None if end is None else end - time.monotonic()
-        if left is not None and left <= 0:
-            wrong.append(f"{name}: not begun")
-        elif said := run(name, chosen.data_root, chosen.out, more, left):
-            wrong.append(f"{name}: {said}")
+    wrong = run(names, chosen.data_root, chosen.out, more, chosen.tables, chosen.time_limit)
     if wrong:
         sys.exit("; ".join(wrong) + ". The same command goes on with what is left.")
 

@@ -1,14 +1,18 @@
 """What the tests share: one thread per process, small graphs, the folder of real graphs."""
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 import torch
+import typer
 
 import evergraph as eg
 from evergraph import cli
+from evergraph.cli import make_app
 from evergraph.data.datasets.sbm import sbm
 from evergraph.registry import Registry
 from forked import forked_pool
@@ -33,11 +37,18 @@ def real_data() -> Path:
     return REAL_DATA
 
 
+@functools.cache
+def _made_once() -> click.Command:
+    """All commands, which take longer to make than most calls take."""
+    return typer.main.get_command(make_app())
+
+
 @pytest.fixture
 def evergraph(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Calls the command line in this process: exit status, stdout, stderr."""
+    monkeypatch.setattr(cli, "make_app", _made_once)
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["evergraph", *map(str, words)])

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 import evergraph as eg
 from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.data.tasks import union
+from evergraph.experiments.method_table import keeps_old_data
+from evergraph.experiments.told import other_test_nodes
 from evergraph.methods import METHODS, Compose
 from evergraph.methods.base import Context, Method, View
 from evergraph.methods.state import count_bytes
 from evergraph.models.base import GraphModel
-from test_conformance import GRAPH, STREAM, SUITE, every_method, learned, learner
+from test_conformance import GRAPH, STREAM, SUITE, every_name, learned, learner
+from test_problems import make_data
 
 NODE_STREAM = eg.TaskStream(GRAPH, 2, test_graph="node")
 
@@ -47,7 +50,7 @@ def check_kept(of: eg.Learner) -> None:
     assert kept or not declared, f"{of.method.title} declares {declared} and no byte is counted"
 
 
-@every_method
+@every_name
 def test_what_is_kept_is_declared_and_counted(name: str) -> None:
     check_kept(learner(SUITE[name](), epochs=1, dtype=torch.float64))
 
@@ -175,7 +178,7 @@ def check_joining(of: eg.Learner) -> None:
             assert torch.allclose(outputs, together[number], rtol=1e-6, atol=1e-8), f"{of.method.title}, node {node}"
 
 
-@every_method
+@every_name
 def test_predictions_depend_on_what_is_declared(name: str) -> None:
     of = learned(learner(SUITE[name](), epochs=1, dtype=torch.float64), 2)
     check_predictions(of)
@@ -214,6 +217,38 @@ def test_the_closed_form_does_look_at_the_whole_graph() -> None:
     with pytest.raises(AssertionError, match="looks at other test nodes"):
         check_predictions(of)
     check_joining(of)
+
+
+def told(name: str, level: str) -> eg.Access:
+    return METHODS[name]().access_at(level)
+
+
+def test_what_is_kept_is_called_after_the_examples() -> None:
+    assert [told("reservoir", level).keeps for level in ("node", "graph", "link")] == [
+        ("real nodes",), ("real graphs",), ("real links",),
+    ]  # fmt: skip
+    assert told("ewc", "graph") == eg.EWC.access
+    both = Compose(METHODS["reservoir"](), eg.EWC())
+    assert both.access_at("link").keeps == ("parameters", "real links")
+    assert keeps_old_data({"access": both.access_at("link").as_dict()})
+
+
+@pytest.mark.parametrize("name", ["analytic", "reservoir", "curvature"])
+@pytest.mark.parametrize("level", ["graph", "link"])
+def test_graphs_and_links_are_predicted_each_by_itself(name: str, level: str) -> None:
+    """Nothing changes with who else is asked, nor with other graphs in the file; so nothing else is declared."""
+    data = make_data(f"{level}-classification", 40)
+    of = eg.Learner(None if name == "analytic" else eg.GCN(hidden=4), name, epochs=1, dtype=torch.float64, device="cpu")
+    of.fit(stream := eg.TaskStream(data, 1))
+    seen, asked = stream.seen(2), stream.seen(2).test[:5]
+    alone = torch.cat([of.logits(seen.graph, [one]) for one in asked.tolist()])
+    assert torch.allclose(alone, of.logits(seen.graph, seen.test)[:5], rtol=1e-8)
+    if level == "graph":
+        nodes = seen.graph.members.rows(asked).indices
+        x = 5 * torch.randn_like(as_dense(seen.graph.x))
+        x[nodes] = as_dense(seen.graph.x)[nodes]
+        assert torch.allclose(alone, of.logits(seen.graph.altered(x=x), asked), rtol=1e-6)
+    assert other_test_nodes(told(name, level), "task", level) == "none"
 
 
 def test_the_list_names_every_method_with_its_access() -> None:

@@ -106,9 +106,10 @@ def test_learning_in_turn_is_learning_at_once(graph: Graph, order: str) -> None:
 
 
 def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do inputs that are propagated once: three blocks of seven features take less than 33 features."""
     stream = eg.TaskStream(graph, 2)
-    heads = []
-    for at_hand, nodes in ((2**31, 4096), (0, 7)):
+    heads, outputs, ways, once = [], [], [], 8 * 27 * stream[0].graph.num_nodes
+    for at_hand, nodes in ((2**31, 4096), (0, 7), (once, 7)):
         monkeypatch.setattr("evergraph.models.random_features.AT_HAND", at_hand)
         monkeypatch.setattr("evergraph.methods.closed_form.hits.NODES_AT_ONCE", nodes)
         monkeypatch.setattr("evergraph.methods.closed_form.sums.NODES_AT_ONCE", nodes)
@@ -116,8 +117,13 @@ def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPat
             task.graph.cache.clear()
         learner = eg.Learner(encoder(), eg.Analytic(ridge=0.3), dtype=torch.float64)
         learner.fit(stream)
+        ways.append(type(neighbourhoods(learner.model, stream[0].graph)).__name__)
         heads.append(learner.model.output_weight().clone())
-    assert torch.allclose(heads[0], heads[1], atol=1e-10)
+        outputs.append(learner.logits(stream[0].graph))
+    assert ways == ["Neighbourhoods", "Neighbourhoods", "PartNeighbourhoods"]
+    for head, scores in zip(heads[1:], outputs[1:]):
+        assert torch.allclose(heads[0], head, atol=1e-10)
+        assert torch.allclose(outputs[1], scores, atol=1e-8)  # the first are judged by edges too
 
 
 def test_new_examples_of_an_old_class_add_up(graph: Graph) -> None:

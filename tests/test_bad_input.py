@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.graph_files import npz_parts
@@ -379,7 +380,7 @@ COMMANDS = {
 @pytest.fixture(scope="module", autouse=True)
 def one_app():
     """The commands, put together once."""
-    patch, app = pytest.MonkeyPatch(), cli.make_app()
+    patch, app = pytest.MonkeyPatch(), typer.main.get_command(cli.make_app())
     patch.setattr(cli, "make_app", lambda: app)
     yield
     patch.undo()

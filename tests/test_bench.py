@@ -4,13 +4,15 @@ import json
 import math
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import benchmarks as package
 import pytest
 import torch
-from benchmarks import TARGETS, Target
+from benchmarks import TARGETS, Target, distributed, generated_parts
 from benchmarks.baselines import pyg_step, scipy_neighbours
 from benchmarks.candidates import in_float64, setting
 from benchmarks.cost_model import (
@@ -23,8 +25,9 @@ from benchmarks.cost_model import (
     traffic,
     worker_bytes,
 )  # fmt: skip
-from benchmarks.distributed import CLASSES, FEATURES, MATCHINGS, _make_part, scaling
+from benchmarks.distributed import scaling
 from benchmarks.figures import fisher_figures, sampler_figures, scaling_figures, step_figures
+from benchmarks.generated_parts import CLASSES, FEATURES, MATCHINGS, make_part
 from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.large import write_large
 from benchmarks.methods import SecondTaskSteps, method_figures
@@ -42,6 +45,7 @@ from evergraph.data.mapped import read_mapped
 from evergraph.data.parts import read_parts, write_parts_header
 from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
+from evergraph.errors import EvergraphError
 from evergraph.methods import METHODS, Finetune, OnlineCurvature, make_method
 from evergraph.models.gcn import GCN
 from evergraph.training.loop import make_optimizer, train_step
@@ -269,13 +273,15 @@ def test_the_graph_in_parts_is_one_graph(tmp_path: Path) -> None:
     """Made part by part, edges are the same from both ends, and most keep the class."""
     nodes = 3200
     for number in range(2):
-        _make_part(str(tmp_path), nodes, 2, number)
+        make_part(str(tmp_path), nodes, 2, number)
     write_parts_header(tmp_path, "generated", list(range(CLASSES)), FEATURES, [0, nodes // 2])
     graph, own = read_parts(tmp_path)
-    assert (own, graph.num_nodes, graph.num_edges) == ([0, 1], nodes, nodes * 2 * MATCHINGS)
-    adjacency = graph.adjacency.to_scipy()
+    assert graph.rows is not None
+    edges = graph.rows.edges()
+    assert (own, graph.num_nodes, edges.nnz) == ([0, 1], nodes, nodes * 2 * MATCHINGS)
+    adjacency = edges.to_scipy()
     assert (adjacency != adjacency.T).nnz == 0
-    alike = graph.y[graph.adjacency.indices] == graph.y[graph.adjacency.row_of_entry()]
+    alike = graph.y[edges.indices] == graph.y[edges.row_of_entry()]
     assert 0.78 < float(alike.double().mean()) < 0.84
 
 
@@ -302,8 +308,63 @@ def test_runs_become_speed_ups_and_shares() -> None:
     found = {1: (80.0, 800.0), 2: (40.0, 440.0)}
     work = Workload(1000, 20, 32, 80)
     runs = [
-        Run("strong", count, work, {"seconds": seconds, "own_seconds": seconds, "own_mb": mb})
+        Run("strong", count, work, {"seconds": seconds, "own_seconds": seconds, "own_mb": mb, "peak_mb": mb + 100})
         for count, (seconds, mb) in found.items()
     ]
     figures = scaling(runs)
     assert (figures["strong_2"], figures["memory_share_2"]) == (2.0, pytest.approx(1.1))
+    assert figures["resident_share_2"] == pytest.approx(2 * 540 / 900)
+
+
+def test_figures_of_several_processes_are_kept_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command with one process measured here, and one of two that fails: it is named, and the rest is saved."""
+    saved, found = tmp_path / "figures.json", list[dict[str, Any]]()
+
+    def together(processes: int, *words: object, seconds: float) -> dict[str, Any]:
+        if saved.exists():
+            found.append(json.loads(saved.read_text()))
+        if processes > 1:
+            raise EvergraphError("a process was killed")
+        return distributed._closed_form(str(words[1]))
+
+    monkeypatch.setattr(distributed, "together", together)
+    monkeypatch.setattr(generated_parts, "get_context", lambda kind: get_context("fork"))
+    words = ["bench", "--distributed", "--nodes", "3200", "--processes", "1,2", "--no-training", "--save", str(saved)]
+    done = CliRunner().invoke(make_app(), words)
+    assert done.exit_code == 0, done.output
+    about = "closed form, strong scaling, processes: 2, nodes: 3,200: a process was killed"
+    assert f"missing: {about}" in done.stderr
+    assert "strong_1: 1" in done.stdout
+    figures = json.loads(saved.read_text())
+    assert figures["missing"] == [about]
+    assert [(run["scaling"], run["processes"], run["nodes"]) for run in figures["runs"]] == [
+        ("strong", 1, 3200),
+        ("weak", 1, 1600),
+    ]
+    assert figures["runs"][0]["accuracy"] > 50
+    assert figures["model"] == {}  # it needs runs of several processes
+    assert [len(then["runs"]) for then in found] == [1]  # the first run was saved before the second began
+
+
+def test_no_run_begins_when_the_seconds_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = iter(range(0, 10_000, 100)), list[float]()
+
+    def together(processes: int, *words: object, seconds: float) -> dict[str, Any]:
+        limits.append(seconds)
+        return {"seconds": 2.0 / processes, "own_seconds": 1.0 / processes}
+
+    monkeypatch.setattr(distributed, "together", together)
+    monkeypatch.setattr(distributed, "write_generated", lambda *graphs: None)
+    monkeypatch.setattr(distributed, "time", SimpleNamespace(perf_counter=lambda: next(now)))  # 100 s between looks
+    told = list[dict[str, Any]]()
+    figures = distributed.distributed_figures(
+        nodes=3200, counts=(1, 2), seconds=350, on_figures=lambda figures: told.append({**figures})
+    )
+    assert limits == [250, 150, 50]  # what is left of them
+    assert figures["plain_two_over_one"] == 2
+    assert "curvature_two_over_one" not in figures
+    assert [about.partition(": no time left")[1] for about in figures["missing"]] == [": no time left"] * 4
+    assert "curvature" in figures["missing"][0]
+    assert told[0]["plain_two_over_one_own_time"] == 2
+    status = CliRunner().invoke(make_app(), ["bench", "--seconds", "5"])
+    assert "--distributed" in str(status.exception)

@@ -367,7 +367,9 @@ def everything(learner):
 
 @pytest.mark.parametrize("moment", ["first step", "last step", "end of the task"])
 @pytest.mark.parametrize("resumed", [False, True], ids=["whole task", "after a resume"])
-@pytest.mark.parametrize("keep_optimizer", [False, True], ids=["new optimizer", "kept optimizer"])
+@pytest.mark.parametrize(
+    "keep_optimizer", [pytest.param(False, marks=pytest.mark.slow), True], ids=["new optimizer", "kept optimizer"]
+)
 def test_an_error_anywhere_in_a_task_leaves_the_learner_as_it_was(small_stream, moment, resumed, keep_optimizer):
     def stop(progress, epochs):
         if resumed and progress.epoch == 1:

@@ -21,7 +21,7 @@ from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.experiments.plots import heatmaps
 from evergraph.methods import METHODS
 from evergraph.persistence.reading import read_record
-from forked import Forked, command_line
+from forked import Forked
 from graph_files import npz_parts
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
@@ -210,14 +210,14 @@ def test_run_without_json_prints_a_table(call: Call) -> None:
 
 
 def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
-    """A process of its own: stdout is the object and nothing else, even though bars are drawn."""
-    words = ["run", SMALL, "--method", "finetune", "--json", *QUICK]
-    process = Forked(command_line(*words), {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}, tmp_path)
-    out, said = process.communicate()
-    assert json.loads(out)["method"] == "finetune"
-    assert "seed 1/1" in said
-    assert "Warning" not in said
-    assert "\x1b" not in out
+    """A real process: stdout is the object and nothing else, even though bars are drawn."""
+    command = [*PROCESS, "run", SMALL, "--method", "finetune", "--json", *QUICK]
+    environment = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["method"] == "finetune"
+    assert "seed 1/1" in done.stderr
+    assert "Warning" not in done.stderr
+    assert "\x1b" not in done.stdout
 
 
 def test_methods_models_and_streams(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,8 @@ def test_the_command_line_learns_what_python_learns(evergraph, graph_file, tmp_p
     for a, b in zip(learner.model.parameters(), kept.model.parameters()):
         assert torch.equal(a, b)
     out = tmp_path / "predictions.csv"
-    assert evergraph("predict", graph, "--checkpoint", folder, "--out", out, "--ignore-labels") == (0, "", "")
+    said = f"120 predictions: {out}\n"
+    assert evergraph("predict", graph, "--checkpoint", folder, "--out", out, "--ignore-labels") == (0, said, "")
     rows = list(csv.DictReader(out.open(encoding="utf-8", newline="")))
     expected = learner.predict(data)
     assert [row["class"] for row in rows] == expected.labels

@@ -98,7 +98,9 @@ def test_an_edgeless_graph_is_a_graph() -> None:
     assert eg.make_graph(X, np.zeros((2, 0), dtype=int), Y).num_edges == 0
 
 
-def test_subgraph_equals_pygs(small_graph: eg.Graph) -> None:
+@pytest.mark.parametrize("at_once", [2**22, 5])
+def test_subgraph_equals_pygs(small_graph: eg.Graph, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergraph.data.graph.ENTRIES_AT_ONCE", at_once)
     nodes = torch.tensor([50, 3, 17, 22, 41, 8, 9, 30, 31, 5])
     ours = small_graph.subgraph(nodes)
     order = nodes.sort()
@@ -109,12 +111,17 @@ def test_subgraph_equals_pygs(small_graph: eg.Graph) -> None:
     assert torch.equal(ours.y, small_graph.y[nodes])
 
 
-def test_subgraph_of_a_directed_graph_with_groups() -> None:
+@pytest.mark.parametrize("at_once", [2**22, 1])
+def test_subgraph_of_a_directed_graph_with_groups(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergraph.data.graph.ENTRIES_AT_ONCE", at_once)
     graph = eg.make_graph(np.eye(5), np.array([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 0, 2]]), [0] * 5, undirected=False)
     part = graph.subgraph(torch.tensor([0, 1, 2, 3]))
     assert edges_of(part) == {(0, 1), (1, 2), (2, 3), (0, 2)}
     groups = torch.tensor([0, 0, 1, 1, 1])
     assert edges_of(graph.subgraph(torch.tensor([0, 1, 2, 3]), groups)) == {(0, 1), (2, 3)}
+    joining = torch.tensor([True, False, False, False, False])
+    assert edges_of(graph.subgraph(torch.tensor([0, 1, 2, 3]), joining=joining)) == {(1, 2), (2, 3)}
+    assert edges_of(graph.subgraph(torch.tensor([3]))) == edges_of(graph.subgraph(torch.tensor([], dtype=torch.long)))
 
 
 def test_sparse_features_stay_sparse_in_subgraphs() -> None:

@@ -43,6 +43,9 @@ def test_tu(tmp_path: Path) -> None:
     for name, text in files.items():
         (tmp_path / f"SMALL_{name}.txt").write_text(text)
     graphs = read_tu(tmp_path)
+    (tmp_path / "SMALL_edge_labels.txt").write_text("1\n1\n2\n2")
+    with pytest.warns(eg.EvergraphWarning, match="SMALL: the labels of its edges are not used"):
+        read_tu(tmp_path)
     assert graphs.level == "graph"
     assert graphs.class_names == [3, 7]
     assert graphs.members.counts().tolist() == [2, 3]
@@ -59,7 +62,8 @@ def test_ogb_graphs(tmp_path: Path) -> None:
         **{"num-node-list": [2, 3], "num-edge-list": [1, 2], "edge": [[0, 1], [0, 1], [1, 2]],
            "node-feat": np.arange(10).reshape(5, 2), "edge-feat": [[1.0], [2.0], [4.0]], "graph-label": [1, 0]},
     )  # fmt: skip
-    molecules = read_molecules(folder)
+    with pytest.warns(eg.EvergraphWarning, match="the features of its edges are not used"):
+        molecules = read_molecules(folder)
     assert molecules.y.tolist() == [[1.0], [0.0]]
     assert molecules.attributes["atoms"].values.tolist() == [2, 3]
     assert molecules.edge_index.max() == 4
@@ -87,6 +91,8 @@ def test_ogb_proteins_years_and_collaborations(tmp_path: Path) -> None:
             tmp_path / "c", **{"edge": [[0, 1], [1, 2]], "edge_year": [2001, 2002], "node-feat": [[1.0], [2.0], [3.0]]}
         )
     )
+    with pytest.warns(eg.EvergraphWarning, match=r"\(edge_weight\) is not used"):
+        read_collab(table(tmp_path / "c", edge_weight=[1, 3]))
     assert collab.positives_only
     assert collab.attributes["time"].values.tolist() == [2001, 2002]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import resource
+import shutil
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -19,34 +19,87 @@ import evergraph as eg
 import two_processes
 from evergraph.cli import together
 from evergraph.core.workers import share_of
+from evergraph.data.parts import write_parts
 from forked import Forked, command_line
 
 DOOMED = '''
-import os, signal
+import os, resource, signal, socket, sys
 from dataclasses import dataclass
-import torch
 import evergraph as eg
+
+def doom():
+    """What the variable DOOM says of this process, as in `killed 1`."""
+    how, _, rank = os.environ.get("DOOM", "").rpartition(" ")
+    if rank != os.environ.get("RANK"):
+        return
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "disk full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    if how == "cut off":
+        for number in range(3, 1024):
+            try:
+                connection = socket.socket(fileno=os.dup(number))
+                ports = connection.getsockname()[1], connection.getpeername()[1]
+                if int(os.environ["MASTER_PORT"]) not in ports:
+                    connection.shutdown(socket.SHUT_RDWR)
+            except (OSError, IndexError):  # not a connection
+                pass
 
 @eg.registry.methods.register
 @dataclass(repr=False)
 class Doomed(eg.OnlineCurvature):
-    """Killed in the second task, where it is asked to be."""
+    """Fails in the second task, where it is asked to."""
     name = "doomed"
 
     def after_step(self, step):
-        if step.context.index == 1 and step.context.epoch == 1 and os.environ.get("DOOMED") == os.environ.get("RANK"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if (step.context.index, step.context.epoch) == (1, 1):
+            doom()
+
+@eg.registry.methods.register
+@dataclass(repr=False)
+class DoomedSums(eg.Analytic):
+    """Fails at the end of the second task, or at the second part that a process predicts."""
+    name = "doomed-sums"
+    parts = 0
+
+    def end_task(self, context):
+        super().end_task(context)
+        if context.index == 1:
+            doom()
+
+    def predict(self, view):
+        self.parts += "predict" in sys.argv
+        if self.parts == 2:
+            doom()
+        return super().predict(view)
 '''
+DOOMS = {  # what happens to which process, and what is said of it
+    "killed 1": r"another process of this run is gone.*--resume|process 1 was killed by signal 9.*--resume",
+    "killed 0": r"another process of this run is gone.*--resume|process 0 was killed by signal 9.*--resume",
+    "disk full 0": r"cannot write .*",
+    "cut off 1": r"another process of this run is gone or cannot be reached.*--resume",
+}
 
 
-def started(what: str, folder: Path) -> list[Forked]:
-    """Two processes that do together what `two_processes` calls so."""
+def started(what: str, folder: Path, number: int = 2) -> list[Forked]:
+    """Processes that do together what `two_processes` calls so."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(number)}
+    ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
     return [Forked(partial(two_processes.main, what, folder), rank, folder) for rank in ranks]
+
+
+def test_three_processes_have_the_head_of_one_over_parts(tmp_path: Path) -> None:
+    """The closed form on five parts, edges with weights and without: float64, to 1e-8."""
+    said = [process.communicate(timeout=200)[1] for process in started("parts", tmp_path, 3)]
+    for rank in range(3):
+        assert (tmp_path / f"{rank}.json").exists(), said[rank][-2000:]
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found.pop("weights") > 1e-3  # they matter
+        assert max(found.values()) < 1e-8
 
 
 def test_two_processes_end_where_one_ends(tmp_path: Path) -> None:
@@ -83,6 +136,23 @@ def test_a_graph_in_parts_on_the_command_line(tmp_path: Path, evergraph: Callabl
     known = eg.Learner.load(learner, device="cpu").predict(graph)
     alike = [a == b for a, b in zip(columns["class"].to_pylist(), known.labels)]
     assert sum(alike) > 140  # in one process the edges of a graph that fits into memory are judged too
+    whole = ["predict", parts, "--checkpoint", learner, "--device", "cpu", "--out"]
+    assert evergraph(*whole, tmp_path / "few", "--classes", "0,3", "--all-classes", "--uncalibrated")[0] == 0
+    few = parquet.read_table(tmp_path / "few/part-00001.parquet").to_pydict()
+    assert few.keys() == {"node", "class", "probability", "p(0)", "p(3)"}
+    assert {*few["class"]} == {0, 3}
+    assert all(abs(p + q - 1) < 1e-6 and max(p, q) == r for p, q, r in zip(*list(few.values())[3:], few["probability"]))
+    for words in (["--nodes", "1,2"], ["--unknown", "0.05"], ["--directed"]):
+        status, _, said = evergraph(*whole, tmp_path / "refused", *words)
+        assert (status, said.count("\n"), words[0] in said) == (2, 1, True)
+    first_task = tmp_path / "first"
+    evergraph(
+        "learn", parts, "--checkpoint", first_task, "--classes", "0,1", "--model-set", "hidden=40", "--device", "cpu"
+    )
+    whole[whole.index(learner)] = first_task
+    status, _, said = evergraph(*whole, tmp_path / "strange")
+    assert (status, said.count("\n"), "unknown classes 2, 3" in said) == (2, 1, True)
+    assert evergraph(*whole, tmp_path / "strange", "--ignore-labels")[0] == 0
     for words in (["run", parts], ["learn", parts, "--checkpoint", tmp_path / "other", "--method", "ewc"]):
         status, _, said = evergraph(*words)
         assert status == 2
@@ -120,41 +190,74 @@ def forking(run: Callable[[], None]) -> None:
     run()
 
 
-def test_a_killed_process_is_one_line_and_the_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    """Killed twice: the second process, then, in the resumed run, the first."""
+def one_line_of(doom: str, said: str) -> bool:
+    """Whether a command that failed said what it should, in one line."""
+    return re.fullmatch(rf"error: ({DOOMS[doom]})[^\n]*\n", said) is not None
+
+
+def test_a_run_that_fails_is_one_line_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    """Killed in one process, then in the other; a full disk; a lost connection: each time it is resumed."""
     plugin = tmp_path / "doomed.py"
     plugin.write_text(DOOMED)
-    words = ["run", "sbm:nodes=120,classes=4", "--method", "doomed", "--epochs", "3", "--device", "cpu"]
+    words = ["run", "sbm:nodes=120,classes=4", "--method", "doomed", "--epochs", "2", "--device", "cpu"]
     words += ["--model-set", "hidden=4", "--processes", "2", "--plugin", str(plugin)]
-    for rank, more in (("1", []), ("0", ["--resume"])):
-        status, said = call(*words, "--out", tmp_path / "killed", *more, DOOMED=rank)
+    for doom in DOOMS:
+        resume = ["--resume"] if (tmp_path / "failed").exists() else []
+        status, said = call(*words, "--out", tmp_path / "failed", *resume, DOOM=doom)
         assert status == 2
-        assert re.fullmatch(
-            r"error: (another process .* is gone|process \d was killed by signal 9).*--resume.*\n", said
-        )
-        assert json.loads((tmp_path / "killed/seed-0/matrix.json").read_text())["matrix"][0][0] is not None
-        assert not (tmp_path / "killed/result.json").exists()
-    assert call(*words, "--out", tmp_path / "killed", "--resume") == (0, "")
+        assert one_line_of(doom, said), said
+        assert json.loads((tmp_path / "failed/seed-0/matrix.json").read_text())["matrix"][0][0] is not None
+        assert not (tmp_path / "failed/result.json").exists()
+    assert call(*words, "--out", tmp_path / "failed", "--resume") == (0, "")
     assert call(*words, "--out", tmp_path / "whole") == (0, "")
-    killed, whole = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("killed", "whole"))
-    assert killed["matrices"] == whole["matrices"]
+    failed, whole = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("failed", "whole"))
+    assert failed["matrices"] == whole["matrices"]
     assert "2 processes" in whole["device"]
-    logs = [(tmp_path / name / "seed-0/log.csv").read_text() for name in ("killed", "whole")]
+    logs = [(tmp_path / name / "seed-0/log.csv").read_text() for name in ("failed", "whole")]
     assert logs[0] == logs[1]
 
 
-def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    words = ["run", "sbm:nodes=120,classes=4", "--method", "curvature", "--epochs", "2", "--device", "cpu"]
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder; a killed process leaves its lock, which nobody holds any more."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
-    def run() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-        forking(command_line(*words, "--processes", 2, "--out", tmp_path / "out"))
 
-    process = Forked(run)
-    error = process.communicate()[1]
-    assert process.returncode == 2
-    assert error.count("\n") == 1, error
-    assert "cannot write" in error
+def test_over_parts_a_failure_is_one_line_and_leaves_all_as_it_was(tmp_path: Path) -> None:
+    """The learner is that of the task before, no prediction is left; then the same command does what it should."""
+    plugin, parts = tmp_path / "doomed.py", tmp_path / "parts"
+    plugin.write_text(DOOMED)
+    write_parts(eg.stream("sbm:nodes=150,classes=4").graph, parts, 4)
+    more = ["--device", "cpu", "--processes", "2", "--plugin", str(plugin)]
+    learn = ["learn", parts, "--method", "doomed-sums", *more, "--checkpoint"]
+    learner, whole = tmp_path / "learner", tmp_path / "whole"
+    assert call(*learn, learner, "--classes", "0,1", "--model-set", "hidden=20") == (0, "")
+    shutil.copytree(learner, whole)
+    before = contents(learner)
+    for doom in DOOMS:
+        status, said = call(*learn, learner, "--classes", "2,3", DOOM=doom)
+        assert status == 2
+        assert one_line_of(doom, said), said
+        assert contents(learner) == before
+    for folder in (learner, whole):
+        assert call(*learn, folder, "--classes", "2,3") == (0, "")
+    tensors = [{file.name: file.read_bytes() for file in folder.glob("*.safetensors")} for folder in (learner, whole)]
+    assert tensors[0] == tensors[1]
+    assert len(tensors[0]) == 1
+    out = tmp_path / "out"
+    out.mkdir()
+    predict = ["predict", parts, "--checkpoint", learner, *more, "--out"]
+    for doom in ("killed 0", "disk full 0"):
+        status, said = call(*predict, out / "shards", DOOM=doom)
+        assert status == 2
+        assert one_line_of(doom, said), said
+        assert list(out.iterdir()) == []
+    for name in ("shards", "others"):
+        assert call(*predict, out / name) == (0, "")
+    assert contents(out / "shards") == contents(out / "others")
+    assert sorted(contents(out / "shards")) == [f"part-{number:05d}.parquet" for number in range(4)]
+    status, said = call(*predict, out / "shards")
+    assert (status, said.count("\n"), "exists" in said) == (2, 1, True)
 
 
 def test_what_torchrun_is_not_for_is_one_line(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def empty_place(tmp_path, monkeypatch, registries):
         defaults = kind.__init__.__defaults__
         monkeypatch.setattr(kind.__init__, "__defaults__", (*defaults[:place], value, *defaults[place + 1 :]))
     for kind in eg.METHODS.values():
-        if "epochs" in kind.training:
+        if "epochs" in kind().training:
             monkeypatch.setattr(kind, "training", {**kind.training, "epochs": FEW_EPOCHS})
     monkeypatch.setattr(report, "FIGURES", {"plane": report.FIGURES["plane"]})  # the others have tests of their own
     return tmp_path

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -114,6 +115,30 @@ def test_searches_share_the_processes() -> None:
     assert alone == {"one": {"jobs": 5, "engine": None}}
 
 
+def test_an_interrupt_ends_all_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Barrier(3), list[str]()
+
+    def search(name: str, jobs: int, engine: MakeEngine | None) -> dict[str, str]:
+        assert engine is not None
+        made = engine(Path())
+        begun.wait(60)
+        while True:
+            try:
+                made.wait() if made._closed else time.sleep(0.001)  # type: ignore[attr-defined]
+            except eg.EvergraphError:
+                ended.append(name)
+                raise
+
+    def interrupted(futures: object) -> None:
+        begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("evergraph.experiments.selection.side_by_side.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        search_side_by_side({name: partial(search, name) for name in ("one", "two")}, 2)
+    assert sorted(ended) == ["one", "two"]
+
+
 def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
     status, _, said = evergraph(*COMPARE, "--on", "cloud", "--out", tmp_path / "out")
     assert status == 2
@@ -121,7 +146,7 @@ def test_an_unknown_engine_is_one_line(evergraph: Call, tmp_path: Path) -> None:
     assert engine_for("local", 1) is None
 
 
-def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path) -> None:
+def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path, without_pictures: None) -> None:
     """The script's own lines do the work; a failed task is named and written again; then the table is gathered."""
     out, words = tmp_path / "out", [*COMPARE, "--on", "slurm", "--jobs", "3"]
     status, said, _ = evergraph(*words, "--out", out)

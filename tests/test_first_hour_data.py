@@ -23,7 +23,7 @@ Y = torch.tensor([0, 0, 1, 1, 1])
 
 
 def data(**more: object) -> Data:
-    return Data(x=X, edge_index=CHAIN, y=Y, **more)
+    return Data(**{"x": X, "edge_index": CHAIN, "y": Y, **more})
 
 
 def save_npz(path: Path, **more: np.ndarray) -> Path:
@@ -103,6 +103,22 @@ def test_a_model_without_use_for_weights_says_so() -> None:
 def test_edge_attributes_are_not_dropped_without_a_word() -> None:
     with pytest.warns(eg.EvergraphWarning, match="edge_attr is not used"):
         eg.from_pyg(data(edge_attr=torch.ones(4, 3)), undirected=True)
+    graphs = [data(y=torch.tensor([number]), edge_attr=torch.ones(4, 3)) for number in range(2)]
+    with pytest.warns(eg.EvergraphWarning, match="graphs: edge_attr is not used; put one weight per edge"):
+        as_graph(graphs)
+    weighed = [
+        data(y=torch.tensor([number]), edge_weight=torch.ones(4), edge_attr=torch.ones(4)) for number in range(2)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", eg.EvergraphWarning)
+        as_graph(weighed, undirected=True)
+    del weighed[1].edge_weight
+    with pytest.raises(eg.EvergraphError, match="1 of 2 graphs have edge_weight; give it to all of them or to none"):
+        as_graph(weighed)
+    links = data(y=None, edge_label_index=torch.tensor([[0, 1], [1, 2]]), edge_label=torch.tensor([0, 1]))
+    links.edge_attr = torch.ones(4, 3)
+    with pytest.warns(eg.EvergraphWarning, match="links: edge_attr is not used; put what it says into x"):
+        as_graph(links)
 
 
 def test_weights_in_files(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def some_nodes(task: eg.Task) -> Tensor:
 
 
 @pytest.mark.parametrize("keep_in_graph", [False, True])
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     "settings", [{"balance": 0.0}, {}, {"model": eg.Auto.model}, {"method": "analytic", "hidden": 40}]
 )

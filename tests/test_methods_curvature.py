@@ -1,6 +1,7 @@
 """The paper's method: the gradient of one backward pass against the regularizer written out, and its readings."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from brute_force import (
     step_gradient,
     tiny_graph,
 )
+from evergraph.core.shortcuts import fast_paths
 from evergraph.core.sparse import Features, SparseMatrix, as_dense
 from evergraph.curvature import pick_labels
 from evergraph.data.graph import Graph, make_graph
@@ -39,6 +41,7 @@ from evergraph.methods import (
 )
 from evergraph.methods.base import Context
 from evergraph.methods.online_curvature.class_means import class_sums
+from evergraph.methods.online_curvature.factored_gradients import SEEDS, factors_pay
 from evergraph.methods.online_curvature.prototypes import cluster_sums, propagated
 from evergraph.training.loop import Progress
 
@@ -128,6 +131,52 @@ def test_the_queue_is_algorithm_1(case: str, rule: str, most: int, steps: int) -
     assert method.methods[1].queue_
     method.start_task(context)
     assert not method.methods[1].queue_  # a new task starts with an empty queue
+
+
+def sparse_setting(case: str) -> Setting:
+    """Sparse inputs: gradients of single nodes are kept as factors."""
+    dense = tiny_graph()
+    return make(case, graph=dataclasses.replace(dense, x=SparseMatrix.from_dense(dense.x)))
+
+
+@pytest.mark.parametrize("case", ["gcn", "gcn-unpropagated", "gcn-1-layer", "gcn-3-layers"])
+@pytest.mark.parametrize("steps", [2, 7])
+def test_gradients_kept_as_factors_are_the_queue_of_algorithm_1(case: str, steps: int) -> None:
+    setting = sparse_setting(case)
+    context, method = setting.context(), curvature(estimator="queue", queue_size=3)
+    after(setting, context, method)
+    context.generator = seeded()
+    for _ in range(steps):
+        got = pull(method, context)
+    queue = method.methods[1].queue_
+    assert queue[SEEDS].numel() == min(steps, 3)  # and not a ring of gradients written out
+    close(got, STRENGTH * setting.nodes.numel() / min(steps, 3) * queue_by_hand(setting, steps, 3))
+
+
+def test_a_queue_of_factors_goes_on_to_the_bit_after_a_stop(small_stream: eg.TaskStream, tmp_path: Path) -> None:
+    graph = small_stream.graph
+    sparse = make_graph(sp.csr_matrix(graph.x.clamp(min=0).numpy()), graph.edge_index, graph.y)
+    stream = eg.TaskStream(sparse, small_stream.classes_per_task)
+    learner = eg.Learner(eg.GCN(hidden=6), QueueCurvature(queue_size=3), epochs=3, batch_size=9, device="cpu")
+    learner.learn(stream[0])
+    learner.learn(stream[1], lambda progress, epochs: learner.save(tmp_path / str(progress.epoch)))
+    again = eg.Learner.load(tmp_path / "2", device="cpu")
+    assert again.method.queue_[SEEDS].numel() == 3
+    again.learn(stream[1])
+    for value, want in zip(again.model.parameters(), learner.model.parameters()):
+        assert torch.equal(value, want)
+
+
+def test_gradients_are_written_out_where_factors_do_not_pay() -> None:
+    for case in ("sage", "gat"):  # which do not show their first layer
+        assert not factors_pay(sparse_setting(case).context())
+    assert not factors_pay(make("gcn").context())  # dense inputs
+    setting = sparse_setting("gcn")
+    assert factors_pay(setting.context())
+    with fast_paths("bags", "anchors"):
+        assert not factors_pay(setting.context())
+    setting.batcher.fan_out = (2, 2)
+    assert not factors_pay(setting.context())
 
 
 @pytest.mark.parametrize(
@@ -353,9 +402,18 @@ STEPS = {
 
 
 @cases
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("reduction", "classes", "kind"),
+    [
+        ("sum", (0, 1, 2, 3), "dense"),
+        ("mean", (1, 3), "sparse"),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in itertools.product(("sum", "mean"), ((0, 1, 2, 3), (1, 3)), ("dense", "sparse"))
+            if values not in {("sum", (0, 1, 2, 3), "dense"), ("mean", (1, 3), "sparse")}
+        ),
+    ],
+)
 def test_at_prototypes_each_counts_as_often_as_it_has_nodes(
     case: str, reduction: str, classes: tuple[int, ...], kind: str
 ) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import evergraph as eg
 from brute_force import seeded, tiny_graph
 from evergraph.core.sparse import as_dense, with_ones
-from evergraph.data.batching import Neighbourhoods
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.isolation.hpn import establish, likeness
@@ -250,6 +250,23 @@ def test_a_node_is_what_its_atoms_match() -> None:
                 own = [p for p in range(len(known)) if learner.method.matched_[atom][p, unit]]
                 score += max(float(atoms[node, atom] @ known[p]) for p in own)
             assert float(got[position, unit]) == pytest.approx(score, abs=1e-5)
+
+
+def test_hpn_learns_the_same_where_every_pass_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> eg.Learner:
+        method = eg.HPN(threshold=0.3, extractors="first-task")
+        return eg.Learner(eg.PrototypeNetwork(dim=3, capacity=60), method, **SETTINGS).fit(STREAM)
+
+    def anew(model: eg.PrototypeNetwork, batch: Batch) -> tuple[object, ...]:
+        atoms = model.atoms(batch)
+        return atoms, *model.levels(atoms)
+
+    found = trained()
+    monkeypatch.setattr(eg.PrototypeNetwork, "seen", anew)
+    plain = trained()
+    assert found.model.established.tolist() == plain.model.established.tolist()
+    for value, want in zip(found.model.parameters(), plain.model.parameters()):
+        assert torch.allclose(value, want, atol=1e-5)
 
 
 @pytest.mark.parametrize("extractors", ["random", "first-task"])

@@ -362,6 +362,32 @@ def test_kfac_pulls_with_the_kronecker_product_written_out(case: str, labels: st
         start += size
 
 
+@pytest.mark.parametrize("rank", [1, 3, 4])
+def test_kfac_takes_leading_eigenvectors_and_the_diagonal_of_the_rest(rank: int) -> None:
+    setting = make("gcn")
+    context, method = setting.context(), KFAC(STRENGTH, rank=rank)
+    ended(method, setting, context, 1)
+    decay = torch.diag(1e-3 ** torch.arange(6, dtype=torch.float64))  # so that few iterations find eigenvectors
+    turned = torch.linalg.qr(torch.randn(6, 6, generator=seeded(), dtype=torch.float64)).Q
+    for factor in method.factors_.values():
+        size = factor["inputs"].size(0)
+        factor["inputs"] = (turned @ decay @ turned.T)[:size, :size]
+    method.prepare(context)
+    got, start = pull(method, context), 0
+    for name, value in setting.params.items():
+        gap, (inputs, outputs) = value - method.anchor_[name], method.factors_[name].values()
+        values, vectors = torch.linalg.eigh(inputs)
+        kept = rank if inputs.size(0) > rank else inputs.size(0)
+        leading = vectors[:, -kept:] @ torch.diag(values[-kept:]) @ vectors[:, -kept:].T
+        fisher = torch.kron(leading, outputs)
+        if kept < inputs.size(0):
+            fisher += torch.kron(torch.diag((inputs - leading).diagonal()), torch.diag(outputs.diagonal()))
+        exact = torch.kron(inputs, outputs)
+        close(fisher.diagonal(), exact.diagonal())
+        close(got[start : start + gap.numel()], STRENGTH * fisher @ gap.flatten(), 1e-6)
+        start += gap.numel()
+
+
 def test_kfac_refuses_a_module_that_shows_no_layers(small_stream: eg.TaskStream) -> None:
     from torch_geometric.nn import GraphSAGE
 

@@ -38,7 +38,7 @@ from evergraph.methods.replay.gem import projection
 # projections
 
 
-@pytest.mark.parametrize(("tasks", "seed"), itertools.product([1, 2, 5], range(4)))
+@pytest.mark.parametrize(("tasks", "seed"), list(itertools.product([1, 2, 5], range(4))))
 def test_gems_projection_solves_the_quadratic_programme(tasks: int, seed: int) -> None:
     """The primal, solved by scipy; and the products are non-negative."""
     random = np.random.default_rng(seed)

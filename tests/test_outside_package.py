@@ -39,10 +39,10 @@ def call(environment: dict[str, str], *words: object) -> subprocess.CompletedPro
 
 SCRIPT = """
 import json, sys
-from pathlib import Path
 from evergraph import cli
 from evergraph.experiments import report
 
+comparison = json.loads(sys.argv[1])
 report.FIGURES.clear()  # they take longer than all the rest, and have tests of their own
 
 def call(*words):
@@ -56,7 +56,7 @@ import evergraph.cli.compare as compare
 compare.heatmaps = lambda results, path: path
 for words in (["methods", "--json"], ["models", "--json"], ["streams", "--json"], ["run", "--help"]):
     call(*words)
-call(*json.loads(sys.argv[1]))
+call(*comparison)
 
 import evergraph as eg
 stream, folder = eg.stream("ring"), "learner"

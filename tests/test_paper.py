@@ -11,8 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import field
 
 import evergraph as eg
 from evergraph.core.settings import settings_of
@@ -37,6 +36,7 @@ from evergraph.experiments.specification import RunSpec
 from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.persistence.reading import read_record
 from evergraph.training import Training
+from forked import Forked, command_line
 from graph_files import change_official, npz_bytes, ogb_bytes, skewed_graph
 
 TABLE_1 = ("ewc-empirical", "ewc-sample", "ewc-pred", "online-ewc-1", "online-ewc-095", "mas", "lwf", "twp")
@@ -109,6 +109,17 @@ def test_a_cell_of_the_field_that_fails_is_named_and_the_others_are_measured(
     for graph in ("task", "seen", "node"):
         assert re.search(rf"\| corafull \| {graph} \| [\d.]+ \| finetune \|", text)
     assert "| reservoir |" in text
+    monkeypatch.setattr(field, "STREAMS", ("corafull",))
+    shown = field.tables(tmp_path / "out" / "field")
+    assert re.search(
+        r"^\*\*corafull\*\* \(leak score \d+ on `task`, \d+ on `seen`, \d+ on `node`\)$", shown, re.MULTILINE
+    )
+    assert re.search(
+        r"^\| finetune \| [\d.]+ ± 0\.0 / −?[\d.]+ ± 0\.0 \| [\d.]+ ± 0\.0 \| [\d.]+ ± 0\.0 \| 0 \|",
+        shown,
+        re.MULTILINE,
+    )
+    assert "Not measured yet." in field.tables(tmp_path)
     shown = read_runs(find_runs([Path(table["markdown"]).parent])[0])
     assert [run["method"] for run in shown] == ["finetune"] * 3 + ["reservoir"] * 3  # no trials
     again = run_paper(**settings)["tables"][0]  # what failed is run again
@@ -337,7 +348,11 @@ def test_finished_cells_are_never_run_again(tmp_path: Path, monkeypatch: pytest.
     }
 
 
-def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
+def test_processes_side_by_side_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make_stream = list[int](), RunSpec.make_stream
+    monkeypatch.setattr(
+        RunSpec, "make_stream", lambda spec, seed, root: (made.append(seed), make_stream(spec, seed, root))[1]
+    )
     spec = RunSpec(
         "sbm:nodes=60,classes=4", method="curvature", training=Training(epochs=2), device="cpu", seeds=[0, 1]
     )
@@ -350,6 +365,7 @@ def test_processes_side_by_side_give_the_same(tmp_path: Path) -> None:
 
     choices = [Choice(trials, choose)]
     apart = run_cells(cells, tmp_path / "apart", choices=choices, jobs=2)
+    assert sorted(made) == [0, 1]  # here, where results are only gathered, a stream is made once for all cells
     together = run_cells(cells, tmp_path / "together", choices=choices, jobs=1)
     assert {*apart} == {*together} == {"a", "b", "c", "trial-0", "trial-1"}
     assert all(apart[key]["matrices"] == together[key]["matrices"] for key in together)
@@ -449,8 +465,8 @@ def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
     how: str, tmp_path: Path, real_data: Path
 ) -> None:
     words = shlex.split("paper --dataset corafull-knn --protocol best --methods ours --seeds 1 --jobs 2 --device cpu")
-    stopped = [sys.executable, "-m", "evergraph", *words, "--data-root", str(real_data), "--out", str(tmp_path / "o")]
-    process = subprocess.Popen(stopped, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    words += ["--data-root", str(real_data), "--out", str(tmp_path / "o")]
+    process = Forked(command_line(*words), session=True)
     while not list(tmp_path.rglob("run.json")):
         assert process.poll() is None
         time.sleep(0.1)
@@ -460,7 +476,7 @@ def test_a_stopped_experiment_leaves_nobody_behind_and_says_how_to_go_on(
         assert process.returncode == 130
         assert "stopped; go on with: evergraph paper" in said
     else:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         process.wait(120)
     for _ in range(100):  # nobody of its session is left, and no lock is held
         try:

@@ -155,7 +155,7 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("problem", "scenario"), COMBINATIONS)
-@pytest.mark.parametrize("between", [False, True], ids=["apart", "joined"])
+@pytest.mark.parametrize("between", [pytest.param(False, marks=pytest.mark.slow), True], ids=["apart", "joined"])
 def test_every_scenario_with_every_problem(problem: str, scenario: str, between: bool, tmp_path: Path) -> None:
     """To the end of the stream, saved on the way, and predicted; with edges between tasks and without."""
     level, kind = problem.split("-")
@@ -293,7 +293,7 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     words = ["--checkpoint", tmp_path / "learner", "--device", "cpu"]
     status, out, err = evergraph("learn", name, *words, "--method", "lwf", "--epochs", 1, "--hidden", 4)
     assert status == 0, err
-    assert "links in 1 epochs; accuracy on held-out links" in out
+    assert "links in 1 epoch; accuracy on held-out links" in out
     status, out, err = evergraph("predict", name, *words)
     assert status == 0, err
     assert out.splitlines()[0] == "node,class,probability"
@@ -301,6 +301,8 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
                                  "--hidden", 4, "--device", "cpu")  # fmt: skip
     assert status == 0, err
     assert "mean absolute error on held-out nodes" in out
+    assert "knows 1 number now (task 1)" in out
+    assert "softmax" not in err
     status, out, err = evergraph("predict", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other")
     assert out.splitlines()[0] == "example,height"
     assert len(out.splitlines()) == 61
@@ -371,3 +373,31 @@ def test_the_tables_of_the_page_are_those_of_the_results(monkeypatch: pytest.Mon
     for name in problems.TABLES:
         words = problems.words(name)
         assert any(commands[start : start + len(words)] == words for start in range(len(commands))), name
+
+
+def test_graphs_take_fewer_random_features_than_nodes_unless_told(tmp_path: Path) -> None:
+    data = make_data("graph-classification", 30)
+    widths = {}
+    for given in (None, 40):
+        model = eg.RandomFeatures() if given is None else eg.RandomFeatures(hidden=given)
+        one = eg.Learner(model, "analytic", problem="graph-classification", **SMALL).fit(eg.TaskStream(data, 3))
+        widths[given] = one.model.output_weight().shape[0] - 1
+        one.save(tmp_path / str(given))
+        loaded = eg.Learner.load(tmp_path / str(given), device="cpu")
+        assert torch.equal(one.logits(data), loaded.logits(data))
+    assert widths == {None: 1280, 40: 40}
+
+
+def test_tables_name_metric_and_attribute_and_nothing_given_is_ignored(evergraph, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    few = ("--method", "finetune", "--hidden", 4, "--epochs", 1, "--device", "cpu")
+    status, out, _ = evergraph("run", "drift-labels:nodes=80", *few, "--out", tmp_path / "a")
+    assert status == 0
+    assert "time-incremental by time, ROC-AUC, test graph task" in " ".join(out.split())
+    status, _, err = evergraph("run", "digits", "--bins", 3, *few, "--out", tmp_path / "b")
+    assert status == 2
+    assert err.splitlines()[-1].startswith(
+        "error: bins=3 cuts an attribute, and scenario class has none; name one with"
+    )
+    status, _, err = evergraph("run", "growing-links:links=100", *few, "--metric", "accuracy", "--out", tmp_path / "c")
+    assert status == 2
+    assert "hits@50 or mrr" in err

@@ -89,7 +89,7 @@ def test_a_pseudo_stream_has_the_first_tasks_nodes_alone_and_no_test_node(graph:
             tested, nodes = pseudo.tests(after, index)
             assert set(tested.x[nodes, 0].tolist()) <= part_of(whole.first(1), "val")
     assert pseudo.num_classes == 3
-    assert pseudo.protocol()["extent"] == "the classes of task 0, without its test nodes"
+    assert pseudo.protocol()["extent"] == "the classes of task 0, without its test examples"
 
 
 @pytest.mark.parametrize(

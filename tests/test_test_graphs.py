@@ -82,8 +82,14 @@ CLOSED: dict[str, dict[str, object]] = {"analytic": {}, "auto": {}, "no judging"
 
 
 @pytest.mark.parametrize("name", CLOSED)
-@pytest.mark.parametrize("votes", [False, True])
-@pytest.mark.parametrize("smooths", [False, True])
+@pytest.mark.parametrize(
+    ("votes", "smooths"),
+    [
+        (True, True),
+        (False, False),
+        *(pytest.param(*way, marks=pytest.mark.slow) for way in [(True, False), (False, True)]),
+    ],
+)
 def test_the_closed_form_predicts_as_if_each_node_had_joined_alone(name: str, votes: bool, smooths: bool) -> None:
     stream = make_stream()
     kind = eg.Auto if name == "auto" else eg.Analytic

@@ -213,7 +213,7 @@ def test_early_stopping_goes_back_to_the_best_epoch(small_stream: eg.TaskStream)
 def test_early_stopping_without_validation_nodes_is_refused(small_graph: eg.Graph) -> None:
     task = eg.Task.of(small_graph)
     task.val = task.val[:0]
-    with pytest.raises(eg.EvergraphError, match="patience=2 needs validation nodes"):
+    with pytest.raises(eg.EvergraphError, match="patience=2 needs validation examples"):
         learner(patience=2).learn(task)
 
 

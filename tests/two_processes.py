@@ -1,6 +1,6 @@
-"""What two processes do together, compared with what one does alone. Started twice by test_distributed.py.
+"""What processes do together, compared with what one does alone. Started by test_distributed.py.
 
-Prints one JSON object: for each name the largest difference, relative to 1 + |value|, or an error.
+Each writes one JSON object: for each name the largest difference, relative to 1 + |value|, or an error.
 """
 
 from __future__ import annotations
@@ -138,6 +138,12 @@ def difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 
 
 LARGE = sbm(nodes=203, classes=6, degree=4, features=7, signal=3.0, seed=1)
+WEIGHTED = LARGE.altered(
+    adjacency=LARGE.adjacency.with_values(
+        torch.rand(LARGE.adjacency.nnz, generator=torch.Generator().manual_seed(2)).add_(0.5)
+    )
+)
+"""The same graph with weights that are others from node to node and back."""
 
 
 def closed_form(tasks: Iterable[eg.Task]) -> eg.Learner:
@@ -151,19 +157,19 @@ def names_of_tasks() -> list[list[eg.data.ClassName]]:
     return [LARGE.class_names[:2], LARGE.class_names[2:]]
 
 
-def one_process(folder: Path) -> list[torch.Tensor]:
+def one_process(graph: eg.Graph, folder: Path) -> list[torch.Tensor]:
     """The graph as a whole, too large for its features to be kept: its head and its outputs."""
-    write_parts(LARGE, folder, 5)
-    whole = LARGE.altered(splits=read_parts(folder)[0].splits)
+    write_parts(graph, folder, 5)
+    whole = graph.altered(splits=read_parts(folder)[0].splits)
     at_hand, random_features.AT_HAND = random_features.AT_HAND, 0
     learner = closed_form(eg.Task.of(whole, names) for names in names_of_tasks())
-    head, outputs = learner.model.head.detach(), learner.logits(LARGE)
+    head, outputs = learner.model.head.detach(), learner.logits(graph)
     random_features.AT_HAND = at_hand
     return [head, outputs]
 
 
 def in_parts(folder: Path) -> list[torch.Tensor]:
-    """The same graph in five parts, two and three of them in a process."""
+    """The same graph in five parts, one to three of them in a process."""
     graph, own = read_parts(folder)
     assert len(own) < 5
     learner = closed_form(task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks()))
@@ -174,12 +180,19 @@ def in_parts(folder: Path) -> list[torch.Tensor]:
     return [learner.model.head.detach(), *workers().sum([whole])]
 
 
+def parts(folder: Path) -> dict[str, float]:
+    """A graph without weights, and one with, over as many processes as there are."""
+    graphs = {"plain": LARGE, "weighted": WEIGHTED}
+    first = os.environ["RANK"] == "0"
+    alone = {name: one_process(graph, folder / name) for name, graph in graphs.items()} if first else {}
+    alone = join_workers().everywhere(alone)
+    found = {name: difference(alone[name], in_parts(folder / name)) for name in graphs}
+    return {**found, "weights": difference(alone["plain"], alone["weighted"])}
+
+
 def compare(folder: Path) -> dict[str, float | str]:
     """Every case alone, in the first process, then together in both."""
     alone = {name: values(make()) for name, make in CASES.items()} if os.environ["RANK"] == "0" else {}
-    folder = folder / "parts"
-    if os.environ["RANK"] == "0":
-        alone["parts"] = one_process(folder)
     group, seen = join_workers(), []
     alone = group.everywhere(alone)
     own = divided.DividedBatch.own
@@ -192,7 +205,6 @@ def compare(folder: Path) -> dict[str, float | str]:
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
         found[f"{name}: share"] = sum(mine for mine, _ in seen) / max(sum(all_ for _, all_ in seen), 1)
-    found["parts"] = difference(alone["parts"], in_parts(folder))
     for name, make in DRAWS.items():
         mine = values(make())
         first = group.everywhere([tensor.clone() for tensor in mine])
@@ -213,6 +225,6 @@ def lose(folder: Path) -> dict[str, str]:
 
 
 def main(what: str, folder: Path) -> None:
-    """One of the two processes."""
-    report = {"compare": compare, "lose": lose}[what](folder)
+    """One of the processes."""
+    report = {"compare": compare, "parts": parts, "lose": lose}[what](folder)
     (folder / f"{workers().rank}.json").write_text(json.dumps(report))

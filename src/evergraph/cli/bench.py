@@ -12,6 +12,8 @@ from rich.table import Table
 
 from evergraph.cli import common
 from evergraph.errors import EvergraphError
+from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_json
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -28,6 +30,12 @@ def bench_command(
     nodes: Annotated[int, typer.Option(help="With --distributed: nodes of the largest graph.", min=1000)] = 10_000_000,
     processes: Annotated[str, typer.Option(help="With --distributed: numbers of processes.")] = "1,2,4,8",
     training: Annotated[bool, typer.Option(help="With --distributed: training steps too.")] = True,
+    seconds: Annotated[
+        float | None, typer.Option(help="With --distributed: begin and keep no run past so many seconds.", min=1)
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="With --distributed: a .json file of the figures, written after every run.")
+    ] = None,
     json: common.Json = False,
     device: common.Device = "cpu",
     data_root: common.DataRoot = None,
@@ -37,8 +45,10 @@ def bench_command(
     from evergraph.training import pick_device
 
     if distributed:
-        _distributed(640_000 if quick else nodes, processes, training, json)
+        _distributed(640_000 if quick else nodes, processes, training, json, seconds, save)
         return
+    if seconds is not None or save is not None:
+        raise EvergraphError("--seconds and --save are for --distributed; --json prints the figures")
     figures = _benchmarks().bench(
         quick=quick,
         large=large,
@@ -61,7 +71,9 @@ def bench_command(
     )
 
 
-def _distributed(nodes: int, processes: str, training: bool, json: bool) -> None:
+def _distributed(
+    nodes: int, processes: str, training: bool, json: bool, seconds: float | None, save: Path | None
+) -> None:
     """The figures of several processes, with the runs behind them and what the cost model says of each."""
     try:
         counts = sorted({int(number) for number in processes.split(",")})
@@ -71,9 +83,21 @@ def _distributed(nodes: int, processes: str, training: bool, json: bool) -> None
         raise EvergraphError(f"--processes {processes}: give positive numbers, and at least 1000 nodes for each")
     _benchmarks()
     measure = importlib.import_module("benchmarks.distributed").distributed_figures
+
+    def keep(figures: dict[str, Any]) -> None:
+        if save is not None:
+            write_atomically(save, as_json(figures))
+
     figures: dict[str, Any] = measure(
-        nodes=nodes, counts=counts, training=training, on_part=lambda part: common.stderr.print(f"measuring: {part} …")
+        nodes=nodes,
+        counts=counts,
+        training=training,
+        seconds=seconds,
+        on_part=lambda part: common.stderr.print(f"measuring: {part} …"),
+        on_figures=keep,
     )
+    for missing in figures["missing"]:
+        common.stderr.print(f"missing: {missing}", soft_wrap=True)
     if json:
         common.print_json(figures)
         return

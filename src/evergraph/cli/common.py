@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +17,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from evergraph.cli.parsing import names_of, parse_fan_out, parse_order, parse_settings
 from evergraph.core.settings import settings_of
-from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, ClassName, find_graph
+from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
 from evergraph.errors import EvergraphError, shown
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
-from evergraph.experiments.comparison import check_names
 from evergraph.experiments.engines import ENGINES, FOLDER, SCRIPT
 from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.seed_run import OnProgress
@@ -218,37 +217,6 @@ def takes_options(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def class_names(text: str | None, option: str = "--classes") -> list[str] | None:
-    """Names with commas; a name that has a comma itself stands in double quotes, as in a CSV file."""
-    if text is None:
-        return None
-    parts = next(csv.reader([text], skipinitialspace=True), [])
-    names = [name.strip() for name in parts if name.strip()]
-    if not names:
-        raise EvergraphError(f"{option} is empty; give names with commas, e.g. {option} 3,5")
-    return names
-
-
-def listed(names: Iterable[ClassName], most: int = 8) -> str:
-    """Names as messages show them, the first few alone."""
-    shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
-    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + rest
-
-
-def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, str]:
-    """`KEY=VALUE` items as a dictionary."""
-    settings: dict[str, str] = {}
-    for item in items or []:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise EvergraphError(f"{option} {item!r} is not KEY=VALUE, e.g. {option} strength=0.1")
-        if key in settings:
-            raise EvergraphError(f"{option} {key} is given twice ({settings[key]!r} and {value!r}); leave one out")
-        settings[key] = value
-    return settings
-
-
 def method_settings(methods: Sequence[str], options: dict[str, Any]) -> dict[str, str]:
     """The settings given by --set and --memory; the latter is refused where none of the methods has a memory."""
     settings = parse_settings(options["set_"])
@@ -260,26 +228,6 @@ def method_settings(methods: Sequence[str], options: dict[str, Any]) -> dict[str
             f"--memory: {', '.join(methods)} keeps no examples; leave it out, or choose one of: {', '.join(able)}"
         )
     return {**settings, "memory": options["memory"]}
-
-
-def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
-    """`10,25` as numbers."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise EvergraphError(f"--fan-out {text!r} is not a list of numbers; e.g. 10,25") from None
-
-
-def names_of(kind: str, items: Sequence[str]) -> list[str]:
-    """Names that were given one by one or with commas, each once; none at all is an error."""
-    return check_names(kind, (name.strip() for item in items for name in item.split(",")))
-
-
-def parse_order(text: str) -> str | list[str]:
-    """An order's name, or class names with commas."""
-    return text.split(",") if "," in text else text
 
 
 TRAINING_OPTIONS = tuple(f.name for f in dataclasses.fields(Training))

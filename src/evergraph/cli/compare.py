@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import common, parsing
 from evergraph.cli.run import run_all
 from evergraph.cli.tables import comparison_table, methods_and_streams, result_table
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS
@@ -94,10 +94,10 @@ def compare_command(
     }
     engine_for(options["on"], options["jobs"])
     rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read
-    test_graphs = common.names_of("test graph", test_graph or ["task"])
+    test_graphs = parsing.names_of("test graph", test_graph or ["task"])
     for name in test_graphs:
         TEST_GRAPHS[name]
-    varied = {key: value.split(",") for key, value in common.parse_settings(vary, "--vary").items()}
+    varied = {key: value.split(",") for key, value in parsing.parse_settings(vary, "--vary").items()}
     specs, fixed = _specs(axes, test_graphs, varied, seeds, options)
     if len(specs) > len(axes["method"]) or rule:  # of a single stream the first run finds out before it begins
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from evergraph.cli import common
+from evergraph.cli import common, parsing
 from evergraph.cli.predict import parse_nodes
 from evergraph.data import find_graph
 from evergraph.errors import EvergraphError
@@ -46,7 +46,7 @@ def forget_command(
     learner, forgotten = change_in_folder(
         checkpoint,
         lambda learner: learner.forget(
-            parse_nodes(nodes), data, classes=common.class_names(classes), keep_in_graph=keep_in_graph
+            parse_nodes(nodes), data, classes=parsing.class_names(classes), keep_in_graph=keep_in_graph
         ),
         device=device,
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common
+from evergraph.cli import common, parsing
 from evergraph.cli.tables import spread
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS, leak_score, stream
 from evergraph.evaluation import mean_std
@@ -33,7 +33,7 @@ def leak_command(
 
     Nothing is trained. At 100 a test gives the task away.
     """
-    chosen = {**options, "order": common.parse_order(options["order"])}
+    chosen = {**options, "order": parsing.parse_order(options["order"])}
     rows: list[dict[str, Any]] = []
     for name in streams or [DEFAULT_STREAM]:
         split = [stream(name, seed=seed, **chosen) for seed in range(seeds)]

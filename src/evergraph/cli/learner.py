@@ -12,8 +12,8 @@ import typer
 from rich.table import Table
 from torch import Tensor
 
-from evergraph.cli import common, together
-from evergraph.core.workers import join_workers, launched, workers
+from evergraph.cli import common, parsing, together
+from evergraph.core.workers import join_workers, launched
 from evergraph.data import Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
@@ -29,6 +29,7 @@ from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.snapshot import model_name
 
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
+ONE = {"classes": "class", "labels": "label", "numbers": "number"}
 OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root")
 
 
@@ -97,15 +98,20 @@ def learn_command(
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
         if in_parts:
-            task, tests["nodes"] = task_of_parts(data, common.class_names(classes), learner.num_tasks)
+            task, tests["nodes"] = task_of_parts(data, parsing.class_names(classes), learner.num_tasks)
         else:
             task = Task.of(
-                data, common.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+                data, parsing.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
             )
         before = None if again else learner.learned_as(task)
         if before is not None:
             raise _LearnedAlready(f"{graph} was learned already, as task {before + 1}; --again learns it once more")
         return learner, task
+
+    def test(learner: Learner) -> None:
+        """Of a graph in parts, each process tests its own nodes."""
+        if in_parts:
+            learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
 
     hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
     bar = common.progress_bar(f"{graph} {chosen}", 1)
@@ -118,17 +124,15 @@ def learn_command(
                 restart=restart,
                 on_epoch=lambda progress, epochs: update(0, 0, 1, progress.epoch, epochs),
                 fits=fits,
+                on_learned=test,
             )
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
             return
-        if in_parts:
-            learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
-            if workers().rank == 0:
-                learner.save(folder)
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     if (
-        last["epochs"]
+        learner.problem.kind == "classes"
+        and last["epochs"]
         and len(last["classes"]) == 1
         and (last["label_scope"] == "current" or len(learner.classes_) == 1)
     ):
@@ -141,10 +145,11 @@ def learn_command(
     level, metric = learner.problem.level, METRICS[learner.problem.metric]
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
+    kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
     sys.stdout.write(
-        f"learned {common.listed(last['classes'])} from {last['nodes']} {level}s in {last['epochs']} epochs; "
+        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {_passes(last['epochs'])}; "
         f"{held_out or 'none held out to test on'}\n"
-        f"{checkpoint} knows {len(learner.classes_)} classes now (task {learner.num_tasks})\n"
+        f"{checkpoint} knows {len(learner.classes_)} {kind} now (task {learner.num_tasks})\n"
     )
 
 
@@ -198,7 +203,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
         learned = (
-            f"{common.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {task['epochs']} epochs, {accuracy}"
+            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {_passes(task['epochs'])}, {accuracy}"
         )
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
@@ -242,4 +247,9 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
-    return common.listed(value, 40) if isinstance(value, list) else str(value)
+    return parsing.listed(value, 40) if isinstance(value, list) else str(value)
+
+
+def _passes(epochs: int) -> str:
+    """How often training nodes were read; a closed form does without epochs."""
+    return f"{epochs} epoch{'s' * (epochs > 1)}" if epochs else "one pass"

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from evergraph.core.workers import join_workers
+from evergraph.core.workers import ConnectionLostError, Workers, join_workers
+from evergraph.data import Graph
 from evergraph.data.parts import part_sizes, read_parts
-from evergraph.errors import EvergraphError
-from evergraph.persistence.files import make_folder, write_atomically
+from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.files import make_folder, remove_file, write_atomically
 from evergraph.training import Learner, Prediction
-from evergraph.training.parts import outputs_in_pieces
+from evergraph.training.parts import NODES_AT_ONCE
 
 
-def predict_parts(graph: str, checkpoint: Path, out: Path | None, device: str, table: Any, as_bytes: Any) -> None:
+def predict_parts(
+    graph: str,
+    checkpoint: Path,
+    out: Path | None,
+    device: str,
+    *,
+    check: Callable[[Graph, Learner, Path], None] | None,
+    predict: Callable[[Learner, Graph, Tensor], Prediction],
+    as_bytes: Callable[[Prediction], bytes],
+) -> None:
     """Predict the nodes of a graph in parts.
 
     Args:
         graph: its folder.
         checkpoint: the learner's folder.
-        out: the folder of the predictions.
+        out: the folder of the predictions; it must not exist, and is there when all of them are.
         device: where to compute.
-        table: from a prediction to columns.
-        as_bytes: from columns to a file's content.
+        check: refuses a graph whose labels the learner has never met.
+        predict: what the learner says of some of this process's nodes.
+        as_bytes: from a prediction to a file's content.
     """
     if out is None or out.suffix:
         raise EvergraphError(f"{graph} is in parts; name a folder for their predictions with --out")
@@ -33,16 +48,55 @@ def predict_parts(graph: str, checkpoint: Path, out: Path | None, device: str, t
     learner = Learner.load(checkpoint, device=device)
     data, own = read_parts(graph)
     assert data.rows is not None
-    make_folder(out, "name another with --out")
+    if check is not None:
+        check(data, learner, checkpoint)
     sizes, first = part_sizes(graph), 0
-    for number in own:
-        columns: dict[str, list[Any]] = {}
-        for piece, outputs in outputs_in_pieces(learner, data, torch.arange(first, first + sizes[number])):
-            calibrated = outputs / learner.temperature
-            labels, probabilities = learner.problem.read(calibrated, range(len(learner.classes_)), learner.classes_)
-            for name, values in table(Prediction(piece + data.rows.start, labels, probabilities)).items():
-                columns.setdefault(name, []).extend(values)
-        write_atomically(out / f"part-{number:05d}.parquet", as_bytes(columns))
-        first += sizes[number]
-    group.barrier()
+    with filled_together(out, [f"part-{number:05d}.parquet" for number in own], group) as files:
+        for number, file in zip(own, files):
+            rows = torch.arange(first, first + sizes[number])
+            found = joined([predict(learner, data, piece) for piece in rows.split(NODES_AT_ONCE)])
+            found.nodes = found.nodes + data.rows.start
+            write_atomically(file, as_bytes(found))
+            first += sizes[number]
     sys.stdout.write(f"{out}: {len(sizes)} files, {sum(sizes)} nodes\n")
+
+
+@contextmanager
+def filled_together(folder: Path, names: list[str], group: Workers) -> Iterator[list[Path]]:
+    """The files that this process is to write in a new folder, which gets its name when all processes have written.
+
+    Until then it has a hidden name beside it. The processes of a machine share it; machines need no file system in
+    common.
+    """
+    if os.path.lexists(folder):
+        raise EvergraphError(f"{folder} exists; name a folder that does not with --out")
+    hidden = folder.with_name(f".{folder.name}.{group.everywhere(os.urandom(4).hex())}.part")
+    make_folder(hidden, "name another with --out")
+    files = [hidden / name for name in names]
+    try:
+        yield files
+        group.barrier()
+        with suppress(FileNotFoundError):  # another process of this machine was the first to
+            hidden.rename(folder)
+    except ConnectionLostError:  # nobody goes on, so what a killed process has written can go too
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    except OSError as error:
+        raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another with --out") from None
+    finally:
+        for file in files:
+            remove_file(file)
+        with suppress(OSError):  # the others' files may be there
+            hidden.rmdir()
+
+
+def joined(predictions: list[Prediction]) -> Prediction:
+    """Predictions of some nodes and of others as one."""
+    first = predictions[0]
+    return Prediction(
+        torch.cat([prediction.nodes for prediction in predictions]),
+        [label for prediction in predictions for label in prediction.labels],
+        torch.cat([prediction.probabilities for prediction in predictions]),
+        classes=first.classes,
+        table=None if first.table is None else torch.cat([p.table for p in predictions if p.table is not None]),
+    )

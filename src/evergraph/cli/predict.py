@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from evergraph.cli import common, together
+from evergraph.cli import common, parsing, together
 from evergraph.cli.parts import predict_parts
 from evergraph.core.workers import launched
 from evergraph.data import Graph, find_graph
@@ -33,7 +32,7 @@ def predict_command(
     checkpoint: common.Checkpoint,
     out: Annotated[
         Path | None,
-        typer.Option(help="A .csv or .parquet file; CSV on stdout by default. Of a graph in parts, a folder."),
+        typer.Option(help="A .csv or .parquet file; CSV on stdout by default. Of a graph in parts, a new folder."),
     ] = None,
     processes: together.Processes = 1,
     nodes: Nodes = None,
@@ -66,9 +65,19 @@ def predict_command(
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
     if is_parts(graph):
+        for option, given in (("--nodes", nodes), ("--unknown", unknown), ("--directed", directed or None)):
+            if given is not None:
+                raise EvergraphError(f"{graph} is in parts, all of which are predicted as they are; leave out {option}")
         pyarrow = _parquet()
-        table, as_bytes = partial(_columns, all_classes=False), partial(_as_parquet, pyarrow=pyarrow)
-        predict_parts(graph, checkpoint, out, device, table, as_bytes)
+        predict_parts(
+            graph,
+            checkpoint,
+            out,
+            device,
+            check=None if ignore_labels else _check_labels,
+            predict=lambda learner, data, rows: _predicted(learner, data, rows, classes, None, uncalibrated),
+            as_bytes=lambda prediction: _as_parquet(_columns(prediction, all_classes), pyarrow),
+        )
         return
     if launched() > 1:
         raise EvergraphError(f"{graph} is not a graph in parts; predict it in one process, or convert it with --parts")
@@ -79,22 +88,29 @@ def predict_command(
     data = find_graph(graph, data_root, False if directed else None)[0]
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
-    by_name = {str(name): name for name in learner.classes_}
-    chosen = [by_name.get(name, name) for name in common.class_names(classes) or ()]
-    prediction = learner.predict(
-        data, parse_nodes(nodes), classes=chosen or None, unknown=unknown, calibrated=not uncalibrated
-    )
+    prediction = _predicted(learner, data, parse_nodes(nodes), classes, unknown, uncalibrated)
     columns = _columns(prediction, all_classes)
     if parquet is None:
         text = _as_csv(columns)
         sys.stdout.write(text) if out is None else write_atomically(out, text)
     elif out is not None:
         write_atomically(out, _as_parquet(columns, parquet))
+    if out is not None:
+        sys.stdout.write(f"{len(prediction):,} predictions: {out}\n")
+
+
+def _predicted(
+    learner: Learner, data: Graph, nodes: Any, classes: str | None, unknown: float | None, uncalibrated: bool
+) -> Prediction:
+    """What the options ask for; classes are named as on the command line."""
+    by_name = {str(name): name for name in learner.classes_}
+    chosen = [by_name.get(name, name) for name in parsing.class_names(classes) or ()]
+    return learner.predict(data, nodes, classes=chosen or None, unknown=unknown, calibrated=not uncalibrated)
 
 
 def parse_nodes(text: str | None) -> list[int] | list[str] | None:
     """Numbers, or ids, with commas."""
-    names = common.class_names(text, "--nodes")
+    names = parsing.class_names(text, "--nodes")
     if names is None:
         return None
     return [int(name) for name in names] if all(name.isdecimal() for name in names) else names
@@ -104,12 +120,14 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
     """A node whose label names a class never learned can only be predicted wrongly."""
     if not data.has_classes:
         return
-    present = [data.class_names[position] for position in data.y[data.y >= 0].unique().tolist()]
+    sizes = data.class_sizes() if data.rows is None else data.rows.group.sum([data.class_sizes()])[0]
+    present = [name for name, size in zip(data.class_names, sizes.tolist()) if size]
     missing = [name for name in present if name not in learner.classes_]
     if missing:
         raise EvergraphError(
-            f"{data.name}: unknown classes {common.listed(missing)}: {checkpoint} has not learned them; learn them "
-            "first, add --unknown 0.05 to put such nodes aside, or --ignore-labels to choose among the classes it knows"
+            f"{data.name}: unknown classes {parsing.listed(missing)}: {checkpoint} has not learned them; learn them "
+            f"first, {'' if data.rows else 'add --unknown 0.05 to put such nodes aside, or '}add --ignore-labels to "
+            "choose among the classes it knows"
         )
 
 

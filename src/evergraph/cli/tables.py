@@ -41,7 +41,8 @@ def result_table(results: list[dict[str, Any]]) -> Group:
     """A table per test graph, with one row per run."""
     protocol = results[0]["protocol"]
     rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
-    about = f"{protocol['tasks']} tasks, {protocol['scenario']}, "
+    by = f" by {protocol['by']}" if "by" in protocol else ""
+    about = f"{protocol['tasks']} tasks, {protocol['scenario']}{by}, "
     pieces = f" of pieces of {protocol['pieces']}" if "pieces" in protocol else ""
     caption = (
         f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs{pieces}, "
@@ -74,7 +75,10 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
         groups.setdefault((row["stream"], graph), []).append(row)
     tables: list[Table | str] = []
     for (stream, graph), members in groups.items():
-        title = f"{stream}: {about}test graph {graph}"
+        metrics = {describe_metric({"protocol": row.get("protocol", row)})["quantity"] for row in members}
+        measured = next(iter(metrics)) if len(metrics) == 1 else ""
+        named = f"{measured}, " if measured not in ("", "accuracy") else ""
+        title = f"{stream}: {about}{named}test graph {graph}"
         if leak := members[0].get("leak"):
             title += f"; leak score {leak['mean']:.1f} (chance {leak['chance']:.1f})"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from evergraph.core.workers import join_workers, launched
+from evergraph.core.workers import GO_ON, join_workers, launched
 from evergraph.errors import EvergraphError
 
 Processes = Annotated[
@@ -110,7 +110,7 @@ def launch(processes: int) -> int:
     rank, status = next((rank, process.returncode) for rank, process in enumerate(running) if process.returncode)
     if store.add("evergraph/failed", 1) == 1:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        print(f"error: process {rank} {how}; --resume goes on with as many processes", file=sys.stderr)
+        print(f"error: process {rank} {how}; {GO_ON}", file=sys.stderr)
     return max(status, 2)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from evergraph.cli import common
+from evergraph.cli import common, parsing
 from evergraph.experiments.engines import engine_for
 from evergraph.experiments.run_folder import default_folder
 from evergraph.experiments.selection import SELECTION_RULES, Space, compare_rules, make_rule, make_rules, tune
@@ -65,8 +65,8 @@ def tune_command(
     method = common.named_method(method, stream, options)
     settings = common.method_settings([method], options)
     spec = common.make_spec(stream, method, settings, seeds, options, own_training=True)
-    searched = Space.of(spec, common.parse_settings(space, "--space"), common.training_options(options))
-    rule_settings = common.parse_settings(rule_set, "--rule-set")
+    searched = Space.of(spec, parsing.parse_settings(space, "--space"), common.training_options(options))
+    rule_settings = parsing.parse_settings(rule_set, "--rule-set")
     rules = make_rules(rule_settings) if rule == "all" else [make_rule(rule, rule_settings)]
     folder = options["out"] or default_folder(stream, f"tune-{method}")
     arguments: dict[str, Any] = {

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from evergraph.errors import EvergraphError, shown, unknown
+from evergraph.errors import EvergraphError, is_out_of_memory, shown, unknown
 
 UNDECLARED = inspect.Parameter.empty
 LARGEST = 2**63 - 1  # whole numbers beyond it fit no array and no tensor
@@ -91,6 +91,10 @@ NonNegativeInt = Annotated[int, Bounds(at_least=0)]
 """A whole number of at least 0."""
 PositiveInt = Annotated[int, Bounds(at_least=1)]
 """A whole number of at least 1."""
+ClassCount = Annotated[int, Bounds(at_least=1, at_most=10_000_000)]
+"""Outputs of a network; many more would end the process without a word."""
+Depth = Annotated[int, Bounds(at_least=1, at_most=10_000)]
+"""Layers of a network; many more would take forever to make."""
 Seed = Annotated[int, Bounds(at_least=0, below=2**32)]
 """A whole number that every generator of random numbers takes."""
 
@@ -104,7 +108,13 @@ class Checked(ABCMeta):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Check the arguments, then construct."""
         given = check_arguments(cls, cls.__name__, args, kwargs)
-        return super().__call__(*given.args, **given.kwargs)
+        try:
+            return super().__call__(*given.args, **given.kwargs)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            sizes = ", ".join(f"{key}={value!r}" for key, value in given.arguments.items() if isinstance(value, int))
+            raise EvergraphError(f"{cls.__name__}: not enough memory for {sizes[:200]}; take smaller numbers") from None
 
     @property
     def __signature__(cls) -> inspect.Signature:

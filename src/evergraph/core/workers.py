@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from evergraph.errors import EvergraphError, first_line
 
 TIMEOUT = timedelta(minutes=10)  # how long a process waits for another one before it gives up
+GO_ON = "the same command goes on with as many processes (run: with --resume)"  # what an error says besides
 SMALL = 2**14  # numbers up to which a sum is one exchange, of everything with everybody
 
 
@@ -47,6 +48,10 @@ class Workers:
     def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
         """Send rows to one process while another one sends some here; returns those: `number` of them, where known."""
         return rows
+
+    def begin_swap(self, rows: Tensor, to: int, back: int, number: int) -> Callable[[], Tensor]:
+        """Begin a swap; the result waits for its end and returns the rows that came. All swap in the same order."""
+        return lambda: rows
 
     def everywhere(self, value: Any) -> Any:
         """The first process's value; the others' are not looked at."""
@@ -104,15 +109,23 @@ class ProcessGroup(Workers):
             return rows
         if number is None:
             count = torch.tensor([rows.size(0)])
-            number = int(self._swap(count, torch.empty_like(count), to, back))
-        return self._swap(rows.contiguous(), rows.new_empty(number, *rows.shape[1:]), to, back)
+            number = int(self.begin_swap(count, to, back, 1)())
+        return self.begin_swap(rows, to, back, number)()
 
-    def _swap(self, sent: Tensor, received: Tensor, to: int, back: int) -> Tensor:
+    def begin_swap(self, rows: Tensor, to: int, back: int, number: int) -> Callable[[], Tensor]:
+        """Both directions at once, in the background."""
+        sent, received = rows.contiguous(), rows.new_empty(number, *rows.shape[1:])
         with _told():
             exchanges = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, back)]
-            for exchange in dist.batch_isend_irecv([one for one in exchanges if one.tensor.numel()]):
-                exchange.wait()
-        return received
+            begun = dist.batch_isend_irecv([one for one in exchanges if one.tensor.numel()])
+
+        def wait(_kept: Tensor = sent) -> Tensor:
+            with _told():
+                for exchange in begun:
+                    exchange.wait()
+            return received
+
+        return wait
 
     def everywhere(self, value: Any) -> Any:
         """Sent as Python objects; the processes are of one program and trust one another."""
@@ -130,8 +143,8 @@ class ProcessGroup(Workers):
                 tensor.copy_(sent)
 
     def barrier(self) -> None:
-        """Wait for all."""
-        self.everywhere(None)
+        """Everybody hears from everybody; of a broadcast the sender would not wait for all."""
+        self._gather(torch.zeros(1))
 
     def _gather(self, flat: Tensor) -> Tensor:
         gathered = flat.new_empty(self.size * flat.numel())
@@ -149,8 +162,7 @@ class _told:  # noqa: N801  # reads as a phrase
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         if isinstance(error, RuntimeError):
             raise ConnectionLostError(
-                f"another process of this run is gone or cannot be reached ({_reason(error)}); "
-                "start it again with --resume and as many processes"
+                f"another process of this run is gone or cannot be reached ({_reason(error)}); {GO_ON}"
             ) from None
 
 

@@ -29,8 +29,8 @@ def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor
         size = nodes.numel()
         if size < LEAST_TO_SPLIT:
             raise EvergraphError(
-                f"{graph.name}: class {graph.class_names[position]!r} has {size} nodes, too few to split 60/20/20; "
-                f"leave small classes out with min_class_size (at least {LEAST_TO_SPLIT})"
+                f"{graph.name}: class {graph.class_names[position]!r} has {size} {graph.level}s, too few to split "
+                f"60/20/20; leave small classes out with min_class_size (at least {LEAST_TO_SPLIT})"
             )
         generator = torch.Generator().manual_seed(1_000_003 * seed + position)
         mixed = nodes[torch.randperm(size, generator=generator)]
@@ -49,7 +49,7 @@ def split_what_can_be(graph: Graph, classes: Sequence[int], seed: int) -> tuple[
         return split_nodes(graph, classes, seed)
     listed = ", ".join(f"{graph.class_names[position]!r} ({sizes[position]})" for position in small[:8])
     more = f" and {len(small) - 8} more" if len(small) > 8 else ""
-    tell(f"{graph.name}: too few labelled nodes to hold any out of {listed}{more}; trained on, not tested")
+    tell(f"{graph.name}: too few labelled {graph.level}s to hold any out of {listed}{more}; trained on, not tested")
     whole = torch.nonzero(torch.isin(graph.y, torch.tensor(small))).reshape(-1)
     if len(small) == len(classes):
         return whole, whole[:0], whole[:0]
@@ -78,11 +78,11 @@ def _large_classes(graph: Graph, min_class_size: int) -> list[int]:
     """Classes with enough nodes, as labelled."""
     sizes = graph.class_sizes().tolist()
     if not any(sizes):
-        raise EvergraphError(f"{graph.name}: no node has a label; there is nothing to learn")
+        raise EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn")
     kept = [position for position, size in enumerate(sizes) if size >= max(min_class_size, 1)]
     if not kept:
         raise EvergraphError(
-            f"{graph.name}: no class has {min_class_size} nodes or more (the largest has {max(sizes)}); "
+            f"{graph.name}: no class has {min_class_size} {graph.level}s or more (the largest has {max(sizes)}); "
             "lower min_class_size"
         )
     return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data.arrays import as_array
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, tell
 
 
 @dataclass(eq=False)
@@ -72,6 +72,21 @@ def masks_as_splits(data: Any, count: int, name: str) -> Tensor | None:
         if part in masks:
             splits[masks[part].expand(-1, columns)] = number
     return splits
+
+
+def tell_of_edge_features(objects: Sequence[Any], name: str, *, weighed: bool = True) -> None:
+    """One line where PyG objects have `edge_attr`, which no model here reads.
+
+    Args:
+        objects: one, or one for each graph.
+        name: what they are called.
+        weighed: whether `edge_weight` is read in its place, and is the way out.
+    """
+    having = [one for one in objects if getattr(one, "edge_attr", None) is not None]
+    if not having or (weighed and all(getattr(one, "edge_weight", None) is not None for one in having)):
+        return
+    way_out = "put one weight per edge into edge_weight to propagate with it" if weighed else "put what it says into x"
+    tell(f"{name}: edge_attr is not used; {way_out}")
 
 
 def extra_values(data: Any, count: int) -> dict[str, Any]:

@@ -161,12 +161,12 @@ class Neighbourhoods:
         for hop in range(self.num_hops):
             if self.fan_out is None:
                 indptr, entries = self.operator.entries_of(frontier)
-                values = self.operator.values[entries]
+                values = self.operator.values.index_select(0, entries)
             else:
                 indptr, entries, scale = _sample(self.operator, frontier, self.fan_out[hop], generator)
-                values = self.operator.values[entries] * scale.to(self.operator.dtype)
-            neighbours = self.operator.indices[entries]
-            frontier = torch.unique(neighbours[position[neighbours] < 0])
+                values = self.operator.values.index_select(0, entries) * scale.to(self.operator.dtype)
+            neighbours = self.operator.indices.index_select(0, entries)
+            frontier = torch.unique(neighbours[position.index_select(0, neighbours) < 0])
             position[frontier] = torch.arange(sizes[-1], sizes[-1] + frontier.numel(), device=seeds.device)
             pointers.append(indptr[1:] + entries_before)
             entries_before += entries.numel()
@@ -176,7 +176,8 @@ class Neighbourhoods:
             sizes.append(sizes[-1] + frontier.numel())
         all_nodes = torch.cat(nodes)
         if self.num_hops:
-            operator = SparseMatrix(torch.cat(pointers), position[torch.cat(columns)], torch.cat(weights), sizes[-1])
+            places = position.index_select(0, torch.cat(columns))
+            operator = SparseMatrix(torch.cat(pointers), places, torch.cat(weights), sizes[-1])
         else:
             empty = seeds.new_zeros(0)
             operator = SparseMatrix(seeds.new_zeros(sizes[0] + 1), empty, self.operator.values[:0], sizes[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data.arrays import as_array, read_edges
-from evergraph.data.attributes import extra_values, masks_as_splits
+from evergraph.data.attributes import extra_values, masks_as_splits, tell_of_edge_features
 from evergraph.data.examples import make_graphs, make_links
 from evergraph.data.graph import Graph, from_pyg
 from evergraph.errors import EvergraphError, tell
@@ -49,7 +49,12 @@ def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name:
             )
         edges.append(read_edges(one.edge_index, len(features[-1]), f"{name}: graph {number}") + start)
         start += len(features[-1])
+    tell_of_edge_features(objects, name)
     weights = [weight for one in objects if (weight := getattr(one, "edge_weight", None)) is not None]
+    if weights and len(weights) < len(objects):
+        raise EvergraphError(
+            f"{name}: {len(weights)} of {len(objects)} graphs have edge_weight; give it to all of them or to none"
+        )
     given = [getattr(one, "y", None) for one in objects]
     y = None if any(value is None for value in given) else _rows([torch.as_tensor(value) for value in given], name)
     return make_graphs(
@@ -57,7 +62,7 @@ def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name:
         np.concatenate(edges, axis=1),
         np.repeat(np.arange(len(objects)), [len(rows) for rows in features]),
         y,
-        edge_weight=np.concatenate([as_array(weight) for weight in weights]) if len(weights) == len(objects) else None,
+        edge_weight=np.concatenate([as_array(weight) for weight in weights]) if weights else None,
         class_names=getattr(objects[0], "class_names", None),
         undirected=undirected,
         name=name,
@@ -98,6 +103,7 @@ def from_links(data: Any, *, name: str = "links") -> Graph:
     """
     if getattr(data, "x", None) is None:
         raise EvergraphError(f"{name}: the PyG object has no x; evergraph needs features of the nodes")
+    tell_of_edge_features([data], name, weighed=False)
     if getattr(data, "edge_weight", None) is not None:
         tell(f"{name}: edge_weight is not used where examples are links; every edge is read alike")
     count = as_array(data.edge_label_index).shape[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -26,8 +26,9 @@ from evergraph.data.attributes import (
     masks_as_splits,
     read_attributes,
     read_splits,
+    tell_of_edge_features,
 )
-from evergraph.errors import EvergraphError, tell
+from evergraph.errors import EvergraphError
 
 if TYPE_CHECKING:
     from evergraph.data.parts import Rows
@@ -61,7 +62,7 @@ class Graph:
             what is predicted at one of them may not depend on another.
         feature_names: what the columns of `x` are called; None where they have no names.
         rows: of a graph in parts (`evergraph.data.parts`): which nodes are this process's. The graph then holds these
-            alone, and the columns of its adjacency are the nodes of all processes.
+            alone, without edges.
     """
 
     x: Features
@@ -150,16 +151,22 @@ class Graph:
         """
         position = torch.full((self.num_nodes,), -1, dtype=torch.long)
         position[nodes] = torch.arange(nodes.numel())
-        rows = self.adjacency.rows(nodes)
-        source, target = rows.indices, rows.row_of_entry()
-        keep = position[source] >= 0
-        if groups is not None:
-            keep &= groups[source] == groups[nodes[target]]
-        if joining is not None:
-            keep &= ~joining[source]
-        indptr = torch.zeros(nodes.numel() + 1, dtype=torch.long)
-        torch.cumsum(torch.bincount(target[keep], minlength=nodes.numel()), 0, out=indptr[1:])
-        adjacency = SparseMatrix(indptr, position[source[keep]], rows.values[keep], nodes.numel())
+        counts, columns, weights = [], [], []
+        # some rows at a time: of all that is made of an edge on the way, little is there at once
+        for some in _some_rows(self.adjacency, nodes):
+            rows = self.adjacency.rows(some)
+            source, target = rows.indices, rows.row_of_entry()
+            place = position.index_select(0, source)
+            keep = place >= 0
+            if groups is not None:
+                keep &= groups.index_select(0, source) == groups[some].index_select(0, target)
+            if joining is not None:
+                keep &= ~joining.index_select(0, source)
+            counts.append(torch.bincount(target[keep], minlength=some.numel()))
+            columns.append(place[keep])
+            weights.append(rows.values[keep])
+        indptr = torch.cat([torch.zeros(1, dtype=torch.long), torch.cat(counts).cumsum(0)])
+        adjacency = SparseMatrix(indptr, torch.cat(columns), torch.cat(weights), nodes.numel())
         alone = self.joining if joining is None else joining
         alone = None if alone is None else alone[nodes]
         induced = self.altered(x=take_rows(self.x, nodes), adjacency=adjacency, joining=alone, on_disk=False)
@@ -172,6 +179,15 @@ class Graph:
         members = None if self.members is None else self.members.rows(examples)
         kept = {"y": self.y[examples], "attributes": attributes, "splits": splits, "members": members}
         return self.altered(**{**kept, **changes})
+
+
+ENTRIES_AT_ONCE = 2**22
+
+
+def _some_rows(matrix: SparseMatrix, rows: Tensor) -> Iterator[Tensor]:
+    """Rows of a matrix in pieces that hold about `ENTRIES_AT_ONCE` entries each; one piece where there are none."""
+    total = int((matrix.indptr.index_select(0, rows + 1) - matrix.indptr.index_select(0, rows)).sum())
+    return iter(rows.split(max(1, rows.numel() * ENTRIES_AT_ONCE // max(total, 1))))
 
 
 def make_graph(
@@ -241,8 +257,7 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph") 
     missing = [key for key in ("x", "edge_index") if getattr(data, key, None) is None]
     if missing:
         raise EvergraphError(f"{name}: the PyG object has no {' and no '.join(missing)}; evergraph needs both")
-    if getattr(data, "edge_attr", None) is not None and getattr(data, "edge_weight", None) is None:
-        tell(f"{name}: edge_attr is not used; put one weight per edge into edge_weight to propagate with it")
+    tell_of_edge_features([data], name)
     count = as_array(data.x).shape[0] if isinstance(data.x, (list, tuple)) else data.x.shape[0]
     return make_graph(
         data.x,

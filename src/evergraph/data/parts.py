@@ -6,7 +6,8 @@ arrays: the features, labels, in-neighbours and the split of its nodes. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,6 +30,7 @@ from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, write_record
 
 PART = "part.json"
+EDGES = ("indptr", "indices", "weights")  # the arrays of a part that only propagation reads
 
 
 class PartsHeader(TypedDict):
@@ -54,10 +56,12 @@ class Rows:
         starts: the first row of each process, and the number of all rows.
         group: the processes.
         mark: a hash of the whole graph.
+        edges: reads the in-neighbours of this process's nodes, numbered over all processes; they are needed once, and
+            nobody keeps them.
     """
 
-    def __init__(self, starts: list[int], group: Workers, mark: str) -> None:
-        self.starts, self.group, self.mark = starts, group, mark
+    def __init__(self, starts: list[int], group: Workers, mark: str, edges: Callable[[], SparseMatrix]) -> None:
+        self.starts, self.group, self.mark, self.edges = starts, group, mark, edges
 
     @property
     def start(self) -> int:
@@ -119,7 +123,7 @@ def write_parts_header(
 def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
     """This process's share of a graph in parts, and the numbers of its parts.
 
-    The graph has the process's own nodes alone; the columns of its adjacency are the nodes of all parts.
+    The graph has the process's own nodes alone, and no edges: `graph.rows.edges()` reads them.
     """
     path, group = Path(folder), workers()
     header = read_record(path / HEADER, PartsHeader, "convert again")
@@ -127,19 +131,34 @@ def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
     if count < group.size:
         raise EvergraphError(f"{path} has {count} parts for {group.size} processes; convert with --parts {group.size}")
     own = range(*share_of(count, group.rank, group.size).indices(count))
-    try:
-        loaded = [_read_part(path / f"part-{number:05d}", header["parts"][number]) for number in own]
-        joined = {name: _joined(name, [arrays[name] for arrays in loaded]) for name in loaded[0]}
-        adjacency = _matrix(joined, "", starts[-1])
-        x = joined["x"] if "x" in joined else _matrix(joined, "x_", header["num_features"])
-        if adjacency.num_rows != starts[own.stop] - starts[own.start] or x.size(1) != header["num_features"]:
+    number, num_features = starts[own.stop] - starts[own.start], header["num_features"]
+    with _undamaged(path):
+        joined = _read_own(path, header["parts"], own, lambda name: name not in EDGES)
+        x = joined["x"] if "x" in joined else _matrix(joined, "x_", num_features)
+        if (x.size(0), x.size(1), joined["y"].numel()) != (number, num_features, number):
             raise ValueError("the arrays do not fit together")
+
+    def edges() -> SparseMatrix:
+        with _undamaged(path):
+            adjacency = _matrix(_read_own(path, header["parts"], own, EDGES.__contains__), "", starts[-1])
+            if adjacency.num_rows != number:
+                raise ValueError("the arrays do not fit together")
+            return adjacency
+
+    firsts = [starts[share_of(count, rank, group.size).start] for rank in range(group.size)]
+    rows = Rows([*firsts, starts[-1]], group, content_hash(header), edges)
+    nowhere = torch.zeros(1, dtype=torch.long).expand(number + 1)
+    none = SparseMatrix(nowhere, nowhere[:0], torch.ones(0), number)
+    graph = Graph(x, none, joined["y"].long(), list(header["class_names"]), header["name"], on_disk=True)
+    return graph.altered(splits=joined["split"].long().unsqueeze(1), rows=rows), list(own)
+
+
+@contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    try:
+        yield
     except DAMAGE as error:
         raise EvergraphError(f"{path}: damaged or not a graph in parts ({first_line(error)}); convert again") from None
-    firsts = [starts[share_of(count, rank, group.size).start] for rank in range(group.size)]
-    rows = Rows([*firsts, starts[-1]], group, content_hash(header))
-    graph = Graph(x, adjacency, joined["y"].long(), list(header["class_names"]), header["name"], on_disk=True)
-    return graph.altered(splits=joined["split"].long().unsqueeze(1), rows=rows), list(own)
 
 
 def part_sizes(folder: str | Path) -> list[int]:
@@ -197,11 +216,17 @@ def _sparse(matrix: SparseMatrix, rows: slice, prefix: str, with_values: bool) -
     return arrays
 
 
-def _read_part(place: Path, known: str) -> dict[str, Tensor]:
+def _read_own(path: Path, marks: list[str], own: range, chosen: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Some arrays of consecutive parts, joined."""
+    loaded = [_read_part(path / f"part-{number:05d}", marks[number], chosen) for number in own]
+    return {name: _joined(name, [arrays[name] for arrays in loaded]) for name in loaded[0]}
+
+
+def _read_part(place: Path, known: str, chosen: Callable[[str], bool]) -> dict[str, Tensor]:
     header = read_record(place / PART, PartHeader, "convert again")
     if content_hash(header) != known:
         raise ValueError(f"{place.name} is another graph's")
-    return {name: map_array(place, name, described) for name, described in header["arrays"].items()}
+    return {name: map_array(place, name, described) for name, described in header["arrays"].items() if chosen(name)}
 
 
 def _joined(name: str, arrays: list[Tensor]) -> Tensor:

@@ -85,6 +85,11 @@ class TaskStream(metaclass=Checked):
             raise EvergraphError(f"task_incremental does not go with scenario {self.scenario.name}; leave one out")
         if by and not self.scenario.by_attribute:
             raise EvergraphError(f"by={by!r} does not go with scenario {self.scenario.name}; use domain or time")
+        if bins is not None and not self.scenario.by_attribute:
+            raise EvergraphError(
+                f"bins={bins} cuts an attribute, and scenario {self.scenario.name} has none; "
+                'name one with by="year" (--by year)'
+            )
         if blur and self.scenario.task_known:
             raise EvergraphError("blur does not go with scenario task: examples then come without their task's classes")
         part = given_split(graph, seed) if split == "given" else None
@@ -178,8 +183,8 @@ class TaskStream(metaclass=Checked):
         known = (self._task_of == range(len(self))[index]) & (self._part >= 0) & (self._part < 2)
         limited = copy.copy(self)
         limited.classes_per_task, limited._test_part = size, 1
-        limited._extent = f"the classes of task {index}, without its test nodes"
-        limited._split = "75/25 per class for training and validation; tests on validation nodes"
+        limited._extent = f"the classes of task {index}, without its test examples"
+        limited._split = "75/25 per class for training and validation; tests on validation examples"
         groups = [classes[start : start + size] for start in range(0, len(classes), size)]
         task_of = torch.where(known, tasks_of_classes(self.graph, groups, self._part, self.seed), -1)
         limited._take(self.graph, classes, task_of, self._part, None)
@@ -203,8 +208,11 @@ class TaskStream(metaclass=Checked):
             raise IndexError(f"task {index} of a stream of {len(self)}")
         index %= len(self)
         if index not in self._tasks:
-            if self.graph.on_disk:
-                self._tasks.clear()  # one task in memory at a time
+            if self.graph.on_disk:  # one task in memory at a time, and of one that somebody still has, its arrays alone
+                for task in self._tasks.values():
+                    task.graph.cache.clear()
+                    task.graph.private_cache.clear()
+                self._tasks.clear()
             first = 0 if self.edges_between_tasks else index
             task = self._gather(index, first, joined=True, members=[index])
             task.so_far = functools.partial(self.so_far, index)

@@ -89,7 +89,7 @@ class Task:
             position_of = {str(graph.class_names[position]): position for position in present}
             for name in classes:
                 if str(name) not in position_of:
-                    raise unknown(f"class with labelled nodes in {graph.name}", str(name), position_of)
+                    raise unknown(f"class with labelled {graph.level}s in {graph.name}", str(name), position_of)
             present = list(dict.fromkeys(position_of[str(name)] for name in classes))
         chosen, part = torch.isin(graph.y, torch.tensor(present)), given_split(graph, seed)
         if part is not None:

@@ -42,7 +42,10 @@ class Metric:
 def _hits(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> Tensor:
     """1 for each example whose highest output among the candidate units is the true one, else 0."""
     if targets.dim() != 1:
-        raise EvergraphError("accuracy is for examples with one class each; use --metric roc-auc, mae or rmse")
+        raise EvergraphError(
+            "accuracy is for examples with one class each; use --metric roc-auc (for links hits@50 or mrr too), "
+            "and for numbers mae or rmse"
+        )
     columns = torch.tensor(candidates)
     return (columns[outputs[:, columns].argmax(1)] == targets).double()
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError, first_line
 from evergraph.experiments.engines import Engine, MakeEngine, ProcessDiedError, Work, engine_for
 from evergraph.experiments.run import finish_run
@@ -27,7 +28,7 @@ Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
 Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
 FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
 LONGEST_FIRST = (  # so that no long run starts when all others are done
-    "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
+    "auto", "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
 )  # fmt: skip
 
 
@@ -38,14 +39,24 @@ class Cell:
     key: str
     spec: RunSpec
 
-    def finish(self, out: str | Path, data_root: str | Path | None) -> dict[str, Any]:
-        """What is left to do for it, in this process; returns its result."""
+    def finish(
+        self, out: str | Path, data_root: str | Path | None, streams: dict[str, TaskStream] | None = None
+    ) -> dict[str, Any]:
+        """What is left to do for it, in this process; returns its result.
+
+        `streams` are at hand for cells that only have to be gathered, and those made here are added to them.
+        """
         folder = Path(out) / self.key
         look = partial(check_folder, folder, self.spec, resume=True)
         with (
             taken_folder(folder, look) if self.key else nullcontext()
         ):  # the table's own folder is the caller's to hold
-            return finish_run(self.spec, folder, data_root=data_root)
+            if streams is None:
+                return finish_run(self.spec, folder, data_root=data_root)
+            name = f"{self.spec.source} {self.spec.stream} {self.spec.seeds[0]}"
+            if name not in streams:
+                streams[name] = self.spec.make_stream(self.spec.seeds[0], data_root)
+            return finish_run(self.spec, folder, data_root=data_root, first=streams[name])
 
 
 @dataclass(frozen=True)
@@ -190,12 +201,14 @@ def _trials(choices: Iterable[Choice]) -> Iterator[Cell]:
         yield from choice.trials
 
 
-def _in_turn(waiting: list[Cell], out: str, data_root: str | Path | None) -> Finished:
+def _in_turn(
+    waiting: list[Cell], out: str, data_root: str | Path | None, streams: dict[str, TaskStream] | None = None
+) -> Finished:
     """Finish the cells one after the other, those added meanwhile too."""
     while waiting:
         cell = waiting.pop(0)
         try:
-            ended: dict[str, Any] | Exception = cell.finish(out, data_root)
+            ended: dict[str, Any] | Exception = cell.finish(out, data_root, streams)
         except Exception as error:
             ended = error
         yield cell, ended
@@ -212,7 +225,7 @@ class _Open:
 
 def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | Path | None) -> Finished:
     """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a piece of work."""
-    under_way, tries = dict[str, _Open](), Counter[Work]()
+    under_way, tries, streams = dict[str, _Open](), Counter[Work](), dict[str, TaskStream]()
     while waiting or under_way:
         new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
         waiting.clear()
@@ -242,7 +255,8 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
             if one.error is not None:
                 yield one.cell, one.error
             else:
-                yield from _in_turn([one.cell], out, data_root)  # nothing is left to train: the results are gathered
+                # nothing is left to train: the results are gathered
+                yield from _in_turn([one.cell], out, data_root, streams)
 
 
 def _may_pass(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from evergraph.evaluation import METRICS, mean_std, summarize
 from evergraph.experiments.loggers.base import Logger, Logging
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.run_folder import Rows, check_folder, check_same_graph, finished_result, write_new
-from evergraph.experiments.seed_run import OnProgress, SeedRun
+from evergraph.experiments.seed_run import OnProgress, SeedRun, seed_is_done
 from evergraph.experiments.specification import RunSpec
 from evergraph.experiments.told import other_test_nodes
 from evergraph.persistence.files import make_folder, only_writer, taken_folder
@@ -62,21 +62,23 @@ def finish_run(
     data_root: str | Path | None = None,
     on_progress: OnProgress | None = None,
     loggers: Sequence[Logger] = (),
+    first: TaskStream | None = None,
 ) -> dict[str, Any]:
-    """What is left of a run, in a folder that the caller has checked and holds."""
+    """What is left of a run, in a folder that the caller has checked and holds; `first`: its stream, where at hand."""
     if (done := finished_result(folder, spec)) is not None:
         return done
     # everything that can be wrong with the input is found before anything is written
     device = pick_device(spec.device)
     spec.check()
-    first = spec.make_stream(spec.seeds[0], data_root)
+    first = first or spec.make_stream(spec.seeds[0], data_root)
     learner = spec.learner(spec.seeds[0], first.problem)
     with Logging(loggers) as logging:
         mark = write_new(folder, spec, first)
         logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
 
         def finish_seed(number: int, seed: int) -> dict[str, Any]:
-            tasks = first if number == 0 else spec.make_stream(seed, data_root)
+            at_hand = number == 0 or seed_is_done(folder, seed)  # of a seed that is done only its results are read
+            tasks = first if at_hand else spec.make_stream(seed, data_root)
             check_same_graph(tasks.graph_mark, first.graph_mark, folder)
             one = SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark)
             return one.finish()
@@ -113,12 +115,12 @@ def _result(
 ) -> dict[str, Any]:
     """What `result.json` holds."""
     metric = spec.metric or learner.problem.metric
-    access = learner.method.access
+    access = learner.method.access_at(learner.problem.level)
 
     def tested(test_graph: str, matrices: list[Rows]) -> dict[str, Any]:
         scores = [result["leak"][test_graph] for result in results if test_graph in result.get("leak", {})]
         leak = {**mean_std(scores), "values": scores, "chance": 100 / len(first)} if scores else None
-        reads = other_test_nodes(access, test_graph)
+        reads = other_test_nodes(access, test_graph, learner.problem.level)
         return {**_measures(matrices, metric), "leak": leak, "test_nodes_read": reads}
 
     return {

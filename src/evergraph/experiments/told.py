@@ -11,11 +11,14 @@ from evergraph.methods import Access
 USES = {"old_labels": "old labels", "task_identity": "task identity", "all_data": "all data"}
 
 
-def other_test_nodes(access: Access, test_graph: str) -> str:
-    """Which other test nodes a prediction may depend on: `none`, the `neighbours` that the model reads, or `all`."""
+def other_test_nodes(access: Access, test_graph: str, level: str = "node") -> str:
+    """Which other test examples a prediction may depend on: `none`, the `neighbours` that the model reads, or `all`.
+
+    No other test graph is read where examples are graphs, and no message passes along a test link.
+    """
     if TEST_GRAPHS[test_graph].alone:
         return "none"
-    return "all" if access.transductive else "neighbours"
+    return "all" if access.transductive else "neighbours" if level == "node" else "none"
 
 
 def keeps(result: Mapping[str, Any]) -> str:

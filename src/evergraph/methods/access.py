@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from evergraph.errors import unknown
 
-KINDS = ("parameters", "statistics", "prototypes", "synthetic nodes", "real nodes", "graphs")
+KINDS = (
+    "parameters",
+    "statistics",
+    "prototypes",
+    "synthetic nodes",
+    "real nodes",
+    "real graphs",
+    "real links",
+    "graphs",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,12 @@ class Access:
             transductive=any(part.transductive for part in parts),
             all_data=any(part.all_data for part in parts),
         )
+
+    def at(self, level: str) -> Access:
+        """What is kept where examples are graphs or links: in place of nodes, such examples."""
+        if level == "node":
+            return self
+        return replace(self, keeps=tuple(f"real {level}s" if kind == "real nodes" else kind for kind in self.keeps))
 
     def how_to_forget(self, title: str) -> str:
         """What is possible where examples shall be forgotten that parameters were trained on, in one line."""

@@ -43,6 +43,10 @@ class Compose(Method):
         """All that any part keeps and is told."""
         return Access.union(method.access for method in self.methods)
 
+    def access_at(self, level: str) -> Access:
+        """Likewise, of each part where examples are of this level."""
+        return Access.union(method.access_at(level) for method in self.methods)
+
     @property
     def model(self) -> str:  # type: ignore[override]
         """The first model that a part asks for."""

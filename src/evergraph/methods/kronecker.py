@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from evergraph.core.params import Params, copy_params
 from evergraph.core.recording import recorded_products
@@ -68,3 +69,23 @@ def require_shown_layers(context: Context, name: str, instead: str) -> None:
         context.model(next(context.batches(1)))
     if not products:
         raise EvergraphError(f"{name} needs gcn, sage or gat; a foreign module does not show its layers: use {instead}")
+
+
+ITERATIONS = 4  # of the subspace: the error of an eigenvalue shrinks by the square of the spectrum's decay in each
+
+
+def leading_eigenvectors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of a positive semi-definite matrix and their eigenvectors, all where there are few.
+
+    By subspace iteration from a fixed start, so that a task that is gone on with finds the same as before.
+    """
+    if matrix.size(0) <= rank:
+        values, vectors = torch.linalg.eigh(matrix.double())
+        return values, vectors
+    start = torch.randn(matrix.size(0), rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    subspace = torch.linalg.qr(start.to(matrix.device)).Q
+    for _ in range(ITERATIONS):
+        subspace = torch.linalg.qr((matrix @ subspace.to(matrix.dtype)).double()).Q
+    small = subspace.T @ (matrix @ subspace.to(matrix.dtype)).double()
+    values, vectors = torch.linalg.eigh((small + small.T) / 2)
+    return values, subspace @ vectors

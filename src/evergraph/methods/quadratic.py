@@ -86,12 +86,15 @@ class Quadratic(Method):
             for name, value in step.model.named_parameters():
                 if value.grad is None:
                     value.grad = torch.zeros_like(value)
-                # on a CPU a few rows at a time, so that the difference stays in the cache
-                rows = value.size(0) if value.is_cuda else max(1, AT_ONCE * value.size(0) // max(value.numel(), 1))
-                for grad, now, then, weight in zip(
-                    *(t.split(rows) for t in (value.grad, value, self.anchor_[name], self.importance_[name]))
-                ):
+                parts = in_pieces(value.grad, value, self.anchor_[name], self.importance_[name])
+                for grad, now, then, weight in parts:
                     grad.addcmul_(now - then, weight, value=self.strength)
+
+
+def in_pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one length, on a CPU a few rows at a time, so that what is made of them stays in the cache."""
+    rows = first.size(0) if first.is_cuda else max(1, AT_ONCE * first.size(0) // max(first.numel(), 1))
+    return zip(*(tensor.split(rows) for tensor in (first, *others)))
 
 
 def mean_squared_gradient(context: Context, batch_values: Iterator[Tensor]) -> Params:

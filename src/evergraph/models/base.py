@@ -42,6 +42,9 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `features(batch)` and `output_weight()`: a linear head, `outputs = features @ output_weight`;
     - `feature_blocks()` and `graph_features(…)`: features that fall into blocks by depth of propagation;
     - `propagated_inputs()` and `features_from(…)`: features as a function, node by node, of inputs propagated before;
+      `propagates_once(graph)`: whether a graph is to be read so;
+    - `first_layer(batch)`: the matrices that stand before the first weight matrix in the first layer's output;
+    - `self_edges()`: a node that is its own neighbour is read as one with a neighbour like it;
     - `widen(units)`: hidden layers grow, and outputs stay as they are until the new units are trained;
     - `attention(batch)`: attention-like coefficients of every layer's edges;
     - `steps_can_be_captured(batcher, form)`: a training step is the same kernels every time, in one of the forms of
@@ -126,7 +129,9 @@ def neighbourhoods(
     parameter = next(model.parameters(), None)
     dtype = parameter.dtype if parameter is not None else torch.float32
     device = torch.device(device) if device is not None else graph.y.device
-    if graph.rows is not None:
+    plain = propagate is None and fan_out is None and device.type == "cpu"
+    once = capable(model, "propagates_once") if plain else None
+    if graph.rows is not None or (once is not None and once(graph)):
         return PartNeighbourhoods(model, graph, graph.y if y is None else y, dtype)
     shared = capable(model, "input_key")  # a model without one shares its inputs with no other
     cache = graph.cache if shared else graph.private_cache.setdefault(model, {})

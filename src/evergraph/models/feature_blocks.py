@@ -59,9 +59,7 @@ class Block:
             moved = product(scale_rows(h, degree**-self.balance))
             return scale_rows(moved, degree[: moved.size(0)] ** (self.balance - 1))
         moved = product(h)
-        others = subtract(moved, h)
-        weight = (degree[: moved.size(0)] - 1).clamp(min=0)
-        return scale_rows(others, torch.where(weight > 1e-6, 1 / weight.clamp(min=1e-6), torch.zeros_like(weight)))
+        return scale_rows(subtract(moved, h), over_others(degree[: moved.size(0)]))
 
 
 def parse_blocks(blocks: Sequence[Any]) -> list[Block]:
@@ -73,6 +71,12 @@ def parse_blocks(blocks: Sequence[Any]) -> list[Block]:
             f"random features: blocks={blocks!r} is not a list of pairs (depth, balance), e.g. [1, 0.5], "
             '[1, "others"] or [0, 0.5, "linear"]'
         ) from None
+
+
+def over_others(degree: Tensor) -> Tensor:
+    """One over the neighbours' weights, from row sums of A + I; 0 where there are none."""
+    others = (degree - 1).clamp(min=0)
+    return torch.where(others > 1e-6, 1 / others.clamp(min=1e-6), torch.zeros_like(others))
 
 
 def scale_rows(h: Features, factor: Tensor) -> Features:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
-from evergraph.core.settings import BelowOne, PositiveInt
+from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -34,7 +34,7 @@ class GAT(GraphModel):
     """
 
     def __init__(
-        self, hidden: PositiveInt = 256, num_layers: PositiveInt = 2, heads: PositiveInt = 8, dropout: BelowOne = 0.0
+        self, hidden: PositiveInt = 256, num_layers: Depth = 2, heads: PositiveInt = 8, dropout: BelowOne = 0.0
     ) -> None:
         super().__init__()
         if hidden % heads:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.recording import linear, recording
-from evergraph.core.settings import BelowOne, PositiveInt
+from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
     Features,
@@ -35,7 +35,9 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
     """Ã = D^(-1/2) (A + I) D^(-1/2) with D the in-degrees of A + I."""
     looped = with_self_loops(graph.adjacency.to(torch.float64))
     scale = looped.row_sums().rsqrt()
-    return looped.with_values(looped.values * scale[looped.indices] * scale[looped.row_of_entry()])
+    for ends in (looped.indices, looped.row_of_entry()):  # in place: of a large graph, these are what takes the memory
+        looped.values.mul_(scale.index_select(0, ends))
+    return looped
 
 
 OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the layer equations rest on
@@ -59,7 +61,7 @@ class GCN(StackedWeights):
     def __init__(
         self,
         hidden: PositiveInt = 256,
-        num_layers: PositiveInt = 2,
+        num_layers: Depth = 2,
         dropout: BelowOne = 0.0,
         propagate_inputs: bool | None = None,
     ) -> None:
@@ -152,6 +154,16 @@ class GCN(StackedWeights):
             scores.append((z[operator.indices] * z[operator.row_of_entry()].tanh()).sum(1, keepdim=True))
             hidden = operator @ z
         return scores
+
+    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    def self_edges(self) -> bool:
+        """A node that is its own neighbour is read as one whose neighbour has the same features and neighbours."""
+        return True
+
+    @capability(rests_on=OUTPUTS)
+    def first_layer(self, batch: Batch) -> list[Features]:
+        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1]."""
+        return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
     @capability(rests_on=OUTPUTS)
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:

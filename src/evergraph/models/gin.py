@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
-from evergraph.core.settings import BelowOne, PositiveInt
+from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product, with_ones, with_self_loops
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -32,7 +32,7 @@ class GIN(StackedWeights):
     reads_edge_weights = True
     pooling = "sum"  # where graphs are the examples
 
-    def __init__(self, hidden: PositiveInt = 64, num_layers: PositiveInt = 2, dropout: BelowOne = 0.0) -> None:
+    def __init__(self, hidden: PositiveInt = 64, num_layers: Depth = 2, dropout: BelowOne = 0.0) -> None:
         super().__init__()
         self.hidden, self.num_layers, self.dropout = hidden, num_layers, dropout
         self.weights = nn.ParameterList()

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import Answer, capability
-from evergraph.core.settings import BelowOne, PositiveInt
+from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.data.batching import Neighbourhoods
 from evergraph.models.base import MODELS, Form, GraphModel, unpadded
 from evergraph.models.gcn import GCN, OUTPUTS
@@ -19,9 +19,7 @@ NORMALIZED_OUTPUTS = (*OUTPUTS, "operator", "inputs")
 class _Normalized(GraphModel):
     """Normalizes what a hidden layer puts out, node by node, before its activation."""
 
-    def __init__(
-        self, hidden: PositiveInt = 256, num_layers: PositiveInt = 2, dropout: BelowOne = 0.0, **more: Any
-    ) -> None:
+    def __init__(self, hidden: PositiveInt = 256, num_layers: Depth = 2, dropout: BelowOne = 0.0, **more: Any) -> None:
         super().__init__(hidden, num_layers, dropout, **more)
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers - 1))
 
@@ -56,7 +54,7 @@ class LayerNormGCN(_Normalized, GCN):
     def __init__(
         self,
         hidden: PositiveInt = 256,
-        num_layers: PositiveInt = 2,
+        num_layers: Depth = 2,
         dropout: BelowOne = 0.0,
         propagate_inputs: bool | None = None,
     ) -> None:
@@ -73,5 +71,5 @@ class LayerNormGraphSAGE(_Normalized, GraphSAGE):
         dropout: share of hidden units dropped while training.
     """
 
-    def __init__(self, hidden: PositiveInt = 256, num_layers: PositiveInt = 2, dropout: BelowOne = 0.0) -> None:
+    def __init__(self, hidden: PositiveInt = 256, num_layers: Depth = 2, dropout: BelowOne = 0.0) -> None:
         super().__init__(hidden, num_layers, dropout)

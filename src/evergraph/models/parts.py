@@ -1,31 +1,39 @@
-"""Features of a graph in parts: propagation by exchanging rows with the processes that hold the neighbours.
+"""Features from inputs that are propagated once: of a graph in parts, or of one whose features take too much memory.
+
+Propagation exchanges rows with the processes that hold the neighbours, if there are any.
 
 Rows travel in turns: in turn r a process gives the process r places further the rows that it needs, and gets the rows
-that it needs itself from the process r places back. So it never holds more than its own rows, their sums, and what it
-reads of one other process; memory falls with the number of processes even where neighbours are anywhere.
+that it needs itself from the process r places back, while it adds up those of the turn before. So it never holds more
+than its own rows, their sums, and some columns of what it reads of two other processes; memory falls with the number of
+processes even where neighbours are anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows
+from evergraph.core.workers import ALONE
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.parts import Rows
 from evergraph.errors import EvergraphError
-from evergraph.models.feature_blocks import unit_rows
+from evergraph.models.feature_blocks import over_others, unit_rows
 
 if TYPE_CHECKING:
     from evergraph.models.base import GraphModel
 
 COLUMNS_AT_ONCE = 16  # of the rows that are exchanged, so that they take little memory: a cache line of float32
+ROWS_AT_ONCE = 2**16  # of a product, which is added to the sums block by block
 
 
 @dataclass(eq=False)
@@ -33,14 +41,23 @@ class Piece:
     """The edges from another process's nodes (or the own ones) to the own nodes.
 
     Args:
-        owner: whose the sources are.
+        turn: how many places back in the order of the processes the owner of the sources is; 0 for the own nodes.
         matrix: own nodes by sources.
         wanted: the own rows that the process at the same distance on the other side needs of this one.
     """
 
-    owner: int
+    turn: int
     matrix: SparseMatrix
     wanted: Tensor
+
+    def add_product(self, dense: Tensor, total: Tensor) -> None:
+        """Add A X to `total`, some rows at a time."""
+        indptr, indices, values = self.matrix.indptr, self.matrix.indices, self.matrix.values
+        for first in range(0, self.matrix.num_rows, ROWS_AT_ONCE):
+            starts = indptr[first : first + ROWS_AT_ONCE + 1]
+            entries = slice(int(starts[0]), int(starts[-1]))
+            block = SparseMatrix(starts - starts[0], indices[entries], values[entries], self.matrix.num_columns)
+            total[first : first + ROWS_AT_ONCE] += block.multiply(dense)
 
 
 class Exchange:
@@ -53,72 +70,123 @@ class Exchange:
     """
 
     def __init__(self, adjacency: SparseMatrix, rows: Rows, dtype: torch.dtype) -> None:
-        self.group, self.dtype = rows.group, dtype
+        self.group = rows.group
         self.bytes_sent = 0  # so far
-        self.pieces = list(self._pieces(adjacency, rows))
-        ones = torch.ones(adjacency.num_rows, 1, dtype=dtype)
-        self.degree = self._sums(ones) + ones
+        one = torch.ones(1, dtype=dtype)
+        ones = adjacency.all_ones()
+        adjacency = adjacency.with_values(one.expand(adjacency.nnz)) if ones else adjacency.to(dtype)
+        self.pieces = list(self._pieces(adjacency, rows)) if self.group.size > 1 else [_whole(adjacency)]
+        sums = adjacency.counts().to(dtype) if ones else adjacency.row_sums()
+        self.degree = sums.add_(1).unsqueeze(1)
 
     def _pieces(self, adjacency: SparseMatrix, rows: Rows) -> Iterator[Piece]:
-        indices, counts = adjacency.indices, adjacency.counts()
-        for turn in range(self.group.size):
-            owner = (self.group.rank - turn) % self.group.size
-            first, last = rows.starts[owner], rows.starts[owner + 1]
-            inside = (indices >= first) & (indices < last) if self.group.size > 1 else slice(None)
-            columns, values = indices[inside] - first, adjacency.values[inside].to(self.dtype)
-            if self.group.size == 1:
-                indptr = adjacency.indptr
-            else:
-                per_row = torch.zeros(adjacency.num_rows, dtype=torch.long)
-                step = max(1, adjacency.num_rows // 16)
-                for begin in range(0, adjacency.num_rows, step):  # some rows at a time: this is all that is large here
-                    end = min(begin + step, adjacency.num_rows)
-                    of_row = torch.repeat_interleave(torch.arange(end - begin), counts[begin:end])
-                    there = inside[int(adjacency.indptr[begin]) : int(adjacency.indptr[end])]  # type: ignore[index]
-                    per_row[begin:end] = torch.bincount(of_row[there], minlength=end - begin)
-                indptr = torch.cat([per_row.new_zeros(1), per_row.cumsum(0)])
-            if not turn:
-                yield Piece(owner, _compact(indptr, columns, values, last - first), torch.empty(0, dtype=torch.long))
-                continue
-            needed, place = _distinct(columns, last - first)
-            to, back = (self.group.rank + turn) % self.group.size, owner
-            wanted = self.group.swap(needed.long(), to=back, back=to)
-            yield Piece(owner, _compact(indptr, place, values, needed.numel()), wanted)
+        for turn, (indptr, sources, values) in enumerate(_by_owner(adjacency, rows)):
+            to, back = self._at(turn)
+            first, last = rows.starts[back], rows.starts[back + 1]
+            sources = sources - first
+            wanted, num_columns = sources[:0], last - first
+            if turn:
+                needed, sources = _distinct(sources, num_columns)
+                wanted, num_columns = self.group.swap(needed, to=back, back=to), needed.numel()
+            yield Piece(turn, SparseMatrix(indptr, sources, values, num_columns), wanted)
 
-    def _sums(self, values: Tensor) -> Tensor:
-        """A times a matrix whose rows are divided as the nodes are."""
-        total = self.pieces[0].matrix.multiply(values)
-        for turn, piece in enumerate(self.pieces[1:], start=1):
-            to = (self.group.rank + turn) % self.group.size
-            for some, sums in zip(values.split(COLUMNS_AT_ONCE, 1), total.split(COLUMNS_AT_ONCE, 1)):
-                sent = some[piece.wanted]
-                self.bytes_sent += sent.numel() * sent.element_size()
-                received = self.group.swap(sent, to=to, back=piece.owner, number=piece.matrix.num_columns)
-                del sent
-                sums += piece.matrix.multiply(received)
-        return total
+    def _at(self, turn: int) -> tuple[int, int]:
+        """The processes so many places further and back."""
+        return (self.group.rank + turn) % self.group.size, (self.group.rank - turn) % self.group.size
 
-    def step(self, values: Tensor, balance: float) -> Tensor:
-        """P_b H = D^(b−1) (A + I) D^(−b) H."""
-        scaled = values * self.degree**-balance
-        return self._sums(scaled).add_(scaled).mul_(self.degree ** (balance - 1))
+    def step(self, values: Tensor, balances: Sequence[float | None]) -> list[Tensor]:
+        """P_b H = D^(b−1) (A + I) D^(−b) H for each b, and D⁻¹ A H for None, from one exchange of rows.
+
+        For one b rows are scaled before they are sent; for several they are sent once, and scaled where they arrive.
+        """
+        before = self.degree ** -balances[0] if len(balances) == 1 and balances[0] is not None else None
+        late = len(balances) > 1
+        degrees = {piece.turn: degree for _, piece, degree in self._arriving(self.degree, None)} if late else {}
+        totals = [torch.zeros_like(values) if b is None else values * self.degree**-b for b in balances]
+        for columns, piece, rows in self._arriving(values, before):
+            for balance, total in zip(balances, totals):
+                if balance is None:
+                    dense = rows.contiguous()
+                elif not piece.turn:  # the first to be added: the sums are the scaled rows themselves so far
+                    dense = total[:, columns].clone(memory_format=torch.contiguous_format)
+                else:
+                    dense = rows * degrees[piece.turn] ** -balance if late else rows
+                piece.add_product(dense, total[:, columns])
+                del dense
+            del rows  # before more arrive
+        for balance, total in zip(balances, totals):
+            if balance != 1:
+                total *= over_others(self.degree) if balance is None else self.degree ** (balance - 1)
+        return totals
+
+    def _arriving(self, values: Tensor, scale: Tensor | None) -> Iterator[tuple[slice, Piece, Tensor]]:
+        """Some columns of the rows that a piece reads, piece by piece; the next ones are under way meanwhile."""
+        width = COLUMNS_AT_ONCE if self.group.size > 1 else values.size(1)
+        order = list(product((slice(i, i + width) for i in range(0, values.size(1), width)), self.pieces))
+        coming = [self._begin(values, scale, *order[0])]
+        for (columns, piece), then in zip_longest(order, order[1:]):
+            rows = coming.pop()()
+            if then is not None:
+                coming.append(self._begin(values, scale, *then))
+            yield columns, piece, rows
+            del rows
+
+    def _begin(self, values: Tensor, scale: Tensor | None, columns: slice, piece: Piece) -> Callable[[], Tensor]:
+        """Begin to exchange rows; the result waits for those that arrive."""
+        if not piece.turn:
+            return lambda: values[:, columns]
+        sent = values[:, columns].index_select(0, piece.wanted)
+        if scale is not None:
+            sent *= scale.index_select(0, piece.wanted)
+        self.bytes_sent += sent.numel() * sent.element_size()
+        to, back = self._at(piece.turn)
+        return self.group.begin_swap(sent, to=to, back=back, number=piece.matrix.num_columns)
+
+
+def _whole(adjacency: SparseMatrix) -> Piece:
+    """All edges in one piece."""
+    return Piece(0, _compact(adjacency), adjacency.indices[:0])
+
+
+def _by_owner(adjacency: SparseMatrix, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Row starts, columns and values of the entries of each process, from this one backwards, by one counting sort."""
+    matrix = _compact(adjacency)
+    starts = torch.tensor(rows.starts[1:-1], dtype=matrix.indices.dtype)
+    owners = torch.bucketize(matrix.indices, starts, right=True, out_int32=True).numpy()
+    shape = (matrix.num_rows, rows.group.size)
+
+    def sorted_by_owner(entries: Tensor) -> sp.csc_matrix:
+        return sp.csr_matrix((entries.numpy(), owners, matrix.indptr.numpy()), shape=shape).tocsc()
+
+    columns = sorted_by_owner(matrix.indices)
+    values = None if matrix.all_ones() else sorted_by_owner(matrix.values)
+    for turn in range(rows.group.size):
+        owner = (rows.group.rank - turn) % rows.group.size
+        entries = slice(columns.indptr[owner], columns.indptr[owner + 1])
+        of_rows = torch.from_numpy(columns.indices[entries])
+        indptr = torch.zeros(matrix.num_rows + 1, dtype=of_rows.dtype)
+        torch.cumsum(torch.bincount(of_rows, minlength=matrix.num_rows), 0, dtype=of_rows.dtype, out=indptr[1:])
+        weights = torch.ones(1, dtype=matrix.dtype).expand(of_rows.numel())
+        weights = weights if values is None else torch.from_numpy(values.data[entries]).clone()
+        yield indptr, torch.from_numpy(columns.data[entries]), weights
 
 
 def _distinct(numbers: Tensor, below: int) -> tuple[Tensor, Tensor]:
     """The different ones of many numbers, in order, and the place of each number among them; nothing is sorted."""
-    met = torch.zeros(below, dtype=torch.bool)
-    met[numbers] = True
-    return torch.nonzero(met).reshape(-1), (met.cumsum(0, dtype=torch.int32) - 1)[numbers]
+    met = np.zeros(below, dtype=bool)
+    met[numbers.numpy()] = True
+    places = np.cumsum(met, dtype=numbers.numpy().dtype) - 1
+    return torch.from_numpy(np.flatnonzero(met)).to(numbers.dtype), torch.from_numpy(places[numbers.numpy()])
 
 
-def _compact(indptr: Tensor, columns: Tensor, values: Tensor, num_columns: int) -> SparseMatrix:
-    """In 32 bits where they suffice: the pieces are what takes the memory."""
-    small = torch.int32 if max(columns.numel(), num_columns) < 2**31 else torch.int64
-    return SparseMatrix(indptr.to(small), columns.to(small), values.contiguous(), num_columns)
+def _compact(matrix: SparseMatrix) -> SparseMatrix:
+    """In 32 bits where they suffice: the edges are what takes the memory."""
+    small = torch.int32 if max(matrix.nnz, matrix.num_columns) < 2**31 else torch.int64
+    return SparseMatrix(matrix.indptr.to(small), matrix.indices.to(small), matrix.values, matrix.num_columns)
 
 
 class PartNeighbourhoods(Neighbourhoods):
-    """Batches of a process's own nodes of a graph in parts: their features, from inputs that are propagated once.
+    """Batches of a process's own nodes of a graph in parts (else of all): features of inputs that are propagated once.
 
     `num_hops` is the model's, since no neighbour is at hand; the batches themselves read no more.
     """
@@ -130,11 +198,10 @@ class PartNeighbourhoods(Neighbourhoods):
                 f"{graph.name} is in parts, and {type(model).__name__} cannot be computed on parts; use --method "
                 "analytic with its own model"
             )
-        assert graph.rows is not None
         self._features_from, self._parts = features_from, propagated(graph, inputs(), dtype)
         empty = torch.zeros(graph.num_nodes + 1, dtype=torch.long)
-        self._nowhere = SparseMatrix(empty, empty[:0], torch.empty(0, dtype=dtype), graph.num_nodes)
-        super().__init__(graph.x, self._nowhere, y, max(depth for depth, _ in inputs()))
+        nowhere = SparseMatrix(empty, empty[:0], torch.empty(0, dtype=dtype), graph.num_nodes)
+        super().__init__(graph.x, nowhere, y, max(depth for depth, _ in inputs()))
 
     def batch(self, examples: Tensor, generator: torch.Generator | None = None) -> Batch:
         """The features of some own nodes."""
@@ -142,23 +209,29 @@ class PartNeighbourhoods(Neighbourhoods):
         nothing = SparseMatrix(examples.new_zeros(examples.numel() + 1), examples[:0], x.new_empty(0), examples.numel())
         return Batch(x, nothing, (examples.numel(),), examples, self.y[examples], self)
 
+    def twin(self) -> Neighbourhoods:
+        """Itself: batches need no work space."""
+        return self
+
 
 @torch.no_grad()
-def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype) -> list[Features]:
-    """P_b^k X̂ for each pair (k, b): what is propagated before it is projected, since both are linear."""
-    assert graph.rows is not None
+def propagated(graph: Graph, inputs: list[tuple[int, float | None]], dtype: torch.dtype) -> list[Features]:
+    """P_b^k X̂ for each pair (k, b), b None for `others`: what is propagated before it is projected, since both are linear."""
     key = f"propagated {dtype} {inputs}"
     if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))
-        exchange = Exchange(graph.adjacency, graph.rows, dtype)
-        found: dict[tuple[int, float], Features] = {}
-        for balance in dict.fromkeys(balance for _, balance in inputs):
-            depths = {depth for depth, other in inputs if other == balance}
-            h: Features = x
-            for depth in range(max(depths) + 1):
-                if depth:
-                    h = exchange.step(as_dense(h), balance)
-                if depth in depths:
+        rows = graph.rows or Rows([0, graph.num_nodes], ALONE, "", lambda: graph.adjacency)
+        exchange = Exchange(rows.edges(), rows, dtype)
+        found: dict[tuple[int, float | None], Features] = {pair: x for pair in inputs if not pair[0]}
+        deepest = {balance: max(depth for depth, other in inputs if other == balance) for _, balance in inputs}
+        balances = [balance for balance, depth in deepest.items() if depth]
+        firsts = exchange.step(as_dense(x), balances) if balances else []
+        for balance in balances:
+            h = firsts.pop(0)
+            for depth in range(1, deepest[balance] + 1):
+                if depth > 1:
+                    h = exchange.step(h, [balance])[0]
+                if (depth, balance) in inputs:
                     found[depth, balance] = h
         graph.cache[key] = [found[pair] for pair in inputs]
         graph.cache["bytes_sent"] = exchange.bytes_sent

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
-from evergraph.core.settings import NonNegativeInt, PositiveInt
+from evergraph.core.settings import Depth, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -36,7 +36,7 @@ class PromptedGCN(GraphModel):
     def __init__(
         self,
         hidden: PositiveInt = 256,
-        num_layers: PositiveInt = 2,
+        num_layers: Depth = 2,
         prompts: PositiveInt = 3,
         num_tasks: NonNegativeInt = 0,
     ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,6 +20,7 @@ from evergraph.models.weights import draw, grown_with_bias
 
 LEVELS = ("atom", "node", "class")
 HOPS = 2
+_made: WeakKeyDictionary[Batch, tuple[Tensor, list[Tensor], list[Tensor]]] = WeakKeyDictionary()
 
 
 @MODELS.register(name="prototype-network")
@@ -109,15 +112,26 @@ class PrototypeNetwork(GraphModel):
         two = batch.layer(1) @ (batch.layer(0) @ around)
         return F.normalize(torch.cat([own, one, two], dim=1).view(seeds, self.num_atoms, self.dim), dim=-1)
 
-    @capability(rests_on=("forward", "logits", "atoms", "match"))
+    @capability(rests_on=("forward", "logits", "atoms", "match", "above"))
     def levels(self, atoms: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """From atoms to the embeddings of all three levels, and what they match: `(examples, vectors, dim)` each."""
         embeddings, matched = [atoms], [self.match(0, atoms)]
-        for level, weight in ((1, self.to_node), (2, self.to_class)):
-            below = matched[-1].flatten(1)
-            embeddings.append(F.normalize(with_ones(below) @ weight, dim=-1).unsqueeze(1))
+        for level in (1, 2):
+            embeddings.append(self.above(level, matched[-1]))
             matched.append(self.match(level, embeddings[-1]))
         return embeddings, matched
+
+    def above(self, level: int, below: Tensor) -> Tensor:
+        """The embedding on a level, of length one, from what the one below has matched."""
+        weight = (self.to_node, self.to_class)[level - 1]
+        return F.normalize(with_ones(below.flatten(1)) @ weight, dim=-1).unsqueeze(1)
+
+    def seen(self, batch: Batch) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The atoms of a batch and what `levels` makes of them; what a training pass over it has just made, once."""
+        if (made := _made.pop(batch, None)) is not None:
+            return made
+        atoms = self.atoms(batch)
+        return atoms, *self.levels(atoms)
 
     def match(self, level: int, embeddings: Tensor) -> Tensor:
         """The prototype nearest to each embedding, of length one; the embedding itself where there is none."""
@@ -134,5 +148,8 @@ class PrototypeNetwork(GraphModel):
 
     def logits(self, batch: Batch) -> Tensor:
         """The head on all that was matched."""
-        _, matched = self.levels(self.atoms(batch))
+        atoms = self.atoms(batch)
+        embeddings, matched = self.levels(atoms)
+        if self.training:
+            _made[batch] = (atoms, embeddings, matched)
         return linear(with_ones(torch.cat([level.flatten(1) for level in matched], dim=1)), self.head)

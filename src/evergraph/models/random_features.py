@@ -232,15 +232,20 @@ class RandomFeatures(GraphModel):
                 found[key] = moved
         return found[key]
 
+    @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
+    def propagates_once(self, graph: Graph) -> bool:
+        """Whether the features of a graph are too large to be kept, and its propagated inputs are not."""
+        column = self.head.element_size() * graph.num_nodes
+        dense = not isinstance(graph.x, SparseMatrix) and graph.joining is None and graph.members is None
+        if not dense or column * self.head.size(0) <= AT_HAND:
+            return False
+        propagated = {(depth, balance) for depth, balance in self.propagated_inputs() if depth}
+        return column * graph.num_features * len(propagated) <= AT_HAND
+
     @capability(rests_on=READS)
-    def propagated_inputs(self) -> list[tuple[int, float]]:
-        """(k, b) of each block: its features are those of P_b^k X̂, row by row."""
-        if any(block.balance is None for block in self.blocks):
-            raise EvergraphError(
-                f"{type(self).__name__} reads neighbours apart from the node, which cannot be computed on parts of a "
-                "graph; use --method analytic with its own model"
-            )
-        return [(block.depth, block.balance) for block in self.blocks if block.balance is not None]
+    def propagated_inputs(self) -> list[tuple[int, float | None]]:
+        """(k, b) of each block, with None for `others`: its features are those of P_b^k X̂, row by row."""
+        return [(block.depth, block.balance) for block in self.blocks]
 
     @capability(rests_on=READS)
     def features_from(self, propagated: Sequence[Features]) -> Tensor:

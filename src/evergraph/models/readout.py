@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import Answer, capability, capable
 from evergraph.core.recording import linear
-from evergraph.core.settings import PositiveInt
+from evergraph.core.settings import PositiveInt, settings_of
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -18,6 +18,7 @@ from evergraph.models.base import Form, GraphModel, unpadded
 from evergraph.models.receptive_field import measure_width
 from evergraph.models.weights import draw, grown_with_bias
 
+POOLED_WIDTH = 1280  # of random features of a graph, likewise: more cost much and gave nothing on the sets at hand
 FIXED_WIDTH = 640  # of random features at each end of a link, where nothing else is said
 
 
@@ -64,7 +65,7 @@ class Pooled(Readout):
     """Graphs: the mean (or sum) of its nodes' outputs.
 
     The last layer of a model of nodes is linear, so this is a linear head on pooled features: pooling comes before
-    the head, as in the usual networks for graphs.
+    the head, as in the usual networks for graphs. Random features are 1,280 in place of their default for nodes.
 
     Args:
         node_model: the model of the nodes.
@@ -84,6 +85,9 @@ class Pooled(Readout):
     def setup(self, in_channels: int, out_channels: int) -> None:
         """As the model of nodes."""
         self.in_channels, self.out_channels = in_channels, out_channels
+        if (of_width := capable(self.node_model, "of_width")) is not None:
+            given, default = self.node_model.hyperparameters()["hidden"], settings_of(type(self.node_model))["hidden"]
+            self.node_model = of_width(POOLED_WIDTH) if given == default else self.node_model
         self.node_model.setup(in_channels, out_channels)
 
     def reset_parameters(self) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import Answer, capability
 from evergraph.core.recording import linear
-from evergraph.core.settings import BelowOne, PositiveInt
+from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -34,7 +34,7 @@ class GraphSAGE(GCN):
         dropout: share of hidden units dropped while training.
     """
 
-    def __init__(self, hidden: PositiveInt = 256, num_layers: PositiveInt = 2, dropout: BelowOne = 0.0) -> None:
+    def __init__(self, hidden: PositiveInt = 256, num_layers: Depth = 2, dropout: BelowOne = 0.0) -> None:
         super().__init__(hidden, num_layers, dropout)
 
     def setup(self, in_channels: int, out_channels: int) -> None:

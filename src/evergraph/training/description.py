@@ -10,6 +10,7 @@ from evergraph.methods import METHODS, make_method
 from evergraph.methods.access import Access
 from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, load_tree, read_index
+from evergraph.problems import PROBLEMS
 from evergraph.training.card import learner_card
 from evergraph.training.driver import UNFINISHED
 from evergraph.training.snapshot import method_title
@@ -44,7 +45,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
                 {**task, "test_accuracy": accuracy, **_told(record)}
                 for task, accuracy, record in zip(tree["history"], tree["first_accuracies"], records)
             ],
-            "card": learner_card(records, _access(tree["method"]), tree["method"].get("state", {})),
+            "card": learner_card(records, _access(tree["method"], tree["problem"]), tree["method"].get("state", {})),
             "in_mid_task": tree["progress"] is not None,
             "unfinished_task": begun,
         }
@@ -59,12 +60,13 @@ def _told(record: dict[str, Any]) -> dict[str, Any]:
     return {**told, **sizes, "forgotten": record.get("forgotten_examples", 0)}
 
 
-def _access(method: dict[str, Any]) -> Access | None:
+def _access(method: dict[str, Any], problem: str) -> Access | None:
     """What the method says it keeps; None for one that is not known here."""
     parts = method.get("compose", [method])
     if any(part["name"] not in METHODS for part in parts):
         return None
-    return Access.union(make_method(part["name"], part["hyperparameters"]).access for part in parts)
+    level = PROBLEMS[problem].level
+    return Access.union(make_method(part["name"], part["hyperparameters"]).access_at(level) for part in parts)
 
 
 def _hyperparameters(method: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -63,12 +63,14 @@ def _measured(
     """The metric on each task, and the tasks' names."""
     unit_of = {name: unit for unit, name in enumerate(learner.classes_)}
     listed: Iterable[tuple[Graph, Tensor]]
+    apart = False  # whether every task has a graph of its own
     if isinstance(tasks, TaskStream):
         if last is not None and not -len(tasks) <= last < len(tasks):
             raise EvergraphError(f"after={last} is impossible with {len(tasks)} tasks; choose 0 to {len(tasks) - 1}")
         after = min(learner.num_tasks, len(tasks)) - 1 if last is None else range(len(tasks))[last]
         graph, titles = tasks.graph, tasks.task_names
         listed = (tasks.tests(after, index, test_graph, part) for index in range(after + 1))
+        apart = TEST_GRAPHS[test_graph or tasks.test_graph].one_task
         own = [[graph.class_names[p] for p in tasks.tasks_classes[index]] for index in range(after + 1)]
         among = [[graph.class_names[p] for p in tasks.candidates(after, index)] for index in range(after + 1)]
     else:
@@ -80,21 +82,39 @@ def _measured(
             raise EvergraphError(f"task {index} has classes the learner has not met: {missing[0]!r}; learn it first")
     values: list[float] = []
     # examples of one graph are computed together, and graphs one after another: all at once may not fit
-    for _, group in groupby(listed, key=lambda pair: id(pair[0])):
-        pairs = list(group)
-        graph, sizes = pairs[0][0], [nodes.numel() for _, nodes in pairs]
-        if not all(sizes):
-            number = len(values) + sizes.index(0)
-            raise EvergraphError(
-                f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
-            )
-        truth = learner.problem.targets(graph, learner.classes_)
-        outputs = learner.outputs(graph, torch.cat([nodes for _, nodes in pairs]))
-        if measure.of_probabilities:
-            outputs = outputs / learner.temperature
-        for (_, nodes), rows in zip(pairs, outputs.split(sizes)):
-            values.append(measure(rows, truth[nodes], [unit_of[name] for name in among[len(values)]]))
+    for pairs in map(_alone, listed) if apart else _by_graph(listed):
+        graph, numbers = pairs[0][0], range(len(values), len(values) + len(pairs))
+        for number, (_, nodes) in zip(numbers, pairs):
+            if not nodes.numel():
+                raise EvergraphError(
+                    f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
+                )
+        values += _on_graph(learner, pairs, measure, [[unit_of[name] for name in among[n]] for n in numbers])
+        del graph, pairs, _  # a graph from disk goes before the next is read
     return values, titles[: len(values)]
+
+
+def _on_graph(
+    learner: Learner, pairs: list[tuple[Graph, Tensor]], measure: Metric, among: list[list[int]]
+) -> list[float]:
+    """The metric on several sets of examples of one graph, each among some of the output units."""
+    graph, parts = pairs[0][0], [nodes for _, nodes in pairs]
+    truth = learner.problem.targets(graph, learner.classes_)
+    outputs = learner.outputs(graph, torch.cat(parts))
+    if measure.of_probabilities:
+        outputs = outputs / learner.temperature
+    rows = outputs.split([nodes.numel() for nodes in parts])
+    return [measure(own, truth[nodes], units) for own, nodes, units in zip(rows, parts, among)]
+
+
+def _alone(pair: tuple[Graph, Tensor]) -> list[tuple[Graph, Tensor]]:
+    return [pair]
+
+
+def _by_graph(listed: Iterable[tuple[Graph, Tensor]]) -> Iterator[list[tuple[Graph, Tensor]]]:
+    """Neighbours on the list with one graph together; the next graph is there before the last is done with."""
+    for _, group in groupby(listed, key=lambda pair: id(pair[0])):
+        yield list(group)
 
 
 def _number_of(learner: Learner, tasks: TaskStream | list[Task], index: int) -> int | None:

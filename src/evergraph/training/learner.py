@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from evergraph.core.settings import Bounds, Checked, PositiveInt, Seed, checked
+from evergraph.core.settings import Bounds, Checked, ClassCount, Seed, checked
 from evergraph.data import ClassName, Graph, Part, Task, TaskStream
 from evergraph.errors import EvergraphError, is_out_of_memory, tell
 from evergraph.evaluation import Evaluation
@@ -57,7 +57,7 @@ class Learner(metaclass=Checked):
         training: Training | None = None,
         *,
         problem: str | None = None,
-        num_classes: PositiveInt | None = None,
+        num_classes: ClassCount | None = None,
         device: str = "auto",
         dtype: torch.dtype | None = None,
         seed: Seed = 0,
@@ -173,7 +173,7 @@ class Learner(metaclass=Checked):
         return marks.index(task.mark()) if task.mark() in marks else None
 
     @checked
-    def grow(self, num_classes: PositiveInt) -> None:
+    def grow(self, num_classes: ClassCount) -> None:
         """Make room for more classes: the output layer gets more units, the method's state follows."""
         if self.in_mid_task:
             raise EvergraphError("the learner is in the middle of a task; finish it before the output layer grows")

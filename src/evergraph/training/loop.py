@@ -193,7 +193,7 @@ def _early_stop(context: Context, settings: Training, progress: Progress, row: d
     context.model.eval()
     total, seeds = 0.0, context.task.val.to(context.device)
     if not seeds.numel():
-        raise EvergraphError(f"patience={settings.patience} needs validation nodes, and the task has none; use 0")
+        raise EvergraphError(f"patience={settings.patience} needs validation examples, and the task has none; use 0")
     with torch.no_grad():
         for batch in context.batcher.exact().batches(seeds, 2048):
             total += float(context.problem.loss(context.model(batch), batch.y).sum())

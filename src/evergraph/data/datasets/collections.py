@@ -14,7 +14,7 @@ from evergraph.data.datasets.pickled_arrays import read_pickled_npz
 from evergraph.data.examples import make_graphs
 from evergraph.data.files import read_npz
 from evergraph.data.graph import Graph, make_graph
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, first_line, tell
 from evergraph.persistence.reading import DAMAGE, MissingFileError, read_json, read_rows, regular_file
 
 
@@ -51,6 +51,8 @@ def read_tu(folder: Path) -> Graph:
         kinds = read_numbers(folder / f"{prefix}_node_labels.txt", np.int64)[:, 0]
         parts.append((kinds[:, None] == np.unique(kinds)).astype(np.float32))
     x = np.concatenate(parts, axis=1) if parts else np.ones((owner.size, 1), np.float32)
+    if unused := [kind for kind in ("labels", "attributes") if (folder / f"{prefix}_edge_{kind}.txt").exists()]:
+        tell(f"{prefix}: the {' and '.join(unused)} of its edges are not used")
     names = np.unique(labels)
     return make_graphs(
         x, edges, owner, np.searchsorted(names, labels), class_names=names.tolist(), undirected=True, name=prefix
@@ -74,6 +76,8 @@ def read_ogb_graphs(folder: Path, *, columns: bool, features_of_edges: bool = Fa
         x = mean_over_edges(read_csv_gz(folder / "edge-feat.csv.gz", np.float32), edges, owner.size)
     else:
         x = read_csv_gz(folder / "node-feat.csv.gz", np.float32)
+        if (folder / "edge-feat.csv.gz").exists():
+            tell(f"{folder.parent.name}: the features of its edges are not used")
     y = read_csv_gz(folder / "graph-label.csv.gz", np.float64)
     y = y if columns else np.where(np.isnan(y), -1, y)
     return make_graphs(x, edges, owner, y, undirected=True, columns=columns, name=folder.parent.name)

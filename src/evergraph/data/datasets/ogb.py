@@ -13,6 +13,7 @@ from evergraph.data.datasets.collections import mean_over_edges, read_ogb_graphs
 from evergraph.data.datasets.official import OfficialGraph, read_csv_gz
 from evergraph.data.examples import make_links
 from evergraph.data.graph import Graph, make_graph
+from evergraph.errors import tell
 
 OGB = "http://snap.stanford.edu/ogb/data"
 
@@ -31,6 +32,8 @@ def read_collab(folder: Path) -> Graph:
     pairs = read_csv_gz(folder / "edge.csv.gz", np.int64).T
     year = read_csv_gz(folder / "edge_year.csv.gz", np.int64).reshape(-1)
     x = read_csv_gz(folder / "node-feat.csv.gz", np.float32)
+    if (folder / "edge_weight.csv.gz").exists():
+        tell("ogbl-collab: how many papers a link stands for (edge_weight) is not used")
     return make_links(x, pairs, negatives=True, attributes={"time": year})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -339,6 +339,10 @@ class Analytic(Method):
             adjacency = context.task.graph.adjacency.to(features.dtype).to(features.device)
             _, share = prediction.judge(adjacency, features)
             self.doubt_ = max(share, self.doubt_)
+
+    def access_at(self, level: str) -> Access:
+        """Edges are judged over a whole graph where its nodes are predicted; elsewhere each example is by itself."""
+        return replace(self.access.at(level), transductive=level == "node")
 
     @torch.no_grad()
     def predict(self, view: View) -> Tensor | None:

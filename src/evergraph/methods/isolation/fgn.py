@@ -24,8 +24,8 @@ class FGN(ReplayMethod):
     each ever seen equally likely; a step adds the loss of some of them.
 
     Args:
-        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far, neighbours
-            included.
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+            Neighbours count in bytes alone.
         per_class: where `memory` is empty, as many nodes are kept as there are classes, times this; 500 in all in the
             paper. Their neighbours are not counted.
         strength: factor on the loss of the rehearsed nodes; 0 is fine-tuning.

@@ -83,8 +83,7 @@ class HPN(Method):
     def penalty(self, step: Step) -> Tensor:
         """The embeddings' own cross entropy, their distance to prototypes, and the extractors' likeness."""
         model = network(step.model)
-        atoms = model.atoms(step.batch)
-        embeddings, matched = model.levels(atoms)
+        atoms, embeddings, matched = model.seen(step.batch)
         outputs = with_ones(atoms.flatten(1)) @ model.embedding_head
         gaps = [(one - other).square().sum(-1).mean(1) for one, other in zip(embeddings, matched)]
         per_example = step.problem.loss(outputs, step.batch.y) + self.distance * torch.stack(gaps).sum(0)
@@ -112,10 +111,11 @@ class HPN(Method):
             value[: len(held)] = held
         if step.context.epoch < step.context.cache["first epoch with prototypes"]:
             return
-        atoms = model.atoms(step.batch)
+        embeddings = model.atoms(step.batch)
         for level in range(len(LEVELS)):  # each level sees what the one below has just become
-            embeddings = model.levels(atoms)[0][level].flatten(0, 1)
-            establish(model, level, embeddings, self.threshold)
+            if level:
+                embeddings = model.above(level, model.match(level - 1, embeddings))
+            establish(model, level, embeddings.flatten(0, 1), self.threshold)
 
     @torch.no_grad()
     def end_task(self, context: Context) -> None:

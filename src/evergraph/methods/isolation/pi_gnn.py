@@ -42,8 +42,8 @@ class PIGNN(MemoryMethod):
     The memory holds nodes of all tasks, each ever seen equally likely, with the subgraph that the model sees of them.
 
     Args:
-        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far, neighbours
-            included.
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+            Neighbours count in bytes alone.
         per_class: where `memory` is empty, as many nodes are kept as there are classes, times this; 64 to 128 in all in
             the paper. Their neighbours are not counted.
         expansion: units that each hidden layer gets for a task; 12 in the paper, where layers begin with 12.

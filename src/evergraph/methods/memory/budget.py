@@ -22,7 +22,8 @@ class Budget:
 
     Args:
         num_bytes: of all tensors kept, as they are kept.
-        share: of the nodes of all task graphs met so far; counts every node kept, neighbours too.
+        share: of the nodes of all task graphs met so far; where examples are nodes, it counts those, and what surrounds
+            them is not counted; else all nodes kept.
         per_class: examples of each class; what surrounds them is not counted.
     """
 
@@ -66,7 +67,8 @@ class Budget:
         if self.num_bytes is not None:
             return sum(piece.num_bytes for piece in pieces) <= self.num_bytes
         if self.share is not None:
-            return sum(piece.num_nodes for piece in pieces) <= self.nodes(nodes_met)
+            counted = (piece.num_examples if piece.level == "node" else piece.num_nodes for piece in pieces)
+            return sum(counted) <= self.nodes(nodes_met)
         return True
 
     def fit(self, owner: str, pieces: Sequence[Piece], nodes_met: int) -> list[Piece]:

@@ -34,7 +34,7 @@ class AnchoredCurvature(Method):
     reference = PAPER
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(1e-3, 1e3))
-    training = MappingProxyType({"label_scope": "seen", "reduction": "mean", "weight_decay": 0.0})
+    training = MappingProxyType({"label_scope": "current", "reduction": "mean", "weight_decay": 0.0})
     measures_while_training: ClassVar[bool] = True
     """Whether F is taken in training mode, as part of the step, and so needs a model without dropout."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evergraph.core.capabilities import capable
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
@@ -39,14 +40,17 @@ def mean_batch(problem: Problem, model: GraphModel, sums: Tensor, device: torch.
     """A batch with one seed for each row of sums that has nodes: their mean features; and the numbers of nodes.
 
     Each mean has a twin as its only neighbour, as if a node stood among its like: layers with self-loops
-    see the mean itself, and layers that read neighbours alone find the same features there.
+    see the mean itself, and layers that read neighbours alone find the same features there. Where the model reads a
+    node that is its own neighbour in the same way, it is its own twin.
     """
     present = sums[sums[:, -1] > 0]
     counts = present[:, -1]
     number = counts.numel()
-    means = (present[:, :-1] / counts.unsqueeze(1)).repeat(2, 1)
-    twin = torch.arange(2 * number).roll(number)
-    adjacency = SparseMatrix(torch.arange(2 * number + 1), twin, torch.ones(2 * number), 2 * number)
-    graph = Graph(means, adjacency, torch.zeros(2 * number, dtype=torch.long), [0], "stand-ins")
+    copies = 1 if capable(model, "self_edges") else 2
+    means = (present[:, :-1] / counts.unsqueeze(1)).repeat(copies, 1)
+    nodes = torch.arange(copies * number)
+    ends = torch.arange(copies * number + 1)
+    adjacency = SparseMatrix(ends, nodes.roll(number), torch.ones(copies * number), copies * number)
+    graph = Graph(means, adjacency, torch.zeros_like(nodes), [0], "stand-ins")
     seeds = torch.arange(number, device=device)
     return problem.batcher(model, graph, device=device).batch(seeds), counts.to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -100,8 +101,12 @@ class OnlineCurvature(Compose):
         average, form = (method.search_space for method in self.methods)
         return {**form, "ema": average["decay"]}
 
+    @property
+    def training(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """The form's own: at stand-ins old classes compete while it trains, over the batch only new ones do."""
+        return self.methods[1].training
+
     model = Method.model
-    training = AnchoredCurvature.training
     hyperparameters = Method.hyperparameters
     title = Method.title
     description = Method.description

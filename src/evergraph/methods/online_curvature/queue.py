@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
@@ -13,6 +14,7 @@ from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
+from evergraph.methods.online_curvature.factored_gradients import SEEDS, factors_pay, node_factors, pull, pushed
 from evergraph.methods.state import state
 
 QueueRule = Literal["text", "algorithm"]
@@ -45,7 +47,7 @@ class QueueCurvature(AnchoredCurvature):
 
     queue_size: PositiveInt = 128
     queue_rule: QueueRule = "text"
-    queue_: Params = state(dict)  # a ring of gradients, one row each
+    queue_: Params = state(dict)  # a ring of gradients, one row each; or their factors (`factored_gradients`)
     pushed_: Params = state(dict)  # count: gradients pushed so far, on the device, so that no step waits for it
 
     def start_task(self, context: Context) -> None:
@@ -62,21 +64,33 @@ class QueueCurvature(AnchoredCurvature):
         """The gradient of one random node's sampled log-likelihood, into the queue."""
         if not self.active:
             return
-        params = step.context.params
         node = random_integers(step.batch.num_examples, (1,), step.context.device, step.context.generator)
         outputs = step.logits.detach()[node]
         score = step.problem.score(outputs, step.problem.sample(outputs, step.context.generator))
-        cotangent = torch.zeros_like(step.logits).index_copy(0, node, score)
+        if not self.pushed_:
+            self.pushed_ = {"count": torch.zeros(1, dtype=torch.long, device=step.context.device)}
+        if self._factored(step.context):
+            seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
+            self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score), self.capacity)
+        else:
+            self._push(step, torch.zeros_like(step.logits).index_copy(0, node, score))
+        self.pushed_["count"] += 1
+
+    def _factored(self, context: Context) -> bool:
+        """Whether gradients are kept as factors: a queue that is begun goes on as it is."""
+        return SEEDS in self.queue_ if self.queue_ else factors_pay(context)
+
+    def _push(self, step: Step, cotangent: Tensor) -> None:
+        """The gradient for a cotangent at the outputs, written out, into the ring."""
+        params = step.context.params
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
         if not self.queue_:
             self.queue_ = {
                 name: value.detach().new_zeros(self.capacity, *value.shape) for name, value in params.items()
             }
-            self.pushed_ = {"count": torch.zeros(1, dtype=torch.long, device=step.context.device)}
         place = self.pushed_["count"] % self.capacity
         for row, grad in zip(self.queue_.values(), grads):
             row.index_copy_(0, place, torch.zeros_like(row[:1]) if grad is None else grad.unsqueeze(0))
-        self.pushed_["count"] += 1
 
     @property
     def capacity(self) -> int:
@@ -92,11 +106,14 @@ class QueueCurvature(AnchoredCurvature):
         scale = self.scale(1, "mean") / (1 if self.over_nodes == "sum" else held)
         if self.over_nodes == "loss" and step.context.reduction == "sum":
             scale = scale * step.batch.num_examples  # the mean over the queue stands for the mean over the batch
-        rows = {name: gradients.flatten(1) for name, gradients in self.queue_.items()}
-        inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
+        if self._factored(step.context):
+            pulls = pull(step.context, self.queue_, displacement, scale)
+        else:
+            rows = {name: gradients.flatten(1) for name, gradients in self.queue_.items()}
+            inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
+            pulls = {name: (scale * inner @ rows[name]).view_as(displacement[name]) for name in rows}
         for name, value in step.context.params.items():
-            pull = (scale * inner @ rows[name]).view_as(displacement[name])
-            value.grad = pull if value.grad is None else value.grad.add_(pull)
+            value.grad = pulls[name] if value.grad is None else value.grad.add_(pulls[name])
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

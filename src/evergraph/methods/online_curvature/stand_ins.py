@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class StandInCurvature(AnchoredCurvature):
     besides = "the graph of stand-ins"
     levels = ("node",)
     kinds = ("classes",)
+    training = MappingProxyType({**AnchoredCurvature.training, "label_scope": "seen"})
     search_space = search_over(strength=(1e-1, 1e6))
     measures_while_training = False  # stand-ins are seen in evaluation mode
 

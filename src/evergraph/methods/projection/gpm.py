@@ -78,7 +78,7 @@ class GPM(Method):
         for name, value in step.model.named_parameters():
             if value.grad is not None and name in self.basis_ and self.num_tasks_:
                 basis = self.basis_[name]
-                value.grad.sub_(basis @ (basis.T @ value.grad))
+                value.grad.addmm_(basis, basis.T @ value.grad, alpha=-1)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
@@ -89,7 +89,7 @@ class GPM(Method):
             held = self.held_[name]
             if name in self.basis_:
                 basis = self.basis_[name]
-                value.sub_(basis @ (basis.T @ value - held))
+                value.addmm_(basis, basis.T @ value - held, alpha=-1)
             elif held.shape == value.shape:
                 value.copy_(held)
             else:
@@ -134,8 +134,11 @@ def grown_basis(basis: Tensor | None, rows: Tensor, share: float) -> Tensor:
     held = values.square().cumsum(0)
     number = int((held < needed * (1 - 1e-12)).sum()) + 1 if float(needed) > 0 else 0
     number = min(number, int((values > 1e-7 * exact.norm()).sum()), exact.size(1) - before.size(1))
-    wide = torch.cat([before, directions[:number].T], dim=1)
-    return torch.linalg.qr(wide).Q.to(rows.dtype) if number else before.to(rows.dtype)
+    if not number:
+        return before.to(rows.dtype)
+    columns = torch.linalg.qr(torch.cat([before, directions[:number].T], dim=1)).Q
+    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # a column and its negative serve alike
+    return (columns * largest.sign()).to(rows.dtype)
 
 
 def head_name(context: Context) -> str:

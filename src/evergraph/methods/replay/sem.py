@@ -23,8 +23,8 @@ class SEM(SubgraphMemory):
     curvature tells much about the node itself.
 
     Args:
-        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far, neighbours
-            included.
+        memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
+            Neighbours count in bytes alone.
         per_class: examples of each class that are kept where `memory` is empty; their neighbours are not counted.
         strength: factor on the loss of the replayed examples; 0 is fine-tuning.
         weighting: of replayed examples against the task's: `classes`, every old class counts as one of the task's

@@ -1,0 +1,61 @@
+"""Values of options that are more than one word: lists of names and numbers, settings."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+
+from evergraph.data import ClassName
+from evergraph.errors import EvergraphError
+from evergraph.experiments.comparison import check_names
+
+
+def class_names(text: str | None, option: str = "--classes") -> list[str] | None:
+    """Names with commas; a name that has a comma itself stands in double quotes, as in a CSV file."""
+    if text is None:
+        return None
+    parts = next(csv.reader([text], skipinitialspace=True), [])
+    names = [name.strip() for name in parts if name.strip()]
+    if not names:
+        raise EvergraphError(f"{option} is empty; give names with commas, e.g. {option} 3,5")
+    return names
+
+
+def listed(names: Iterable[ClassName], most: int = 8) -> str:
+    """Names as messages show them, the first few alone."""
+    shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
+    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + rest
+
+
+def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, str]:
+    """`KEY=VALUE` items as a dictionary."""
+    settings: dict[str, str] = {}
+    for item in items or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise EvergraphError(f"{option} {item!r} is not KEY=VALUE, e.g. {option} strength=0.1")
+        if key in settings:
+            raise EvergraphError(f"{option} {key} is given twice ({settings[key]!r} and {value!r}); leave one out")
+        settings[key] = value
+    return settings
+
+
+def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
+    """`10,25` as numbers."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise EvergraphError(f"--fan-out {text!r} is not a list of numbers; e.g. 10,25") from None
+
+
+def names_of(kind: str, items: Sequence[str]) -> list[str]:
+    """Names that were given one by one or with commas, each once; none at all is an error."""
+    return check_names(kind, (name.strip() for item in items for name in item.split(",")))
+
+
+def parse_order(text: str) -> str | list[str]:
+    """An order's name, or class names with commas."""
+    return text.split(",") if "," in text else text
