@@ -105,8 +105,8 @@ class Auto(BudgetedAnalytic):
         for_head, for_own = self._sets(context.model)
         for name, blocks in {**for_own, **for_head}.items():
             places = self._places(name)
-            solved = self.solve([self._ridges[place] for place in places], ("train",), rows_of(block_of_row, blocks))
-            self._count(name, places, context.total(validation_hits(context, solved).sum(1)).tolist())
+            ridges = [self._ridges[place] for place in places]
+            self._count(name, places, self.hits(context, ridges, rows_of(block_of_row, blocks)))
         validated = self.validated_ + context.count(context.task.val)
         if self._too_much():
             for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)

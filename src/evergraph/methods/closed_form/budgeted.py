@@ -18,6 +18,7 @@ from evergraph.methods.closed_form.analytic import BOTH, Analytic
 from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.closed_form.hits import validation_hits
 from evergraph.methods.memory.budget import Budget
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
@@ -165,6 +166,14 @@ class BudgetedAnalytic(Analytic):
             found = self._factored().solve(new, parts, rows) if self.factor_ else super().solve(new, parts, rows)
             known.update({(*among, ridge): head for ridge, head in zip(new, found)})
         return [known[*among, ridge].clone() for ridge in ridges]
+
+    def hits(self, context: Context, ridges: Sequence[float], rows: Tensor) -> list[int]:
+        """The task's validation nodes that the training nodes' head of each ridge on the features `rows` puts right."""
+        if not (last := self.fresh_.get("val", 0)):
+            return context.total(validation_hits(context, self.solve(ridges, BOTH[:1], rows)).sum(1)).tolist()
+        truth = self.factor_targets_["val"][-last:].argmax(1)
+        scores = self._factored().scores(ridges, BOTH[:1], rows, "val", last)
+        return [int((found.argmax(1) == truth).sum()) for found in scores]
 
     def _solved(self) -> dict[tuple[tuple[str, ...], bytes, float], Tensor]:
         """Heads that were solved from the sums as they stand: a voice of the vote is often the head."""

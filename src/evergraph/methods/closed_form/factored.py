@@ -13,7 +13,7 @@ few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,9 +35,8 @@ class Factor(NamedTuple):
         return Factor(torch.cat([self.rows, other.rows]), torch.cat([self.targets, other.targets]))
 
     def gram(self) -> Tensor:
-        """G, in float64."""
-        rows = self.rows.double()
-        return rows.T @ rows
+        """G, its products as exact as the rows, in float64."""
+        return symmetric_product(self.rows, self.rows).double()
 
     def last(self, number: int) -> tuple[Factor, Factor]:
         """The factor without its last rows, and of these alone."""
@@ -56,10 +55,9 @@ def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int) -> Facto
 
 def rotated(factor: Factor) -> Factor:
     """The same sums from orthogonal rows, Uᵀ S with S Sᵀ = U E Uᵀ; directions without length are dropped."""
-    product = (factor.rows @ factor.rows.T).double()
-    length, directions = torch.linalg.eigh(product)
+    length, directions = torch.linalg.eigh(factor.rows @ factor.rows.T)
     smallest = length[-1:].clamp(min=0) * length.numel() * torch.finfo(factor.rows.dtype).eps
-    directions = directions[:, length > smallest].to(factor.rows.dtype)
+    directions = directions[:, length > smallest]
     return Factor(directions.T @ factor.rows, directions.T @ factor.targets)
 
 
@@ -80,15 +78,35 @@ class FactoredSums:
     def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
         """As `sums.solve`: the head for each ridge from the sums of some parts, reading the features `rows` alone."""
         rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
-        blocks = torch.unique(self.block_of_row[rows]).tolist()
-        kept, place = [self.factors[part] for part in parts], self._place(parts)
-        size = sum(factor.rows.size(0) for factor in kept)
+        blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
+        combined = torch.cat(self._combinations(ridges, parts, rows), dim=1)
+        weights = combined.split([factor.rows.size(0) for factor in kept])
+        heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
+        for block in blocks:
+            columns = self._columns(block)
+            for factor, own in zip(kept, weights):
+                heads[columns] += factor.rows[:, columns].T @ own.to(factor.rows.dtype)
+        return list(heads.split(kept[0].targets.size(1), dim=1))
+
+    def scores(
+        self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, of: str, last: int
+    ) -> Iterator[Tensor]:
+        """What the head of each ridge gives the last rows of part `of`: S_J S_Jᵀ (S_J S_Jᵀ + λ I)⁻¹ T, without a head."""
+        blocks = torch.unique(self.block_of_row[rows.cpu()]).tolist()
+        end = self._place([of]).stop
+        product = torch.stack([self._product(block)[end - last : end, self._place(parts)] for block in blocks]).sum(0)
+        for combined in self._combinations(ridges, parts, rows.cpu()):
+            yield product @ combined.to(product.dtype)
+
+    def _combinations(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor) -> list[Tensor]:
+        """(S_J S_Jᵀ + λ I)⁻¹ T for each ridge: the head is S_Jᵀ times it."""
+        blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
+        size, place = sum(factor.rows.size(0) for factor in kept), self._place(parts)
         product = torch.zeros(size, size, dtype=torch.float64, device=kept[0].rows.device)
         for block in blocks:
             product += self._product(block)[place, place]
         targets = torch.cat([factor.targets for factor in kept])
-        device = product.device
-        square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(device)]
+        square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(product.device)]
         classes = max(int((targets != 0).any(0).sum()), 1)
         unit = float(square[square > 0].mean()) / classes
         diagonal, solved = product.diagonal().clone(), []
@@ -101,15 +119,7 @@ class FactoredSums:
                     "raise it, or use ridge=0 to choose one"
                 )
             solved.append(torch.cholesky_solve(targets.double(), lower))
-        weights = torch.cat(solved, dim=1).split([factor.rows.size(0) for factor in kept])
-        heads = torch.zeros(
-            self.block_of_row.numel(), targets.size(1) * len(solved), dtype=torch.float64, device=device
-        )
-        for block in blocks:
-            columns = self._columns(block)
-            for factor, own in zip(kept, weights):
-                heads[columns] += factor.rows[:, columns].T @ own.to(factor.rows.dtype)
-        return list(heads.split(targets.size(1), dim=1))
+        return solved
 
     def _squares(self, factor: Factor) -> Tensor:
         """The diagonal of the factor's G."""
