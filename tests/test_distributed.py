@@ -93,7 +93,7 @@ def started(what: str, folder: Path, number: int = 2) -> list[Forked]:
 
 
 def test_three_processes_have_the_head_of_one_over_parts(tmp_path: Path) -> None:
-    """The closed form on five parts, edges with weights and without: float64, to 1e-8."""
+    """The closed forms on five parts, edges with weights and without: float64, to 1e-8."""
     said = [process.communicate(timeout=200)[1] for process in started("parts", tmp_path, 3)]
     for rank in range(3):
         assert (tmp_path / f"{rank}.json").exists(), said[rank][-2000:]

@@ -146,8 +146,14 @@ WEIGHTED = LARGE.altered(
 """The same graph with weights that are others from node to node and back."""
 
 
-def closed_form(tasks: Iterable[eg.Task]) -> eg.Learner:
-    learner = eg.Learner(eg.RandomFeatures(hidden=20), eg.Analytic(), dtype=torch.float64, device="cpu")
+CLOSED_FORMS: dict[str, Callable[[], tuple[eg.GraphModel, eg.Method]]] = {
+    "analytic": lambda: (eg.RandomFeatures(hidden=20), eg.Analytic()),
+    "auto": lambda: (eg.MixedFeatures(hidden=42), eg.Auto()),
+}
+
+
+def closed_form(method: str, tasks: Iterable[eg.Task]) -> eg.Learner:
+    learner = eg.Learner(*CLOSED_FORMS[method](), dtype=torch.float64, device="cpu")
     for task in tasks:
         learner.learn(task)
     return learner
@@ -157,22 +163,22 @@ def names_of_tasks() -> list[list[eg.data.ClassName]]:
     return [LARGE.class_names[:2], LARGE.class_names[2:]]
 
 
-def one_process(graph: eg.Graph, folder: Path) -> list[torch.Tensor]:
+def one_process(method: str, graph: eg.Graph, folder: Path) -> list[torch.Tensor]:
     """The graph as a whole, too large for its features to be kept: its head and its outputs."""
     write_parts(graph, folder, 5)
     whole = graph.altered(splits=read_parts(folder)[0].splits)
     at_hand, random_features.AT_HAND = random_features.AT_HAND, 0
-    learner = closed_form(eg.Task.of(whole, names) for names in names_of_tasks())
+    learner = closed_form(method, (eg.Task.of(whole, names) for names in names_of_tasks()))
     head, outputs = learner.model.head.detach(), learner.logits(graph)
     random_features.AT_HAND = at_hand
     return [head, outputs]
 
 
-def in_parts(folder: Path) -> list[torch.Tensor]:
+def in_parts(method: str, folder: Path) -> list[torch.Tensor]:
     """The same graph in five parts, one to three of them in a process."""
     graph, own = read_parts(folder)
     assert len(own) < 5
-    learner = closed_form(task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks()))
+    learner = closed_form(method, (task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks())))
     outputs = learner.outputs(graph, torch.arange(graph.num_nodes))
     assert graph.rows is not None
     whole = torch.zeros(LARGE.num_nodes, outputs.size(1), dtype=outputs.dtype)
@@ -183,11 +189,13 @@ def in_parts(folder: Path) -> list[torch.Tensor]:
 def parts(folder: Path) -> dict[str, float]:
     """A graph without weights, and one with, over as many processes as there are."""
     graphs = {"plain": LARGE, "weighted": WEIGHTED}
-    first = os.environ["RANK"] == "0"
-    alone = {name: one_process(graph, folder / name) for name, graph in graphs.items()} if first else {}
+    cases = {f"{method} {name}": (method, name) for method in CLOSED_FORMS for name in graphs}
+    alone = {}
+    if os.environ["RANK"] == "0":
+        alone = {case: one_process(how, graphs[name], folder / case) for case, (how, name) in cases.items()}
     alone = join_workers().everywhere(alone)
-    found = {name: difference(alone[name], in_parts(folder / name)) for name in graphs}
-    return {**found, "weights": difference(alone["plain"], alone["weighted"])}
+    found = {case: difference(alone[case], in_parts(how, folder / case)) for case, (how, _) in cases.items()}
+    return {**found, "weights": difference(alone["analytic plain"], alone["analytic weighted"])}
 
 
 def compare(folder: Path) -> dict[str, float | str]:

@@ -216,7 +216,7 @@ class PartNeighbourhoods(Neighbourhoods):
 
 @torch.no_grad()
 def propagated(graph: Graph, inputs: list[tuple[int, float | None]], dtype: torch.dtype) -> list[Features]:
-    """P_b^k X̂ for each pair (k, b), b None for `others`: what is propagated before it is projected, since both are linear."""
+    """P_b^k X̂ for each pair (k, b), None for `others`: propagated before it is projected, since both are linear."""
     key = f"propagated {dtype} {inputs}"
     if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))

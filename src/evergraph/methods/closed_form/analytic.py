@@ -20,11 +20,11 @@ from evergraph.methods.base import METHODS, Context, Method, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
 from evergraph.methods.closed_form.drift import follow_drift
-from evergraph.methods.closed_form.familiarity import evenly, strangeness
+from evergraph.methods.closed_form.familiarity import dense_rows, evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
+from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, among, solve
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -175,8 +175,10 @@ class Analytic(Method):
 
     def _add(self, context: Context) -> None:
         """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
-        if context.batcher.y.dim() > 1:
-            self._add_columns(context)
+        if context.batcher.y.dim() > 1:  # rows of labels or numbers
+            check_targets(context, len(self.class_sizes_))
+            self._accumulate(context, None)
+            self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
             return
         self.add_to_sums(context, self._sizes(context))
         self._learn_units(context)
@@ -206,13 +208,16 @@ class Analytic(Method):
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
         """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
+        self._accumulate(context, sign * self._weights(sizes))
+
+    def _accumulate(self, context: Context, weights: Tensor | None) -> None:
+        """Add a task's examples to the sums, by the weight of their class if they have one."""
         features, head = linear_head(context.model)
-        weights = self._weights(sizes)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
         for part in BOTH:
-            nodes = getattr(context.task, part).to(weights.device)
+            examples = getattr(context.task, part).to(context.device)
             before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(context, features, head, nodes, sign * weights, before, exact=exact)
+            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact=exact)
         self.gram_, self.cross_ = gram, cross
 
     @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
@@ -221,19 +226,6 @@ class Analytic(Method):
         if self.encoder != "frozen":
             return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
         return Forgetting(self)
-
-    def _add_columns(self, context: Context) -> None:
-        """The same where examples have rows of labels or numbers."""
-        check_targets(context, len(self.class_sizes_))
-        features, head = linear_head(context.model)
-        gram, cross = dict(self.gram_), dict(self.cross_)
-        for part in BOTH:
-            examples = getattr(context.task, part).to(context.device)
-            before = Sums(gram[part], cross[part]) if part in gram else None
-            exact = 0 < self.ridge < SMALL
-            gram[part], cross[part] = accumulate(context, features, head, examples, None, before, exact=exact)
-        self.gram_, self.cross_ = gram, cross
-        self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
 
     def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
         """Whether depths vote and edges are judged: where nodes have classes, and features fall into blocks."""
@@ -292,16 +284,10 @@ class Analytic(Method):
         return rows_of(block_of_row, self.blocks_)
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """The sum of the head and of one head for each smaller depth."""
-        return head + self._shallow(model, ridge, parts)
-
-    def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
-        """The sum of one head on the blocks of each depth below the largest that the head reads."""
-        blocks = capable(model, "feature_blocks")
-        assert blocks is not None
-        depths, block_of_row = blocks()
+        """The sum of the head and of one head on the blocks of each depth below the largest that it reads."""
+        depths, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
-        total = torch.zeros_like(self.cross_["train"])
+        total = head.clone()
         for depth in sorted({depth for depth in depths if depth < deepest}):
             rows = rows_of(block_of_row, [other == depth for other in depths])
             total += self.solve([ridge], parts, rows)[0]
@@ -391,20 +377,12 @@ class Analytic(Method):
         """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
         head = linear_head(view.model)[1].detach()
-        rows = evenly(self._dense_rows(view.model)).to(head.device)
+        rows = evenly(dense_rows(view.model, head.size(0))).to(head.device)
         return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
-
-    def _dense_rows(self, model: GraphModel) -> Tensor:
-        """The features that are seldom zero: random ones, where there are some."""
-        layout = capable(model, "feature_layout")
-        if layout is None or all(block.linear for block in layout().present):
-            return torch.arange(linear_head(model)[1].size(0))
-        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
-        return rows_of(block_of_row, [not block.linear for block in layout().present])
 
     def gram_among(self, part: str, rows: Tensor) -> Tensor:
         """G of one part, among some features."""
-        return self.gram_[part][rows].index_select(1, rows)
+        return among(self.gram_[part], rows)
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))

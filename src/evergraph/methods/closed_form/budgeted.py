@@ -69,11 +69,12 @@ class BudgetedAnalytic(Analytic):
             return super().gram_among(part, rows)
         return Factor(self.factor_[part][:, rows], self.factor_targets_[part]).gram()
 
-    def energy(self, part: str, head: Tensor) -> float:
-        """tr(Wᵀ G W) of one part, whichever form G is kept in."""
+    def energy(self, part: str, head: Tensor, rows: Tensor) -> float:
+        """tr(Wᵀ G W) of one part, for a head that reads the features `rows` alone."""
+        read = head[rows.to(head.device)]
         if part in self.gram_:
-            return float((head * (self.gram_[part] @ head)).sum())
-        return float((self.factor_[part] @ head.to(self.factor_[part].dtype)).double().square().sum())
+            return float((read * (self.gram_among(part, rows) @ read)).sum())
+        return float((self.factor_[part][:, rows] @ read.to(self.factor_[part].dtype)).double().square().sum())
 
     def make_dense(self) -> None:
         """From factors to G; B is kept in either form."""

@@ -91,7 +91,7 @@ class FactoredSums:
     def scores(
         self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, of: str, last: int
     ) -> Iterator[Tensor]:
-        """What the head of each ridge gives the last rows of part `of`: S_J S_Jᵀ (S_J S_Jᵀ + λ I)⁻¹ T, without a head."""
+        """What the head of each ridge gives the last rows of part `of`, without the head itself."""
         blocks = torch.unique(self.block_of_row[rows.cpu()]).tolist()
         end = self._place([of]).stop
         product = torch.stack([self._product(block)[end - last : end, self._place(parts)] for block in blocks]).sum(0)

@@ -93,6 +93,7 @@ def among(gram: Tensor, rows: Tensor) -> Tensor:
     ends = torch.nonzero(rows.diff() != 1).reshape(-1).add(1).tolist()
     runs = list(itertools.pairwise([0, *ends, rows.numel()]))
     if len(runs) > FEW_RUNS:
+        rows = rows.to(gram.device)
         return gram[rows].index_select(1, rows)
     found, starts = gram.new_empty(rows.numel(), rows.numel()), [int(rows[first]) for first, _ in runs]
     for (top, bottom), row in zip(runs, starts):
