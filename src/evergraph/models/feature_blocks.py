@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,16 +50,16 @@ class Block:
         """Whether a node is mixed with its neighbours: then depth after depth says less about the node itself."""
         return self.depth > 0 and self.balance is not None
 
-    def step(self, product: Callable[[Any], Any], h: Any, degree: Tensor) -> Any:
-        """P H, with `product` multiplying by A + I and `degree` its row sums `(rows of H, 1)`.
-
-        Where fewer rows come out than go in, they are the first.
-        """
+    def operator(self, matrix: SparseMatrix, degree: Tensor) -> SparseMatrix:
+        """P, from A + I and the row sums of all its columns' nodes; where it has fewer rows, they are the first."""
+        row, degree = matrix.row_of_entry(), degree.reshape(-1)
         if self.balance is not None:
-            moved = product(scale_rows(h, degree**-self.balance))
-            return scale_rows(moved, degree[: moved.size(0)] ** (self.balance - 1))
-        moved = product(h)
-        return scale_rows(subtract(moved, h), over_others(degree[: moved.size(0)]))
+            arriving, leaving = degree ** (self.balance - 1), degree**-self.balance
+            return matrix.with_values(matrix.values * arriving[row] * leaving[matrix.indices])
+        others = row != matrix.indices
+        indptr = torch.nn.functional.pad(others.cumsum(0), (1, 0))[matrix.indptr]
+        values = (matrix.values * over_others(degree)[row])[others]
+        return SparseMatrix(indptr, matrix.indices[others], values, matrix.num_columns)
 
 
 def parse_blocks(blocks: Sequence[Any]) -> list[Block]:
@@ -77,23 +77,6 @@ def over_others(degree: Tensor) -> Tensor:
     """One over the neighbours' weights, from row sums of A + I; 0 where there are none."""
     others = (degree - 1).clamp(min=0)
     return torch.where(others > 1e-6, 1 / others.clamp(min=1e-6), torch.zeros_like(others))
-
-
-def scale_rows(h: Features, factor: Tensor) -> Features:
-    """Rows times a column of numbers."""
-    if isinstance(h, SparseMatrix):
-        return h.with_values(h.values * factor.reshape(-1)[h.row_of_entry()])
-    return factor * h
-
-
-def subtract(moved: Features, h: Features) -> Features:
-    """The difference with the first rows of `h`."""
-    if isinstance(moved, SparseMatrix):
-        assert isinstance(h, SparseMatrix)
-        difference = moved.to_scipy() - h.top(moved.num_rows).to_scipy()
-        return SparseMatrix.from_scipy(difference, moved.dtype).to(moved.device)
-    assert isinstance(h, Tensor)
-    return moved - h[: moved.size(0)]
 
 
 def unit_rows(x: Features) -> Features:

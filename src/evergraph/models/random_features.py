@@ -21,7 +21,6 @@ from evergraph.core.settings import NonNegativeInt, PositiveInt
 from evergraph.core.sparse import (
     Features,
     SparseMatrix,
-    sparse_product,
     take_rows,
     with_column,
     with_ones,
@@ -31,11 +30,11 @@ from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.block_steps import Steps, WordsWithin, column, first_rows, without_degrees
 from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
 from evergraph.models.score_pieces import Piece, arriving, reach_of
 
 BLOCKS: tuple[tuple[Any, ...], ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
-FULL = 0.1  # share of entries from which on a sparse matrix is taken for a dense one
 AT_HAND = 2**31  # bytes of features that may be computed for a whole graph at once
 READS = ("forward", "logits", "operator", "inputs", "features")  # what the head's features rest on
 
@@ -192,45 +191,21 @@ class RandomFeatures(GraphModel):
         """
         projection = self.projection.to(x.device)
         extra = x.size(1) - projection.size(0)
-        words: dict[
-            tuple[int, float | None, int], Features
-        ] = {}  # P^k X̂ of linear blocks, at the nodes within a distance
-        parts = []
-        for block, columns in zip(self.blocks, self._projected_columns()):
+        steps = Steps(degree, operators, sizes)
+        words = WordsWithin(without_degrees(x, projection.size(0)), steps)
+        found = projection.new_empty(sizes[0], sum(self.widths()) + 1)
+        *parts, ones = found.split([*self.widths(), 1], dim=1)
+        ones.fill_(1)
+        for block, columns, part in zip(self.blocks, self._projected_columns(), parts):
             if block.linear:
-                h = self._propagated_words(words, block, 0, x, degree, operators, sizes)
-                parts.append(self.hashing.apply(unit_rows(h)) * (self._energy / 2) ** 0.5)
+                torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), (self._energy / 2) ** 0.5, out=part)
                 continue
             weight = torch.nn.functional.pad(projection[:, columns], (0, 0, 0, extra))
             h = first_rows(x, sizes[block.depth]) @ weight
-            for step in range(block.depth, 0, -1):
-                h = block.step(operators[step - 1].__matmul__, h, degree[: sizes[step]])
-            parts.append(self._activate(h))
-        return with_ones(torch.cat(parts, dim=1))
-
-    def _propagated_words(
-        self,
-        found: dict[tuple[int, float | None, int], Features],
-        block: Block,
-        near: int,
-        x: Features,
-        degree: Tensor,
-        operators: Sequence[SparseMatrix],
-        sizes: Sequence[int],
-    ) -> Features:
-        """P^k X̂ at the nodes within `near` steps; what one block has computed serves the next."""
-        key = (block.depth, block.balance if block.depth else None, sizes[near])
-        if key not in found:
-            if not block.depth:
-                found[key] = without_degrees(first_rows(x, sizes[near]), self.in_channels or 0)
-            else:
-                before = Block(block.depth - 1, block.balance, linear=True)
-                h = self._propagated_words(found, before, near + 1, x, degree, operators, sizes)
-                moved = block.step(lambda h: sparse_product(operators[near], h), h, degree[: sizes[near + 1]])
-                if isinstance(moved, SparseMatrix) and moved.nnz > FULL * moved.num_rows * moved.num_columns:
-                    moved = moved.dense()
-                found[key] = moved
-        return found[key]
+            for near in reversed(range(block.depth)):
+                h = steps.of(block, near) @ h
+            self._activate(h, part)
+        return found
 
     @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
     def propagates_once(self, graph: Graph) -> bool:
@@ -257,7 +232,7 @@ class RandomFeatures(GraphModel):
         """A block's features from rows of P^k X̂."""
         if block.linear:
             return self.hashing.apply(unit_rows(h)) * (self._energy / 2) ** 0.5
-        return self._activate(h @ self.projection[:, columns])
+        return self._activate(h @ self.projection[:, columns], None)
 
     @capability(rests_on=READS)
     def feature_blocks(self) -> tuple[list[int], Tensor]:
@@ -338,10 +313,13 @@ class RandomFeatures(GraphModel):
         """Twice the mean square length of a random block's rows."""
         return self.block_width / max(sum(not block.linear for block in self.all_blocks), 1) or 1.0
 
-    def _activate(self, h: Tensor) -> Tensor:
-        """Rows of length one, ReLU, and a scale that gives all random features together a mean square near one half."""
-        length = h.norm(dim=1, keepdim=True).clamp(min=1e-9)
-        return h.relu() / length * self._energy**0.5
+    def _activate(self, h: Tensor, out: Tensor | None) -> Tensor:
+        """Rows of length one, ReLU, and a scale that gives all random features together a mean square near one half.
+
+        `h` is overwritten.
+        """
+        scale = self._energy**0.5 / h.norm(dim=1, keepdim=True).clamp(min=1e-9)
+        return torch.mul(h.relu_(), scale, out=out)
 
     @capability(rests_on=("forward", "logits"))
     def output_weight(self) -> Tensor:
@@ -351,28 +329,3 @@ class RandomFeatures(GraphModel):
     def logits(self, batch: Batch) -> Tensor:
         """The head's scores."""
         return linear(self.features(batch), self.head)
-
-
-def column(x: Features, number: int) -> Tensor:
-    """One column of a feature matrix, `(rows, 1)`."""
-    if not isinstance(x, SparseMatrix):
-        return x[:, number : number + 1]
-    unit = torch.zeros(x.num_columns, 1, dtype=x.dtype, device=x.device)
-    unit[number] = 1
-    return x @ unit
-
-
-def first_rows(x: Features, number: int) -> Features:
-    """The first rows of a feature matrix."""
-    return x.top(number) if isinstance(x, SparseMatrix) else x[:number]
-
-
-def without_degrees(x: Features, in_channels: int) -> Features:
-    """The feature columns, without the one of degrees that may follow them."""
-    if not isinstance(x, SparseMatrix):
-        return x[:, :in_channels]
-    if x.num_columns == in_channels:
-        return x
-    own = x.indices < in_channels
-    indptr = torch.cat([own.new_zeros(1, dtype=torch.long), own.cumsum(0)])[x.indptr]
-    return SparseMatrix(indptr, x.indices[own], x.values[own], in_channels)
