@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import scipy.sparse as sp
 import torch
@@ -12,10 +14,10 @@ from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
-from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, head_sets, leader
+from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
 from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
-from evergraph.methods.closed_form.sums import Sums, solve, symmetric_product
+from evergraph.methods.closed_form.sums import Sums, among, solve, symmetric_product
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
@@ -222,9 +224,8 @@ def test_what_own_features_explain_is_the_squared_error_of_all_validation_nodes(
     assert isinstance(method, eg.Auto)
     _, block_of_row = model.feature_blocks()
     rows = rows_of(block_of_row, method._own(model))
-    place = best_ridge(method.set_hits_[method.own_])
-    squares, sizes = [0.0] * 3, torch.zeros(6, dtype=torch.float64)
-    for head, number in zip(method.solve(method._ridges[place : place + 3], ("train",), rows), range(3)):
+    squares, sizes = [0.0] * len(method._ridges), torch.zeros(6, dtype=torch.float64)
+    for number, head in enumerate(method.solve(method._ridges, ("train",), rows)):
         for task in eg.TaskStream(graph, 2):
             features = neighbourhoods(model, task.graph).x
             for node in task.val.tolist():
@@ -234,8 +235,36 @@ def test_what_own_features_explain_is_the_squared_error_of_all_validation_nodes(
                 squares[number] += weight * float((features[node] @ head - wanted).square().sum())  # type: ignore[index]
                 sizes[label] += weight * (number == 0)
     variance = float((sizes * (1 - sizes / sizes.sum())).sum())
-    solved = len(method._ridges[place : place + 3])
-    assert method.own_explains_ == pytest.approx(1 - min(squares[:solved]) / variance, abs=1e-9)
+    share, ridge = method._own_alone(model)
+    assert share == method.own_explains_ == pytest.approx(1 - min(squares) / variance, abs=1e-9)
+    assert ridge == method._ridges[squares.index(min(squares))]
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [1, 4, 3, 2, 1], [1, 2, 5, 4, 0], [7]])
+def test_climbing_ends_at_the_top_of_a_single_hill(values: list[float]) -> None:
+    assert climbed(lambda place: values[place], len(values)) == values.index(max(values))
+
+
+def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
+    found = []
+
+    class Asked(eg.Auto):
+        def hits(self, context: Context, ridges: Sequence[float], rows: Tensor) -> list[int]:
+            assert self.fresh_["val"]
+            heads = self.solve(ridges, ("train",), rows)
+            found.append((super().hits(context, ridges, rows), validation_hits(context, heads).sum(1).tolist()))
+            return found[-1][0]
+
+    learner = eg.Learner(eg.MixedFeatures(hidden=140), Asked(memory="1GB"), dtype=torch.float64, device="cpu")
+    learner.fit(eg.TaskStream(graph, 2))
+    assert len(found) > 10
+    assert all(hits == naive for hits, naive in found)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 5, 6, 9], [*range(0, 80, 2)]], ids=["runs", "scattered"])
+def test_sums_among_some_features_are_those_entries(rows: list[int]) -> None:
+    gram, among_them = torch.randn(81, 81), torch.tensor(rows)
+    assert torch.equal(among(gram, among_them), gram[among_them][:, among_them])
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from evergraph.methods.closed_form.block_sets import (
     PREFERRED,
     best_ridge,
     cheapest_near,
+    climbed,
     first_near,
     head_sets,
     leader,
@@ -139,7 +140,7 @@ class Auto(BudgetedAnalytic):
         super().conclude(model)
         for_head, for_own = self._sets(model)
         self._lead(for_head, for_own, self.validated_)
-        self.own_explains_ = self._explained_by_own(model) if self.own_ else 0.0
+        self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
 
     @property
     def _ridges(self) -> Sequence[float]:
@@ -196,9 +197,8 @@ class Auto(BudgetedAnalytic):
         """Heads that may decide where edges join tasks."""
         ways = {"vote": vote, MIXED: self._voice(model, self.voices(model)[0], parts)}
         if self.own_:
-            ridge = self._ridges[best_ridge(self.set_hits_[self.own_])]
             rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
-            ways[OWN] = self.solve([ridge], parts, rows)[0]
+            ways[OWN] = self.solve([self._own_alone(model)[1]], parts, rows)[0]
         return ways
 
     def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
@@ -220,22 +220,25 @@ class Auto(BudgetedAnalytic):
                 before = self.own_within_.get(way, [0, 0])
                 self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
 
-    def _explained_by_own(self, model: GraphModel) -> float:
-        """The share of the variance of all tasks' validation nodes that own features explain, all classes competing.
+    def _own_alone(self, model: GraphModel) -> tuple[float, float]:
+        """What own features explain of the variance of all tasks' validation nodes, and with which ridge they do most.
 
-        Of heads of the training nodes alone, with the ridge that has most hits or larger ones. It needs no node: with
-        the validation nodes' sums the squared error is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W).
+        All classes compete, and heads are those of the training nodes alone. It needs no node: with the validation
+        nodes' sums the squared error of a head W is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W). From the middle of the grid the
+        ridge moves for as long as more is explained.
         """
-        place = best_ridge(self.set_hits_[self.own_])
         rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
-        heads = self.solve(self._ridges[place : place + 3], BOTH[:1], rows)
         cross = self.cross_[BOTH[1]]
         sizes = cross[-1]  # the last feature is one at every node
         variance = float(sizes.sum() - sizes.square().sum() / sizes.sum().clamp(min=1e-12))
-        if variance <= 0:
-            return 0.0
-        squares = [float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head, rows) for head in heads]
-        return 1 - min(squares) / variance
+
+        def explained(place: int) -> float:
+            head = self.solve([self._ridges[place]], BOTH[:1], rows)[0]
+            error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head, rows)
+            return 1 - error / variance if variance > 0 else 0.0
+
+        place = climbed(explained, len(self._ridges))
+        return explained(place), self._ridges[place]
 
     def elsewhere(self) -> str:
         """What decides where edges join tasks.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from evergraph.models.feature_blocks import Block
 
@@ -72,6 +72,17 @@ def _distinct(sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
 def best_ridge(hits: Sequence[int]) -> int:
     """The place in the grid with most hits; of equals the one nearest to 1, the larger of two."""
     return max(range(len(hits)), key=lambda place: (hits[place], -abs(place - min(PREFERRED, len(hits) - 1)), place))
+
+
+def climbed(value: Callable[[int], float], places: int) -> int:
+    """The place in the grid from which no step to a neighbour is a step up; it starts in the middle."""
+    known = {places // 2: value(places // 2)}
+    while True:
+        best = max(known, key=lambda place: known[place])
+        new = [place for place in (best - 1, best + 1) if 0 <= place < places and place not in known]
+        if not new:
+            return best
+        known[new[0]] = value(new[0])
 
 
 def leader(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
