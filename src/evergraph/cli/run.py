@@ -121,9 +121,10 @@ def run_all(
     for key, spec in specs.items():
         try:
             results[key] = run_one(spec, folder / key, options)
-            on_result(results)
         except Exception as error:
             errors[key] = error
+        else:
+            on_result(results)  # what it raises, a full disk say, is no cell's failure
     write_tracebacks(errors, folder)
     return all_or_error(results, errors, folder)
 

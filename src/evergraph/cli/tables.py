@@ -43,12 +43,22 @@ def result_table(results: list[dict[str, Any]]) -> Group:
     rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
     by = f" by {protocol['by']}" if "by" in protocol else ""
     about = f"{protocol['tasks']} tasks, {protocol['scenario']}{by}, "
-    pieces = f" of pieces of {protocol['pieces']}" if "pieces" in protocol else ""
-    caption = (
-        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs{pieces}, "
-        f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
-    )
-    return _tables(rows, about, caption)
+    seeds = f"seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
+    return _tables(rows, about, ", ".join([*_training(results), seeds]))
+
+
+def _training(results: list[dict[str, Any]]) -> list[str]:
+    """How networks were trained, all values of each setting; nothing of methods that train no epochs."""
+    trained = [result["protocol"] for result in results if "epochs" in result["protocol"]]
+    if not trained:
+        return []
+    pieces = f" of pieces of {trained[0]['pieces']}" if "pieces" in trained[0] else ""
+    texts = {"label_scope": "label scope {}", "reduction": "loss {}", "epochs": f"{{}} epochs{pieces}", "lr": "lr {}"}
+    values = {key: sorted({own[key] for own in trained}) for key in texts}
+    return [
+        text.format(" or ".join(f"{value:g}" if key == "lr" else str(value) for value in values[key]))
+        for key, text in texts.items()
+    ]
 
 
 def methods_and_streams(table: MethodTable) -> Table:
