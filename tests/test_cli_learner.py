@@ -68,6 +68,12 @@ def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
     status, out, _ = evergraph("info", folder)
     assert "curvature" not in out
     assert "'ü, quoted'" in out
+    assert "epochs=3, lr=0.01" in " ".join(out.split())
+    closed = tmp_path / "closed"
+    assert evergraph("learn", graph, "--checkpoint", closed, "--hidden", "16", "--device", "cpu")[0] == 0
+    out = evergraph("info", closed)[1]
+    assert "one pass over each task, without epochs" in out
+    assert "lr=" not in out
     said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--classes", '"ü, quoted",e', "--json")[1])
     assert said["classes"] == ["ü, quoted", "e"]
 

@@ -63,6 +63,7 @@ def run_command(
         download_once(spec, options["data_root"])
         result = run_one(spec, place, options)
         heatmaps([result], place / "heatmap.png")
+    common.tell_unused(options, [method], "epochs" in result["protocol"])
     if json:
         common.print_json(result)
         return

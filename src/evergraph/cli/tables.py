@@ -11,7 +11,7 @@ from rich.text import Text
 
 from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label
-from evergraph.experiments.method_table import ABOUT, MethodTable, cell_text
+from evergraph.experiments.method_table import MethodTable, cell_text, legend
 from evergraph.experiments.plots import describe_metric
 from evergraph.experiments.result_file import each_test_graph
 
@@ -63,7 +63,7 @@ def _training(results: list[dict[str, Any]]) -> list[str]:
 
 def methods_and_streams(table: MethodTable) -> Table:
     """One row per method, one column per stream; the best of each marked, and those within noise of it."""
-    shown = Table(caption=f"AP in percent. {ABOUT}", caption_justify="left")
+    shown = Table(caption=f"AP in percent. {legend(table)}", caption_justify="left")
     shown.add_column("method", no_wrap=True)
     for column in table.columns:
         shown.add_column(column, justify="right")
