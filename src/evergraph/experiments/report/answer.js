@@ -42,7 +42,9 @@ function drawAnswers() {
       : html("span", { class: cell.best ? "best" : null },
         show(cell.mean, DIGITS) + (cell.runs > 1 ? " ± " + show(cell.std, DIGITS) : "") +
         (cell.tied && !cell.best ? " †" : ""))))));
+  const tied = rows.some(({ cells }) => cells.some((cell) => cell?.tied && !cell.best));
   find("streams-table").append(html("div", { class: "scroll" }, html("table", { class: "stacked" },
     html("caption", { class: "unseen" }, "Methods and streams"), html("thead", {}, head), html("tbody", {}, body))),
-    html("p", { class: "quiet" }, `${TITLES[AP]}. ★ best of the column without old data; † within noise of it.`));
+    html("p", { class: "quiet" },
+      `${TITLES[AP]}. ★ best of the column without old data${tied ? "; † within noise of it" : ""}.`));
 }
