@@ -141,7 +141,8 @@ def test_no_method_was_worse_at_its_defaults_than_fine_tuning(stream: str) -> No
         protocol = Training(**method.training).protocol()
         again = f"{name} had other defaults when it was measured: take its lines out of {AT_DEFAULTS}, and {COMMAND}"
         assert result["hyperparameters"] == method.hyperparameters(), again
-        assert {key: result["protocol"][key] for key in protocol} == protocol, again
+        if "epochs" in result["protocol"]:  # a closed form has no settings of training
+            assert {key: result["protocol"][key] for key in protocol} == protocol, again
     assert worse_than_fine_tuning({name: result["ap"]["mean"] for name, result in measured.items()}) == {}
 
 
