@@ -42,6 +42,28 @@ def recording() -> bool:
     return _products is not None
 
 
+_layers: list[Tensor] | None = None
+
+
+@contextmanager
+def noted_layers(wanted: bool = True) -> Iterator[list[Tensor]]:
+    """Within it, a forward pass leaves what its hidden layers put out, before activation, in the list, where wanted."""
+    global _layers
+    found: list[Tensor] = []
+    before, _layers = _layers, found if wanted else None
+    try:
+        yield found
+    finally:
+        _layers = before
+
+
+def noted(hidden: Tensor) -> Tensor:
+    """What a hidden layer has put out, noted where somebody wants to know."""
+    if _layers is not None:
+        _layers.append(hidden)
+    return hidden
+
+
 def linear(x: Features, weight: Tensor, *, of_examples: bool = False) -> Tensor:
     """X W; `of_examples` says that the rows are examples, not nodes."""
     out = x @ weight

@@ -32,6 +32,7 @@ class Batch:
         examples: the examples in the graph; None where they are the seeds.
         chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
             of the chosen ones.
+        lasting: whether all steps of a task are on this one batch, or on examples chosen of it.
     """
 
     x: Features
@@ -43,6 +44,7 @@ class Batch:
     members: SparseMatrix | None = None
     examples: Tensor | None = None
     chosen: Tensor | None = None
+    lasting: bool = False
     _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -71,7 +73,7 @@ class Batch:
 
     def of_chosen(self, rows: Tensor) -> Tensor:
         """Of a row for each example that the batch has, those of the chosen ones."""
-        return rows if self.chosen is None else rows[self.chosen]
+        return rows if self.chosen is None else rows.index_select(0, self.chosen)
 
     def choose(self, chosen: Tensor, targets: Tensor) -> Batch:
         """The same batch, with some of its examples asked for."""
@@ -91,6 +93,7 @@ class Batch:
         matrices += [self.x] if isinstance(self.x, SparseMatrix) else []
         for matrix in matrices:
             matrix.for_many_products().t().for_many_products()
+        self.lasting = True
         return self
 
     def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:

@@ -109,6 +109,8 @@ class Step:
         logits: all outputs of the examples.
         loss: the loss of the examples, before penalties and replay.
         tangents: J d for each direction the method asked for.
+        layers: what the model's hidden layers put out, before activation, where the method asked for it
+            (`Method.reads_layers`) and the model notes it.
     """
 
     context: Context
@@ -116,6 +118,7 @@ class Step:
     logits: Tensor
     loss: Tensor
     tangents: list[Tensor] = field(default_factory=list)
+    layers: list[Tensor] = field(default_factory=list)
 
     @property
     def model(self) -> GraphModel:

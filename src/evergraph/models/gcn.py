@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
-from evergraph.core.recording import linear, recording
+from evergraph.core.recording import linear, noted, recording
 from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
@@ -118,7 +118,7 @@ class GCN(StackedWeights):
         for number, weight in enumerate(self.weights):
             if number:
                 assert isinstance(hidden, Tensor)
-                hidden = with_ones(self.activate(hidden, number))
+                hidden = with_ones(self.activate(noted(hidden), number))
             hidden = (
                 linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
             )
@@ -161,7 +161,10 @@ class GCN(StackedWeights):
 
     @capability(rests_on=OUTPUTS)
     def first_layer(self, batch: Batch) -> list[Features]:
-        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1]."""
+        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1].
+
+        Its passes note what their hidden layers put out (`evergraph.core.recording.noted`).
+        """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
@@ -176,7 +179,7 @@ class GCN(StackedWeights):
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
-            hidden = with_ones(F.relu(hidden))
+            hidden = with_ones(F.relu(noted(hidden)))
             operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
             first = _propagate_first(operator, weight)
             if first:
@@ -205,6 +208,20 @@ class GCN(StackedWeights):
         if self.dropout:
             return No("a padded batch has a row for each edge, and dropout is by node")
         return batcher.fan_out is None or SAMPLED
+
+    @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
+    def steps_can_be_stacked(self, batcher: Neighbourhoods) -> Answer:
+        """Products with weights, which may stand side by side; nothing is drawn where nothing is dropped."""
+        return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
+
+    @capability(rests_on=OUTPUTS)
+    def standing_product(self, batcher: Neighbourhoods, direction: Direction) -> Tensor | None:
+        """The first layer at the sum of anchors that a direction has, at all nodes; None where there is none."""
+        parts = capable(direction, "parts") if fast("anchors") else None
+        if parts is None:
+            return None
+        product = batcher.x @ parts("weights.0")[1]
+        return product if self.num_layers > batcher.num_hops else batcher.operator @ product
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.
