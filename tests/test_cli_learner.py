@@ -166,7 +166,7 @@ def test_a_class_alone_is_warned_about(evergraph, graph_file, tmp_path):
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--label-scope", "seen")[2] == ""
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e,f", "--label-scope", "current")[2] == ""
     # no softmax is trained in the closed form
-    assert evergraph("learn", graph, "--checkpoint", tmp_path / "auto", "--classes", "e", *SMALL)[2] == ""
+    assert "softmax" not in evergraph("learn", graph, "--checkpoint", tmp_path / "auto", "--classes", "e", *SMALL)[2]
 
 
 @pytest.mark.parametrize("method", ["curvature", "auto"])
