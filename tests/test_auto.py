@@ -119,6 +119,15 @@ def factor_and_sums() -> tuple[Factor, Sums, Tensor]:
     return weighed(rows, y, weights, 3), Sums(gram, cross), rows
 
 
+def test_short_directions_survive_beside_a_long_one() -> None:
+    """Features have a mean that is far from zero, and a small ridge reads what is beside it, in float32 too."""
+    rows = torch.randn(200, 300, generator=torch.Generator().manual_seed(0)) + 30
+    turned = rotated(Factor(rows, rows[:, :2]))
+    missing = turned.rows.double().T @ turned.rows.double() - rows.double().T @ rows.double()
+    shortest_half = torch.linalg.eigvalsh(rows.double() @ rows.double().T)[:100].mean()
+    assert torch.linalg.matrix_norm(missing, 2) < shortest_half / 3
+
+
 def test_a_rotated_factor_has_the_same_sums_and_no_node() -> None:
     factor, sums, rows = factor_and_sums()
     turned = rotated(factor)

@@ -151,17 +151,14 @@ class Auto(BudgetedAnalytic):
         return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
 
     def _places(self, name: str) -> list[int]:
-        """The ridges to try: all while that is cheap; else first every other one, then the best and a neighbour.
-
-        Its two neighbours take turns from task to task.
-        """
+        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours."""
         every = range(len(self._ridges))
         if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
             return list(every)
         if name not in self.set_hits_:
             return list(every[1::2])
         best = best_ridge(self.set_hits_[name])
-        return [place for place in every if place in (best, best + (1 if self.tasks_ % 2 else -1))]
+        return [place for place in every if abs(place - best) <= 1]
 
     def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
         """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
