@@ -7,6 +7,8 @@ no test node and no later task is looked at. What was run before is not run agai
     python -m benchmarks.defaults --data-root DATA --out results/defaults
     python -m benchmarks.defaults --data-root DATA --out results/defaults/three-tasks --tasks 3 \\
         --streams amazon-computers,coauthor-cs,corafull-knn --methods batch-curvature
+    python -m benchmarks.defaults --data-root DATA --out results/defaults/interpolated --tasks 3 \\
+        --methods interpolated-curvature
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ STRENGTHS: dict[str, dict[str, list[Any]]] = {
     "curvature": {"nodes": ["prototypes"], "ema": [0.0], "strength": [1.0, 10.0, 100.0]},
     "stand-in-curvature": {"prototypes": [32], "strength": [1.0, 10.0, 100.0]},
     "batch-curvature": {"strength": [1e-2, 1e-1, 1.0]},
+    "interpolated-curvature": {"strength": [1e-3, 1e-2, 1e-1]},
     "queue-curvature": {"strength": [1e-2, 1e-1]},
     "ema": {"decay": [0.3, 0.5, 0.7]},
     "twp": {"task_weight": [1e2, 1e4], "topology_weight": [1e2, 1e4]},

@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
-from evergraph.core.settings import Fraction
+from evergraph.core.settings import Fraction, NonNegative
 from evergraph.curvature import regularizer
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
@@ -36,6 +36,7 @@ class InterpolatedCurvature(AnchoredCurvature):
     name = "interpolated-curvature"
     besides = "a pass at each anchor"
 
+    strength: NonNegative = 0.001
     estimator: Estimator = "exact"
     point: Fraction = 0.5
     anchor_list_: list[Params] = state(list, like="params", new="values")
