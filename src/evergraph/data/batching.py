@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Batch:
         examples: the examples in the graph; None where they are the seeds.
         chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
             of the chosen ones.
+        notes: what a model's last training pass over it leaves for methods, by name: values on the way to the outputs.
     """
 
     x: Features
@@ -43,6 +45,7 @@ class Batch:
     members: SparseMatrix | None = None
     examples: Tensor | None = None
     chosen: Tensor | None = None
+    notes: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property

@@ -90,7 +90,7 @@ class TWP(Quadratic):
             return None
         params = list(step.model.parameters())
         grads = torch.autograd.grad(step.loss, params, create_graph=True, allow_unused=True)
-        norm = torch.stack([grad.abs().sum() for grad in grads if grad is not None]).sum()
+        norm = torch.stack([torch.linalg.vector_norm(grad, 1) for grad in grads if grad is not None]).sum()
         return self.strength * self.sparsity * norm
 
     @capability(rests_on=STEP_HOOKS)
