@@ -91,6 +91,14 @@ class Method(metaclass=Checked):
         """How many epochs the loop shall train this task; `planned` is what the configuration says."""
         return planned
 
+    def further_examples(self, context: Context) -> Tensor | None:
+        """Examples of the task that the next step's batch shall hold besides its own, for a method that reads them.
+
+        They take no part in the loss; `step.batch.notes` has what a model notes at them on the way to its outputs.
+        None where no step of the task asks for any.
+        """
+        return None
+
     # within a step
 
     def directions(self, context: Context) -> list[Direction]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,15 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
     return looped
 
 
+class FirstLayer(NamedTuple):
+    """What a joint pass in training mode notes at its batch: the first layer's output and its tangent."""
+
+    direction: Direction
+    out: Tensor
+    tangent: Tensor
+
+
+FIRST_LAYER = "first layer"
 OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the layer equations rest on
 
 
@@ -169,6 +179,8 @@ class GCN(StackedWeights):
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
         hidden, moved = self._first_layer(batch, direction)
+        if self.training and hidden.device.type == "cpu":
+            batch.notes[FIRST_LAYER] = FirstLayer(direction, hidden, moved)
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move

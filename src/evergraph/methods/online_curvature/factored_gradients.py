@@ -16,7 +16,9 @@ from evergraph.core.recording import recorded_products
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import SparseMatrix, product
 from evergraph.core.workers import workers
-from evergraph.methods.base import Context
+from evergraph.data.batching import Batch
+from evergraph.methods.base import Context, Step
+from evergraph.models.gcn import FIRST_LAYER, FirstLayer
 
 SEEDS, NODES, INPUTS, NUMBER = "seeds", "nodes", "inputs of ", "rows of "
 """Beside each weight's cotangents, under its name: whose gradients, the nodes of the first layer's rows; the inputs of
@@ -69,36 +71,69 @@ def _first_weight(queue: Params) -> str:
 
 
 def pull(context: Context, queue: Params, displacement: Direction, scale: Tensor | float) -> Params:
-    """scale · Σ_q (g_q · D) g_q over the queue's gradients g_q, by weight."""
+    """scale · Σ_q (g_q · D) g_q over the queue's gradients g_q, by weight, from a batch of the queue's nodes."""
     first_layer = capable(context.model, "first_layer")
     assert first_layer is not None
     batch = context.batcher.batch(queue[SEEDS].unique())
     inputs = first_layer(batch)  # matrices whose product with the weight is the layer's output
-    rows = inputs[0].size(0)
-    in_order, order = batch.nodes[:rows].sort()
-    place = order[torch.searchsorted(in_order, queue[NODES])]
-    weights = [name for name in displacement if NUMBER + name in queue]
-    gradients = torch.arange(queue[SEEDS].numel(), device=batch.nodes.device)
-    owner = {name: gradients.repeat_interleave(queue[NUMBER + name]) for name in weights}
-    inner = queue[weights[0]].new_zeros(gradients.numel())  # g_q · D
-    for name in weights:
-        if INPUTS + name in queue:
-            moved = queue[INPUTS + name] @ displacement[name]
-        else:
-            moved = displacement[name]
-            for matrix in reversed(inputs):
-                moved = product(matrix, moved)
-            moved = moved[place]
-        inner.index_add_(0, owner[name], (moved * queue[name]).sum(1))
-    inner *= scale
+    moved = displacement[_first_weight(queue)]
+    for matrix in reversed(inputs):
+        moved = product(matrix, moved)
+    place = _places(context, batch, inputs[0].size(0), queue[NODES])
+    cotangents = _weighted(queue, moved.index_select(0, place), displacement, scale)
     pulls = {}
-    for name in weights:
-        cotangents = inner[owner[name]].unsqueeze(1) * queue[name]
+    for name, cotangent in cotangents.items():
         if INPUTS + name in queue:
-            pulls[name] = queue[INPUTS + name].T @ cotangents
+            pulls[name] = queue[INPUTS + name].T @ cotangent
             continue
-        gathered = cotangents.new_zeros(rows, cotangents.size(1)).index_add_(0, place, cotangents)
+        gathered = torch.zeros_like(moved).index_add_(0, place, cotangent)
         for matrix in inputs:
             gathered = product(matrix.t(), gathered)
         pulls[name] = gathered
     return pulls
+
+
+def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tensor | float) -> Tensor | None:
+    """A term of the step's objective whose gradient is `pull`, where the step's batch holds the queue's nodes.
+
+    Then the products of the first layer, forwards and backwards, serve the step and the queue at once. None where the
+    batch does not hold them, or its pass did not carry the tangent along D.
+    """
+    note: FirstLayer | None = step.batch.notes.get(FIRST_LAYER)
+    if note is None or note.direction is not displacement:
+        return None
+    place = _places(step.context, step.batch, note.out.size(0), queue[NODES])
+    if bool((place < 0).any()):
+        return None
+    cotangents = _weighted(queue, note.tangent.index_select(0, place), displacement, scale)
+    term = note.out.new_zeros(())
+    for name, cotangent in cotangents.items():
+        inputs = queue.get(INPUTS + name)
+        rows = note.out.index_select(0, place) if inputs is None else inputs @ step.context.params[name]
+        term = term + (rows * cotangent).sum()
+    return term
+
+
+def _places(context: Context, batch: Batch, rows: int, nodes: Tensor) -> Tensor:
+    """Where nodes stand among the first rows of a batch; −1 where they do not."""
+    if "places" not in context.cache:
+        context.cache["places"] = torch.full((context.batcher.operator.num_rows,), -1, device=nodes.device)
+    places: Tensor = context.cache["places"]
+    places[batch.nodes[:rows]] = torch.arange(rows, device=nodes.device)
+    found = places.index_select(0, nodes)
+    places[batch.nodes[:rows]] = -1
+    return found
+
+
+def _weighted(queue: Params, first: Tensor, displacement: Direction, scale: Tensor | float) -> Params:
+    """scale · (g_q · D) times the cotangents of each g_q, by weight; `first` is the first layer's tangent along D."""
+    weights = [name for name in displacement if NUMBER + name in queue]
+    gradients = torch.arange(queue[SEEDS].numel(), device=first.device)
+    owner = {name: gradients.repeat_interleave(queue[NUMBER + name]) for name in weights}
+    inner = first.new_zeros(gradients.numel())  # g_q · D
+    for name in weights:
+        inputs = queue.get(INPUTS + name)
+        moved = first if inputs is None else inputs @ displacement[name]
+        inner.index_add_(0, owner[name], (moved * queue[name]).sum(1))
+    inner *= scale
+    return {name: inner[owner[name]].unsqueeze(1) * queue[name] for name in weights}
