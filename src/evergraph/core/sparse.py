@@ -301,9 +301,8 @@ class _AnchoredProduct(torch.autograd.Function):
         ctx: Any, weight: Tensor, matrix: Features, count: int, total: Tensor, at_total: Tensor, operator: Any
     ) -> tuple[Tensor, Tensor]:
         ctx.matrix, ctx.operator = matrix, operator
-        moved = product(matrix, torch.sub(total, weight, alpha=count)).neg_()  # −D in one pass over the weights
-        if operator is not None:
-            moved = product(operator, moved)
+        moved = product(matrix, torch.sub(total, weight, alpha=count))  # −D in one pass over the weights
+        moved = (moved if operator is None else product(operator, moved)).neg_()
         ctx.mark_non_differentiable(moved)
         return (at_total + moved).div_(count), moved
 

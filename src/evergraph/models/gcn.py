@@ -124,16 +124,17 @@ class GCN(StackedWeights):
 
     def logits(self, batch: Batch) -> Tensor:
         """The layer equations, from the batch's outermost nodes inwards."""
-        hidden: Features = batch.x
+        weight, propagated = self.weights[0], self.num_layers > batch.num_hops
+        return self.after_first_layer(
+            batch, linear(batch.x, weight) if propagated else convolve(batch.layer(0), batch.x, weight)
+        )
+
+    @capability(rests_on=OUTPUTS)
+    def after_first_layer(self, batch: Batch, hidden: Tensor) -> Tensor:
+        """Logits of the seeds from the first layer's output."""
         skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
-        for number, weight in enumerate(self.weights):
-            if number:
-                assert isinstance(hidden, Tensor)
-                hidden = with_ones(self.activate(hidden, number))
-            hidden = (
-                linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
-            )
-        assert isinstance(hidden, Tensor)
+        for number, weight in enumerate(list(self.weights)[1:], start=1):
+            hidden = convolve(batch.layer(number - skipped), with_ones(self.activate(hidden, number)), weight)
         return hidden
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
@@ -229,7 +230,7 @@ class GCN(StackedWeights):
             if fixed is not None:
                 operator = None if propagated else batch.layer(0)
                 rows = batch.x.size(0) if operator is None else operator.size(0)
-                at_total = fixed[batch.nodes[:rows]]
+                at_total = fixed.index_select(0, batch.nodes[:rows])
                 return anchored_product(batch.x, weight, count, total, at_total, operator)
         hidden, moved = pair_product(batch.x, weight, direction["weights.0"])
         return (hidden, moved) if propagated else pair_product(batch.layer(0), hidden, moved)

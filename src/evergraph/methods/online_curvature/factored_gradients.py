@@ -33,22 +33,43 @@ def factors_pay(context: Context) -> bool:
     return fast("structure") and exact and at_hand and capable(context.model, "first_layer") is not None
 
 
-def node_factors(context: Context, seed: Tensor, score: Tensor) -> Params:
-    """The factors of the gradient of score · outputs at one node."""
+def node_factors(context: Context, seed: Tensor, score: Tensor, within: Batch | None = None) -> Params:
+    """The factors of the gradient of score · outputs at one node.
+
+    `within` is a batch that holds the node and may have a note of the first layer's output.
+    """
     batch = context.batcher.batch(seed)
+    first_layer, after = capable(context.model, "first_layer"), capable(context.model, "after_first_layer")
+    assert first_layer is not None and after is not None
+    nodes = batch.nodes[: first_layer(batch)[0].size(0)]
+    first, *later = context.params
+    hidden = _noted_rows(context, within, nodes)
+    if hidden is None:
+        hidden = context.params[first].detach()
+        for matrix in reversed(first_layer(batch)):
+            hidden = product(matrix, hidden)
+    hidden.requires_grad_()
     with torch.enable_grad(), recorded_products() as products:
-        outputs = context.model(batch)
-    cotangents = torch.autograd.grad(outputs, [made.out for made in products], score)
-    names = {id(value): name for name, value in context.params.items()}
-    factors: Params = {SEEDS: seed, NODES: batch.nodes[: cotangents[0].size(0)]}
-    for number, (made, cotangent) in enumerate(zip(products, cotangents)):
-        name = names[id(made.weight)]
+        outputs = after(batch, hidden)
+    made = {next(name for name in later if context.params[name] is each.weight): each for each in products}
+    cotangents = torch.autograd.grad(outputs, [hidden, *(each.out for each in made.values())], score)
+    factors: Params = {SEEDS: seed, NODES: nodes}
+    for name, cotangent in zip([first, *made], cotangents):
         factors[name] = cotangent
         factors[NUMBER + name] = seed.new_full((1,), cotangent.size(0))
-        if number:
-            assert isinstance(made.rows, Tensor)
-            factors[INPUTS + name] = made.rows.detach()
+        if name in made:
+            rows = made[name].rows
+            assert isinstance(rows, Tensor)
+            factors[INPUTS + name] = rows.detach()
     return factors
+
+
+def _noted_rows(context: Context, batch: Batch | None, nodes: Tensor) -> Tensor | None:
+    """The first layer's output at some nodes, as the pass over a batch has noted it."""
+    note: FirstLayer | None = None if batch is None else batch.notes.get(FIRST_LAYER)
+    if batch is None or note is None:
+        return None
+    return note.out.detach().index_select(0, _places(context, batch, note.out.size(0), nodes))
 
 
 def pushed(queue: Params, new: Params, capacity: int) -> Params:
@@ -110,7 +131,7 @@ def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tenso
     for name, cotangent in cotangents.items():
         inputs = queue.get(INPUTS + name)
         rows = note.out.index_select(0, place) if inputs is None else inputs @ step.context.params[name]
-        term = term + (rows * cotangent).sum()
+        term = term + rows.flatten() @ cotangent.flatten()
     return term
 
 

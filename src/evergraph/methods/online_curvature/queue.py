@@ -86,7 +86,7 @@ class QueueCurvature(AnchoredCurvature):
             return None
         node, score = self._drawn(step)
         seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
-        self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score), self.capacity)
+        self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score, step.batch), self.capacity)
         direction = step.context.cache["queue's direction"]
         term = pull_within(step, self.queue_, direction, self._scale(step))
         step.context.cache["queue pulled"] = term is not None
