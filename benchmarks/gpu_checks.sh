@@ -6,4 +6,5 @@
 set -u
 python -m pytest tests/test_fast_paths.py tests/test_side_by_side.py -n 0 -q \
     -k "gpu or captured or replayed or elsewhere" --durations=5
+python -m benchmarks.gpu_steps
 python -m benchmarks.gpu --quick

@@ -1,8 +1,12 @@
 """Every shortcut against the plain way, in float64 where arithmetic is compared, and on whole runs."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor
 import evergraph as eg
 from evergraph.core.capabilities import No
 from evergraph.core.params import Displacement, copy_params
+from evergraph.core.row_pieces import RowPieces, row_kernel
 from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths
 from evergraph.core.sparse import SparseMatrix
 from evergraph.curvature import fisher_diagonal, forward, label_factors, sum_of_powers
@@ -24,11 +29,12 @@ from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods import make_method
 from evergraph.methods.base import Context, Method
+from evergraph.models.base import stays_sparse
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
 from evergraph.training.executors import AheadExecutor, CapturedExecutor, WholeBatchExecutor
 from evergraph.training.executors.captured import padded_batch, rounded_up
-from evergraph.training.executors.cuda_graphs import can_capture
+from evergraph.training.executors.cuda_graphs import can_capture, cuda_graph_of
 from evergraph.training.loop import make_optimizer, train_step
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -286,6 +292,100 @@ def test_training_on_one_batch_that_is_cut_once_is_the_plain_training(
     assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
 
 
+# sparse inputs that stay sparse
+
+
+def uneven_matrix(dtype: torch.dtype = torch.float64, device: str = "cpu") -> SparseMatrix:
+    """Rows of all lengths: none, a few, and all columns."""
+    made = sp.random(40, 300, 0.3, format="lil", rng=0)
+    made[3], made[7] = 0.0, 1.0
+    return SparseMatrix.from_scipy(sp.csr_matrix(made), dtype).to(device)
+
+
+@pytest.mark.parametrize("longest", [1, 7, 64, 500])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_by_pieces_of_rows_is_the_product(longest: int, transposed: bool) -> None:
+    matrix = uneven_matrix().t() if transposed else uneven_matrix()
+    dense = torch.randn(matrix.num_columns, 5, dtype=torch.float64)
+    pieces = RowPieces.of(matrix.indptr, longest)
+    assert int((pieces.ends - pieces.starts).max()) <= longest
+    assert relative(pieces.multiply(matrix.indices, matrix.values, dense), matrix.dense() @ dense) < 1e-14
+
+
+def test_a_matrix_made_ready_for_many_products_differentiates_as_before() -> None:
+    matrix, ready = uneven_matrix(), uneven_matrix().for_many_products()
+    ready.t().for_many_products()
+    dense = torch.randn(300, 3, dtype=torch.float64, requires_grad=True)
+    directions = torch.randn(2, 300, 3, dtype=torch.float64)
+    cotangent = torch.randn(40, 3, dtype=torch.float64)
+    found, expected = (
+        (
+            torch.autograd.grad(either @ dense, dense, cotangent)[0],
+            torch.func.jvp(lambda w, of=either: of @ w, (dense.detach(),), (directions[0],))[1],
+            torch.vmap(lambda w, of=either: of @ w)(directions),
+        )
+        for either in (ready, matrix)
+    )
+    assert all(relative(a, b) < 1e-14 for a, b in zip(found, expected))
+    with fast_paths():
+        assert uneven_matrix().for_many_products()._pieces is None
+
+
+def test_triton_s_product_by_pieces_is_the_product() -> None:
+    """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
+    pytest.importorskip("triton")
+    script = (
+        "import test_fast_paths as t; from evergraph.core.row_kernel import launch; print(t.error_of(launch, 'cpu'))"
+    )
+    folder = str(Path(__file__).parent)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([folder, *sys.path])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1e-13
+
+
+def error_of(launch: Callable[..., object], device: str) -> float:
+    """The largest relative error of the kernel's product, in float64, over matrices and numbers of columns."""
+    errors = []
+    for matrix in (uneven_matrix(device=device), uneven_matrix(device=device).t()):
+        for columns in (1, 15, 100):
+            dense = torch.randn(matrix.num_columns, columns, dtype=torch.float64, device=device)
+            pieces = RowPieces.of(matrix.indptr, 16)
+            out = dense.new_empty(pieces.places, columns)
+            launch(out, dense, (pieces.starts, pieces.ends, pieces.targets), (matrix.indices, matrix.values))
+            launch(out, out, (pieces.long_starts, pieces.long_ends, pieces.long_rows), None)
+            errors.append(relative(out[: matrix.num_rows], matrix.dense() @ dense))
+    return max(errors)
+
+
+def test_very_sparse_inputs_of_models_that_multiply_them_stay_sparse() -> None:
+    def random(nodes: int, words: int, share: float) -> SparseMatrix:
+        return SparseMatrix.from_scipy(sp.random(nodes, words, share, format="csr", rng=0))
+
+    words = random(700, 6000, 0.01)
+    assert stays_sparse(GCN(), words)
+    assert stays_sparse(eg.GAT(), words)
+    assert not stays_sparse(eg.GraphSAGE(), words)  # reads neighbours' means, which are not sparse
+    assert not stays_sparse(GCN(), random(700, 6000, 0.05))
+    assert not stays_sparse(GCN(), random(70, 600, 0.01))  # small enough for anything
+    with fast_paths("capture"):
+        assert not stays_sparse(GCN(), words)
+
+
+@pytest.mark.parametrize("name", ["finetune", "curvature", "ewc", "si", "twp", "reservoir"])
+@pytest.mark.parametrize("batch_size", [0, 16])
+def test_steps_on_sparse_inputs_read_from_one_pass_are_the_plain_steps(
+    name: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks as a GPU takes them, uncaptured, with long rows in several pieces."""
+    stream = TaskStream(sparse_graph(), 2)
+    plain, plain_losses = trained(stream, name, batch_size)
+    monkeypatch.setattr("evergraph.core.row_pieces.LONGEST", 4)
+    monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
+    found, found_losses = trained(stream, name, batch_size)
+    assert found_losses == pytest.approx(plain_losses, rel=1e-9)
+    assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
+
+
 # batches cut ahead of time
 
 
@@ -423,6 +523,38 @@ def test_captured_training_is_the_eager_training(
         return
     assert found_losses == pytest.approx(plain_losses, rel=1e-8)
     assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
+
+
+@gpu
+@pytest.mark.parametrize("batch_size", [16, 0])
+@pytest.mark.parametrize(("name", "settings"), [*CAPTURED, ("reservoir", {}), ("er-gnn", {}), ("gpm", {})])
+def test_captured_training_on_a_gpu_with_sparse_inputs_is_that_with_dense_ones(
+    name: str, settings: dict[str, object], batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergraph.models.base.SPARSE_ON_GPU", (1.0, 0, 2**40))
+    stream = TaskStream(sparse_graph(), 2)
+    found, found_losses, ways = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, *FAST_PATHS)
+    assert ways == ["captured", "captured"]
+    plain, plain_losses, _ = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, "anchors")
+    assert found_losses == pytest.approx(plain_losses, rel=1e-8)
+    assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_by_pieces_on_a_gpu_are_the_products(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Triton's kernel, by torch's, and captured."""
+    assert row_kernel() is not None, "Triton's kernels do not work here"
+    assert error_of(row_kernel(), "cuda") < 1e-13
+    matrix = uneven_matrix(dtype, "cuda").for_many_products()
+    dense = torch.randn(300, 257, dtype=dtype, device="cuda")
+    expected, tolerance = matrix.dense().double() @ dense.double(), 1e-6 if dtype == torch.float32 else 1e-14
+    assert relative(matrix.multiply(dense), expected) < tolerance
+    replay = cuda_graph_of(lambda: matrix.multiply(dense))
+    dense.mul_(2)
+    assert relative(replay(), 2 * expected) < tolerance
+    monkeypatch.setattr("evergraph.core.row_pieces.row_kernel", lambda: None)
+    assert relative(matrix.multiply(dense), 2 * expected) < tolerance
 
 
 @gpu

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from evergraph.core.shortcuts import fast_paths
-from evergraph.core.sparse import SparseMatrix, pair_product, sparse_product, take_rows, with_ones
+from evergraph.core.sparse import SparseMatrix, sparse_product, take_rows, with_ones
+from evergraph.core.tangent_products import pair_product
 
 
 def made(rows: int = 9, columns: int = 7, share: float = 0.4, dtype: torch.dtype = torch.float64) -> SparseMatrix:
@@ -97,7 +98,7 @@ def test_a_pair_is_two_products_and_only_the_first_has_a_gradient(
     read_often: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one product of both side by side, and as two."""
-    monkeypatch.setattr("evergraph.core.sparse.READ_OFTEN", read_often)
+    monkeypatch.setattr("evergraph.core.tangent_products.READ_OFTEN", read_often)
     for matrix in (made(), made().dense()):
         w, tangent = (torch.randn(7, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
         product, moved = pair_product(matrix, w, tangent)

@@ -4,6 +4,8 @@
 - `anchors`: the first layer at the anchors, which stand still during a task, is computed once per task.
 - `structure`: Fisher diagonals of a two-layer GCN from its equations instead of one gradient per node.
 - `capture`: training steps on a GPU are recorded once as a CUDA graph and replayed.
+- `sparse`: very sparse inputs stay sparse on a GPU, where the model multiplies them as they are, and the sparse
+  matrices of a step that is repeated have a kernel of their own (`evergraph.core.row_pieces`).
 - `tf32`: float32 products of a training step on a GPU round their factors to 10 bits (a relative error of about
   1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float tolerance.
 
@@ -20,7 +22,7 @@ import torch
 
 from evergraph.errors import one_of, unknown
 
-FAST_PATHS = ("bags", "anchors", "structure", "capture", "tf32")
+FAST_PATHS = ("bags", "anchors", "structure", "capture", "sparse", "tf32")
 
 
 _on: set[str] | None = None  # not asked yet

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.row_pieces import RowPieces, row_kernel
 from evergraph.core.shortcuts import fast
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
-
-READ_OFTEN = 4  # entries in a column from which two dense factors are put side by side for one product
 
 
 @dataclass(eq=False)
@@ -45,6 +44,7 @@ class SparseMatrix:
     _transpose: SparseMatrix | None = field(default=None, repr=False)
     _native: Tensor | None = field(default=None, repr=False)
     _padded_rows: list[tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
+    _pieces: RowPieces | None = field(default=None, repr=False)
     _ends: dict[int, int] = field(default_factory=dict, repr=False)  # where rows end, of those that were asked for
 
     @classmethod
@@ -205,14 +205,24 @@ class SparseMatrix:
             self._transpose = SparseMatrix(indptr, self.row_of_entry()[order], self.values[order], self.num_rows)
         return self._transpose
 
+    def for_many_products(self) -> SparseMatrix:
+        """The same matrix, made ready to be multiplied with again and again, as that of a captured step is."""
+        if self._pieces is None and fast("sparse"):
+            self._pieces = RowPieces.of(self.indptr)
+            if self.device.type == "cuda":
+                row_kernel()  # tried out now, while nothing is captured
+        return self
+
     def multiply(self, dense: Tensor) -> Tensor:
         """The plain product with a dense matrix; no gradient is recorded."""
         if self.nnz == 0:
             return dense.new_zeros(self.num_rows, dense.size(1))
-        suited = self.device.type == "cpu" and self.dtype == dense.dtype == torch.float32
         # within `is_grads_batched` torch loops over the batch, and has no such loop for bags
-        if suited and fast("bags") and not torch._C._functorch.is_legacy_batchedtensor(dense):
-            return self._bags(dense.detach())
+        if self.dtype == dense.dtype and not torch._C._functorch.is_legacy_batchedtensor(dense):
+            if self._pieces is not None and fast("sparse"):
+                return self._pieces.multiply(self.indices, self.values, dense)
+            if self.device.type == "cpu" and self.dtype == torch.float32 and fast("bags"):
+                return self._bags(dense.detach())
         if self._native is None:
             entries = self.values.contiguous()
             self._native = torch.sparse_csr_tensor(self.indptr, self.indices, entries, self.shape)
@@ -266,54 +276,6 @@ class _SparseProduct(torch.autograd.Function):
 _SparseProduct.forward.__signature__ = inspect.signature(_SparseProduct.forward)  # type: ignore[attr-defined]
 
 
-class _PairProduct(torch.autograd.Function):
-    """(A W, A Ẇ); the second is a tangent and takes no gradient.
-
-    Where rows of W are read several times each, from one product A [W, Ẇ]; else putting the two side by side would
-    cost more than it saves.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
-        ctx.matrix = matrix
-        if matrix.nnz < READ_OFTEN * matrix.num_columns:
-            product, moved = matrix.multiply(dense), matrix.multiply(tangent)
-        else:
-            both = matrix.multiply(torch.cat([dense, tangent], dim=1))
-            product, moved = both[:, : dense.size(1)], both[:, dense.size(1) :]
-        ctx.mark_non_differentiable(moved)
-        return product, moved
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.matrix.t() @ cotangents[0].contiguous(), None, None
-
-
-class _AnchoredProduct(torch.autograd.Function):
-    """(A W, A D) with D = count · W − total, from the product A D and from A total, which is known.
-
-    Differentiable in W; A D is a tangent and takes no gradient. The other way round, A D as a difference of the known
-    products, would lose all digits of a small D.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, matrix: Features, count: int, total: Tensor, at_total: Tensor, operator: Any
-    ) -> tuple[Tensor, Tensor]:
-        ctx.matrix, ctx.operator = matrix, operator
-        moved = product(matrix, torch.sub(total, weight, alpha=count))  # −D in one pass over the weights
-        moved = (moved if operator is None else product(operator, moved)).neg_()
-        ctx.mark_non_differentiable(moved)
-        return (at_total + moved).div_(count), moved
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        cotangent = cotangents[0].contiguous()
-        if ctx.operator is not None:
-            cotangent = ctx.operator.t() @ cotangent
-        return ctx.matrix.t() @ cotangent, None, None, None, None, None
-
-
 def product(matrix: Features, dense: Tensor) -> Tensor:
     """X W for constant X and W; of sparse X no gradient is recorded."""
     return matrix.multiply(dense) if isinstance(matrix, SparseMatrix) else matrix @ dense
@@ -331,26 +293,6 @@ def take_rows(features: Features, rows: Tensor) -> Features:
     if isinstance(features, SparseMatrix):
         return features.rows(rows)
     return features.index_select(0, rows.to(features.device))
-
-
-def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
-    """(A W, A Ẇ) for constant A: differentiable in W, the tangent taken as a constant."""
-    tangent = tangent.detach()
-    if isinstance(matrix, SparseMatrix):
-        product, moved = _PairProduct.apply(dense, tangent, matrix)
-        return product, moved
-    return matrix @ dense, matrix @ tangent
-
-
-def anchored_product(
-    matrix: Features, weight: Tensor, count: int, total: Tensor, at_total: Tensor, operator: Features | None = None
-) -> tuple[Tensor, Tensor]:
-    """(A W, A D) for constant A and D = count · W − total, where A total is known: one product for both.
-
-    With an operator P both are multiplied by it from the left, and `at_total` is P A total.
-    """
-    product, moved = _AnchoredProduct.apply(weight, matrix, count, total, at_total, operator)
-    return product, moved
 
 
 def sparse_product(left: SparseMatrix, right: Features) -> Features:

@@ -88,6 +88,14 @@ class Batch:
             self.x.t()
         return self
 
+    def for_many_steps(self) -> Batch:
+        """The same batch, with its matrices and their transposes made ready for steps that repeat one another."""
+        matrices = [self.layer(number) for number in range(self.num_hops)]
+        matrices += [self.x] if isinstance(self.x, SparseMatrix) else []
+        for matrix in matrices:
+            matrix.for_many_products().t().for_many_products()
+        return self
+
     def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:
         """The same batch with other operators, the first layer's first."""
         other = replace(self)

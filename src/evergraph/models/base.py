@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from evergraph import registry
 from evergraph.core.capabilities import Answer, No, capable
 from evergraph.core.settings import Checked, settings_of
+from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
@@ -20,6 +21,7 @@ from evergraph.models.parts import PartNeighbourhoods
 MODELS: registry.Registry[type[GraphModel]] = registry.models
 
 DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GPU
+SPARSE_ON_GPU = 0.02, 2**22, 2**19  # but not with so small a share of entries, in so many numbers, of so few entries
 Form = Literal["whole", "rows", "padded"]
 """How a step that is captured reads its examples: all in one batch, some rows of such a batch's outputs, or in batches
 that are padded to one shape."""
@@ -47,6 +49,8 @@ class GraphModel(nn.Module, metaclass=Checked):
       `after_first_layer(batch, hidden)`: the outputs from what that layer has put out;
     - `self_edges()`: a node that is its own neighbour is read as one with a neighbour like it;
     - `widen(units)`: hidden layers grow, and outputs stay as they are until the new units are trained;
+    - `multiplies_sparse_inputs()`: it reads inputs as they are, by products with weights alone, whose cost is that of
+      the entries where inputs are sparse;
     - `attention(batch)`: attention-like coefficients of every layer's edges;
     - `steps_can_be_captured(batcher, form)`: a training step is the same kernels every time, in one of the forms of
       `Form`;
@@ -137,10 +141,11 @@ def neighbourhoods(
     shared = capable(model, "input_key")  # a model without one shares its inputs with no other
     cache = graph.cache if shared else graph.private_cache.setdefault(model, {})
     key = f"{shared() if shared else sorted(model.hyperparameters().items())} {dtype} {device} {propagate}"
+    key += "" if device.type == "cpu" or fast("sparse") else " dense"
     if key not in cache:
         operator = model.operator(graph).to(dtype).to(device)
         x = graph.x.to(dtype).to(device)
-        if isinstance(x, SparseMatrix) and device.type == "cuda" and 4 * x.num_rows * x.num_columns < DENSE_ON_GPU:
+        if isinstance(x, SparseMatrix) and device.type == "cuda" and not stays_sparse(model, x):
             x = x.dense()  # dense products are what a GPU is good at, and its memory has room
         typed = graph.altered(x=x)
         x, num_hops = model.inputs(typed, operator, propagate)
@@ -149,6 +154,20 @@ def neighbourhoods(
     labels = (graph.y if y is None else y).to(device)
     members = None if graph.members is None else graph.members.to(dtype).to(device)
     return Neighbourhoods(x, operator, labels, num_hops, fan_out, members)
+
+
+def stays_sparse(model: GraphModel, x: SparseMatrix) -> bool:
+    """Whether sparse inputs stay as they are on a GPU.
+
+    An entry read from the cache costs as much as some fifty numbers of a product on tensor cores. And with sparse
+    inputs a step is a pass over the whole task, where a padded batch reads dense rows of its own: hence the limit on
+    entries.
+    """
+    share, least, most = SPARSE_ON_GPU
+    numbers = x.num_rows * x.num_columns
+    very = x.nnz <= min(share * numbers, most) and numbers >= least
+    multiplies = capable(model.encoder, "multiplies_sparse_inputs") is not None
+    return 4 * numbers >= DENSE_ON_GPU or (very and multiplies and fast("sparse"))
 
 
 def unpadded(batcher: Neighbourhoods, form: Form, *, by_weights: bool = False) -> Answer:

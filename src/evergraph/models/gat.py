@@ -96,6 +96,11 @@ class GAT(GraphModel):
         """With exact neighbourhoods, on one batch or rows of it."""
         return unpadded(batcher, form)
 
+    @capability(rests_on=(*OUTPUTS, "attend", "operator", "inputs"))
+    def multiplies_sparse_inputs(self) -> bool:
+        """X W₁ is all that it makes of its inputs."""
+        return True
+
     def attend(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Logits, and each layer's attention scores e before the softmax, `(edges, heads)`."""
         hidden: Features = batch.x

@@ -17,12 +17,11 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
     Features,
     SparseMatrix,
-    anchored_product,
-    pair_product,
     sparse_product,
     with_ones,
     with_self_loops,
 )
+from evergraph.core.tangent_products import anchored_product, pair_product
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -176,6 +175,11 @@ class GCN(StackedWeights):
         """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1]."""
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
+    @capability(rests_on=("forward", "logits", "operator", "inputs"))
+    def multiplies_sparse_inputs(self) -> bool:
+        """X W₁ is all that it makes of its inputs."""
+        return True
+
     @capability(rests_on=OUTPUTS)
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
@@ -200,8 +204,7 @@ class GCN(StackedWeights):
     def example_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
         """Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power by the layer equations, where they are simple."""
         exact = batch.source is not None and batch.source.fan_out is None and batch.members is None
-        at_hand = isinstance(batch.x, Tensor) or batch.x.device.type == "cpu"
-        if not (fast("structure") and exact and at_hand and self.num_layers == 2):
+        if not (fast("structure") and exact and self.num_layers == 2):
             return None
         return two_layer_powers(self, batch, cotangents, power)
 

@@ -65,6 +65,8 @@ def _propagated_inputs(batch: Batch, weight: Tensor) -> tuple[Features, Tensor]:
     assert batch.source is not None
     nodes = batch.nodes[: batch.sizes[1]]
     x = batch.x if batch.num_hops == 1 else take_rows(batch.source.propagated(), nodes)
+    if isinstance(x, SparseMatrix) and x.device.type != "cpu":
+        x = x.dense()  # whose powers are summed up by products, not by a sort on the host
     known = fixed_product(batch.source, weight, propagate=batch.num_hops == 2)
     return x, x @ weight if known is None else known[nodes]
 

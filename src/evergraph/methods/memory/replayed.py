@@ -94,6 +94,8 @@ class Replayed:
         examples, units = examples.to(context.device), units[examples].to(context.device)
         tasks = torch.repeat_interleave(torch.arange(len(pieces)), sizes)
         batch, dtype = batcher.batch(examples), next(context.model.parameters()).dtype
+        if own_numbers(context.device):  # every step reads it
+            batch = batch.for_many_steps()
         met = torch.tensor(list(class_sizes), dtype=dtype, device=context.device)
         stands_for = met[units] / torch.bincount(units)[units]
         problem = _widened(context, units if batch.y.dim() == 1 else torch.nonzero((~batch.y.isnan()).any(0))[:, 0])

@@ -31,7 +31,7 @@ class WholeBatchExecutor(RecordingExecutor):
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         super().__init__(context, step)
-        self._whole = context.batcher.exact().batch(context.train)
+        self._whole = context.batcher.exact().batch(context.train).for_many_steps()
         self._whole.source = context.batcher
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[context.train] = torch.arange(context.num_train, device=context.device)

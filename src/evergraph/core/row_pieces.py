@@ -1,0 +1,112 @@
+"""Products on a GPU with a sparse matrix that serves many steps: its rows are cut into pieces of like length once.
+
+Row v of A W is a weighted sum of rows of W, so each row of A can be added up by itself, without atomic sums, in an
+order that never changes. But rows differ: a column of ones, transposed, is as long as there are nodes. So a row is cut
+into pieces of at most `LONGEST` entries, and where there are several, their sums are added up in a second go.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from evergraph.errors import first_line
+
+LONGEST = 64  # entries in a piece
+
+
+@dataclass(eq=False)
+class RowPieces:
+    """The pieces of a sparse matrix's rows.
+
+    Args:
+        starts: the first entry of each piece.
+        ends: one past its last entry.
+        targets: where its sum goes: the row, for the only piece of one, else a place behind all rows.
+        long_rows: rows of several pieces.
+        long_starts: of each such row, the place of its first piece's sum.
+        long_ends: one past the place of its last.
+        num_rows: the matrix's rows.
+        places: rows, and places behind them, together.
+    """
+
+    starts: Tensor
+    ends: Tensor
+    targets: Tensor
+    long_rows: Tensor
+    long_starts: Tensor
+    long_ends: Tensor
+    num_rows: int
+    places: int
+
+    @classmethod
+    def of(cls, indptr: Tensor, longest: int | None = None) -> RowPieces:
+        """The pieces of rows that start at `indptr`; a row without entries has one piece without any."""
+        longest = longest or LONGEST
+        device, num_rows = indptr.device, indptr.numel() - 1
+        indptr = indptr.long()
+        pieces = ((indptr[1:] - indptr[:-1] + longest - 1) // longest).clamp(min=1)
+        row = torch.repeat_interleave(torch.arange(num_rows, device=device), pieces)
+        before = pieces.cumsum(0) - pieces
+        starts = indptr[row] + longest * (torch.arange(row.numel(), device=device) - before[row])
+        ends = torch.minimum(starts + longest, indptr[row + 1])
+        several = pieces[row] > 1
+        targets = torch.where(several, num_rows + several.cumsum(0) - 1, row)
+        long_rows = torch.nonzero(pieces > 1).reshape(-1)
+        long_ends = num_rows + pieces[long_rows].cumsum(0)
+        long_starts = long_ends - pieces[long_rows]
+        return cls(
+            starts.int(), ends.int(), targets.int(), long_rows.int(), long_starts.int(), long_ends.int(),
+            num_rows, num_rows + int(several.sum()),
+        )  # fmt: skip
+
+    def multiply(self, indices: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+        """Σ over each row's entries e of values[e] · dense[indices[e]]."""
+        dense, values = dense.detach().contiguous(), values.contiguous()
+        kernel = row_kernel() if dense.is_cuda else None
+        if kernel is None:
+            return self._bags(indices, values, dense)
+        out = dense.new_empty(self.places, dense.size(1))
+        kernel(out, dense, (self.starts, self.ends, self.targets), (indices, values))
+        if self.long_rows.numel():
+            kernel(out, out, (self.long_starts, self.long_ends, self.long_rows), None)
+        return out[: self.num_rows]
+
+    def _bags(self, indices: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+        """The same as embedding bags, where there is no Triton: pieces follow one another without gaps."""
+        offsets = torch.cat([self.starts, self.ends[-1:]]).to(indices.dtype)
+        sums = F.embedding_bag(
+            indices, dense, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
+        )  # fmt: skip
+        if not self.long_rows.numel():
+            return sums
+        out = dense.new_empty(self.places, dense.size(1)).index_copy_(0, self.targets.long(), sums)
+        behind = out[self.num_rows :]
+        first = torch.cat([self.long_starts, self.long_ends[-1:]]).long() - self.num_rows
+        order = torch.arange(behind.size(0), device=behind.device)
+        added = F.embedding_bag(order, behind, first, mode="sum", include_last_offset=True)
+        return out.index_copy_(0, self.long_rows.long(), added)[: self.num_rows]
+
+
+@functools.cache
+def row_kernel() -> Callable[..., Any] | None:
+    """The Triton kernel; None, with a word of warning, where Triton or the compiler that it needs is missing."""
+    try:
+        from evergraph.core.row_kernel import launch
+
+        one = torch.ones(1, 1, device="cuda")
+        place = torch.zeros(1, dtype=torch.int32, device="cuda")
+        launch(out := torch.empty_like(one), one, (place, place + 1, place), (place, one[0]))
+        if float(out) != 1:
+            raise RuntimeError("a product of ones is not one")
+    except Exception as error:
+        warnings.warn(f"Triton's kernels do not work here ({first_line(error)}); torch's are used", stacklevel=2)
+        return None
+    return launch
