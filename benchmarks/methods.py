@@ -18,6 +18,7 @@ from evergraph.training.learner import Learner
 from evergraph.training.learning import make_context
 from evergraph.training.loop import make_optimizer, train_step
 
+MOST_OVER_PLAIN = 1.6  # what a method's step may cost in plain steps, unless it runs another network or graph
 WITHOUT_STEPS = ("analytic", "auto")  # closed forms
 SHORT: Mapping[str, Mapping[str, Any]] = {
     # what happens between tasks is not measured here, so it is kept short; so are phases with steps of their own
@@ -73,7 +74,9 @@ class SecondTaskSteps:
 def method_figures(
     stream: TaskStream, seconds: float, device: torch.device, on_method: Callable[[str, float], None] | None = None
 ) -> dict[str, Any]:
-    """`steps_over_plain`, a number for each method; and what methods run besides one pass, by definition.
+    """`steps_over_plain`, a number for each method; what methods run besides one pass, by definition; who is above.
+
+    `steps_above` names the methods above `MOST_OVER_PLAIN` that run nothing besides.
 
     Args:
         stream: classes come task by task.
@@ -95,7 +98,9 @@ def method_figures(
             if device.type == "cuda" and (how := steps.executor.how()) != "captured":
                 eager[name] = how
     besides = {name: more for name in names if (more := make_method(name).besides)}
-    return {"steps_over_plain": ratios, "steps_run_besides": besides, **({"steps_eager": eager} if eager else {})}
+    above = [name for name, ratio in ratios.items() if ratio > MOST_OVER_PLAIN and name not in besides]
+    found = {"steps_over_plain": ratios, "steps_run_besides": besides, "steps_above": above}
+    return found | ({"steps_eager": eager} if eager else {})
 
 
 def gpu_method_figures(stream: TaskStream, seconds: float, device: torch.device) -> dict[str, Any]:

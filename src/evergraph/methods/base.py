@@ -65,7 +65,8 @@ class Method(metaclass=Checked):
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
     besides: ClassVar[str] = ""
-    """What its steps run by definition besides one pass of the model over the batch: another network, another graph."""
+    """What its steps run by definition besides one pass of the model over the batch: another network or graph, or the
+    same network once more. Whatever else a step does has to be cheap: `evergraph bench` names methods that are not."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
     """What examples may be; a problem of others is refused."""
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")

@@ -49,7 +49,7 @@ class TWP(Quadratic):
 
     name = "twp"
     family = "importance, topology"
-    besides = "a backward pass through the gradient"
+    besides = "the network a second time, forwards and backwards, for the gradient of its gradient's norm"
     reference = "Liu, Yang and Wang: Overcoming Catastrophic Forgetting in Graph Neural Networks, AAAI 2021"
     levels = ("node",)
     search_space = search_over(task_weight=(1e-2, 1e8), topology_weight=(1e-2, 1e8))

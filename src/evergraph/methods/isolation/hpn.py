@@ -52,7 +52,6 @@ class HPN(Method):
 
     name = "hpn"
     family = "prototypes"
-    besides = "a pass that matches embeddings with prototypes"
     reference = "Zhang, Song and Tao: Hierarchical Prototype Networks for Continual Graph Representation, TPAMI 2022"
     access = Access(keeps=("prototypes",), old_labels=True)
     levels = ("node",)

@@ -34,7 +34,7 @@ class InterpolatedCurvature(AnchoredCurvature):
     """
 
     name = "interpolated-curvature"
-    besides = "a pass at each anchor"
+    besides = "the network at each anchor"
 
     estimator: Estimator = "exact"
     point: Fraction = 0.5

@@ -50,7 +50,6 @@ class QueueCurvature(AnchoredCurvature):
     """
 
     name = "queue-curvature"
-    besides = "a backward pass for one node, and a queue of gradients"
 
     queue_size: PositiveInt = 128
     queue_rule: QueueRule = "text"

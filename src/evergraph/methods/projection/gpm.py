@@ -45,7 +45,6 @@ class GPM(Method):
 
     name = "gpm"
     family = "projection"
-    besides = "products with a basis of each layer's inputs"
     reference = "Saha, Garg and Roy: Gradient Projection Memory for Continual Learning, ICLR 2021"
     access = Access(keeps=("statistics",))
     training = MappingProxyType({"label_scope": "seen"})
