@@ -41,11 +41,21 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
 
 
 class FirstLayer(NamedTuple):
-    """What a joint pass in training mode notes at its batch: the first layer's output and its tangent."""
+    """What a pass in training mode notes at its batch.
 
-    direction: Direction
+    Args:
+        weight: the first layer's.
+        out: its output.
+        propagated: whether the inputs were propagated before, so that the layer is a plain product.
+        direction: along which the pass carried a tangent; None for none.
+        tangent: the output's.
+    """
+
+    weight: Tensor
     out: Tensor
-    tangent: Tensor
+    propagated: bool
+    direction: Direction | None = None
+    tangent: Tensor | None = None
 
 
 FIRST_LAYER = "first layer"
@@ -124,9 +134,9 @@ class GCN(StackedWeights):
     def logits(self, batch: Batch) -> Tensor:
         """The layer equations, from the batch's outermost nodes inwards."""
         weight, propagated = self.weights[0], self.num_layers > batch.num_hops
-        return self.after_first_layer(
-            batch, linear(batch.x, weight) if propagated else convolve(batch.layer(0), batch.x, weight)
-        )
+        hidden = linear(batch.x, weight) if propagated else convolve(batch.layer(0), batch.x, weight)
+        self._note(batch, FirstLayer(weight, hidden, propagated))
+        return self.after_first_layer(batch, hidden)
 
     @capability(rests_on=OUTPUTS)
     def after_first_layer(self, batch: Batch, hidden: Tensor) -> Tensor:
@@ -184,8 +194,7 @@ class GCN(StackedWeights):
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
         hidden, moved = self._first_layer(batch, direction)
-        if self.training and hidden.device.type == "cpu":
-            batch.notes[FIRST_LAYER] = FirstLayer(direction, hidden, moved)
+        self._note(batch, FirstLayer(self.weights[0], hidden, self.num_layers > batch.num_hops, direction, moved))
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
@@ -218,6 +227,11 @@ class GCN(StackedWeights):
         if self.dropout:
             return No("a padded batch has a row for each edge, and dropout is by node")
         return batcher.fan_out is None or SAMPLED
+
+    def _note(self, batch: Batch, layer: FirstLayer) -> None:
+        """Leave it for methods; a step that is captured shall hold on to nothing."""
+        if self.training and layer.out.device.type == "cpu":
+            batch.notes[FIRST_LAYER] = layer
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.

@@ -121,7 +121,7 @@ def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tenso
     batch does not hold them, or its pass did not carry the tangent along D.
     """
     note: FirstLayer | None = step.batch.notes.get(FIRST_LAYER)
-    if note is None or note.direction is not displacement:
+    if note is None or note.tangent is None or note.direction is not displacement:
         return None
     place = _places(step.context, step.batch, note.out.size(0), queue[NODES])
     if bool((place < 0).any()):

@@ -18,6 +18,7 @@ from evergraph.curvature import measuring
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.kronecker import require_shown_layers
+from evergraph.methods.projection.inner_products import inner_products, watch_first_layer
 from evergraph.methods.state import state
 
 
@@ -72,12 +73,17 @@ class GPM(Method):
                 self.basis_ = {key: basis for key, basis in self.basis_.items() if key != name}
                 self.held_[name] = now[name][:, context.old].clone()
 
+    def observe(self, step: Step) -> None:
+        """What comes back to the first layer gives Bᵀ∇ there."""
+        if self.num_tasks_:
+            watch_first_layer(step)
+
     def edit_grads(self, step: Step) -> None:
         """∇ ← ∇ − B Bᵀ∇."""
         for name, value in step.model.named_parameters():
             if value.grad is not None and name in self.basis_ and self.num_tasks_:
                 basis = self.basis_[name]
-                value.grad.addmm_(basis, basis.T @ value.grad, alpha=-1)
+                value.grad.addmm_(basis, inner_products(step, name, basis, value.grad), alpha=-1)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
