@@ -16,7 +16,7 @@ from evergraph.core.recording import recorded_products
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import SparseMatrix, product
 from evergraph.core.workers import workers
-from evergraph.data.batching import Batch
+from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Step
 from evergraph.models.gcn import FIRST_LAYER, FirstLayer
 
@@ -38,20 +38,19 @@ def node_factors(context: Context, seed: Tensor, score: Tensor, within: Batch | 
 
     `within` is a batch that holds the node and may have a note of the first layer's output.
     """
-    batch = context.batcher.batch(seed)
-    first_layer, after = capable(context.model, "first_layer"), capable(context.model, "after_first_layer")
-    assert first_layer is not None and after is not None
-    nodes = batch.nodes[: first_layer(batch)[0].size(0)]
-    first, *later = context.params
+    after = capable(context.model, "after_first_layer")
+    assert after is not None
+    names = {id(value): name for name, value in context.params.items()}
+    first = next(iter(names.values()))
+    batch = _beyond_first_layer(context).batch(seed)
+    nodes = batch.nodes
     hidden = _noted_rows(context, within, nodes)
     if hidden is None:
-        hidden = context.params[first].detach()
-        for matrix in reversed(first_layer(batch)):
-            hidden = product(matrix, hidden)
+        hidden = _first_layer_rows(context, seed, nodes.numel())
     hidden.requires_grad_()
     with torch.enable_grad(), recorded_products() as products:
         outputs = after(batch, hidden)
-    made = {next(name for name in later if context.params[name] is each.weight): each for each in products}
+    made = {names[id(each.weight)]: each for each in products}
     cotangents = torch.autograd.grad(outputs, [hidden, *(each.out for each in made.values())], score)
     factors: Params = {SEEDS: seed, NODES: nodes}
     for name, cotangent in zip([first, *made], cotangents):
@@ -62,6 +61,27 @@ def node_factors(context: Context, seed: Tensor, score: Tensor, within: Batch | 
             assert isinstance(rows, Tensor)
             factors[INPUTS + name] = rows.detach()
     return factors
+
+
+def _beyond_first_layer(context: Context) -> Neighbourhoods:
+    """Cuts batches for all layers but the first; they hold no inputs."""
+    if "beyond first layer" not in context.cache:
+        whole = context.batcher
+        nothing = whole.operator.values.new_empty(whole.operator.num_rows, 0)
+        hops = len(context.params) - 1  # a weight matrix for each layer
+        context.cache["beyond first layer"] = Neighbourhoods(nothing, whole.operator, whole.y, hops)
+    batcher: Neighbourhoods = context.cache["beyond first layer"]
+    return batcher
+
+
+def _first_layer_rows(context: Context, seed: Tensor, rows: int) -> Tensor:
+    """The first layer's output at the first rows of a node's batch, computed."""
+    first_layer = capable(context.model, "first_layer")
+    assert first_layer is not None
+    hidden = next(iter(context.params.values())).detach()
+    for matrix in reversed(first_layer(context.batcher.batch(seed))):
+        hidden = product(matrix, hidden)
+    return hidden[:rows]
 
 
 def _noted_rows(context: Context, batch: Batch | None, nodes: Tensor) -> Tensor | None:
@@ -127,12 +147,12 @@ def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tenso
     if bool((place < 0).any()):
         return None
     cotangents = _weighted(queue, note.tangent.index_select(0, place), displacement, scale)
-    term = note.out.new_zeros(())
+    params, terms = step.context.params, []
     for name, cotangent in cotangents.items():
         inputs = queue.get(INPUTS + name)
-        rows = note.out.index_select(0, place) if inputs is None else inputs @ step.context.params[name]
-        term = term + rows.flatten() @ cotangent.flatten()
-    return term
+        rows = note.out.index_select(0, place) if inputs is None else inputs @ params[name]
+        terms.append(rows.flatten() @ cotangent.flatten())
+    return torch.stack(terms).sum()
 
 
 def _places(context: Context, batch: Batch, rows: int, nodes: Tensor) -> Tensor:
