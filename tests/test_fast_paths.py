@@ -1,9 +1,9 @@
 """Every shortcut against the plain way, in float64 where arithmetic is compared, and on whole runs."""
 
+import copy
 import os
 import subprocess
 import sys
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -30,8 +30,7 @@ from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods import make_method
 from evergraph.methods.base import Context, Method
-from evergraph.models.base import stays_sparse
-from evergraph.models.base import GraphModel
+from evergraph.models.base import GraphModel, stays_sparse
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
 from evergraph.training.executors import AheadExecutor, CapturedExecutor, PlainExecutor, WholeBatchExecutor
@@ -471,6 +470,26 @@ def test_structure_changes_nothing_in_float64(
 
     found, plain = trained("structure"), trained()
     assert all(relative(found[key], plain[key]) < 1e-10 for key in plain if plain[key].norm())
+
+
+class Twice(GCN):
+    """A model whose first weight reaches the outputs in another way too."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        return super().logits(batch) + self.weights[0].sum()
+
+
+@pytest.mark.parametrize("name", ["gpm", "queue-curvature"])
+def test_a_model_of_one_s_own_is_differentiated_as_a_whole(name: str) -> None:
+    stream = TaskStream(sparse_graph(), 2)
+
+    def trained(*names: str) -> dict[str, Tensor]:
+        with fast_paths(*names):
+            learner = eg.Learner(Twice(hidden=7), name, epochs=2, batch_size=9, dtype=torch.float64, device="cpu")
+            return copy_params(learner.fit(stream).model)
+
+    found, plain = trained("structure"), trained()
+    assert all(relative(found[key], plain[key]) < 1e-10 for key in plain)
 
 
 def test_a_step_s_own_products_serve_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

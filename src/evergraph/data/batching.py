@@ -210,8 +210,10 @@ class Neighbourhoods:
     def _inputs(self, nodes: Tensor) -> Features:
         """The inputs at some nodes; rows of sparse ones are copied by scipy, in 32 bits: twice as fast."""
         x = self.x
-        if not isinstance(x, SparseMatrix) or x.device.type != "cpu" or x.nnz >= 2**31:
+        suited = isinstance(x, SparseMatrix) and x.device.type == "cpu" and x.nnz < 2**31
+        if not suited or x.dtype not in (torch.float32, torch.float64):
             return take_rows(x, nodes)
+        assert isinstance(x, SparseMatrix)
         if self._compact is None:
             entries = (x.values.numpy(), x.indices.int().numpy(), x.indptr.int().numpy())
             self._compact = csr_matrix(entries, shape=x.shape)

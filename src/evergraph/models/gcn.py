@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, SAMPLED, Form, unpadded
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn_powers import two_layer_powers
+from evergraph.models.notes import FIRST_LAYER, FirstLayer
 from evergraph.models.weights import StackedWeights
 
 
@@ -40,25 +40,6 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
     return looped
 
 
-class FirstLayer(NamedTuple):
-    """What a pass in training mode notes at its batch.
-
-    Args:
-        weight: the first layer's.
-        out: its output.
-        propagated: whether the inputs were propagated before, so that the layer is a plain product.
-        direction: along which the pass carried a tangent; None for none.
-        tangent: the output's.
-    """
-
-    weight: Tensor
-    out: Tensor
-    propagated: bool
-    direction: Direction | None = None
-    tangent: Tensor | None = None
-
-
-FIRST_LAYER = "first layer"
 OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the layer equations rest on
 
 

@@ -18,7 +18,7 @@ from evergraph.core.sparse import SparseMatrix, product
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Step
-from evergraph.models.gcn import FIRST_LAYER, FirstLayer
+from evergraph.models.notes import FIRST_LAYER, FirstLayer
 
 SEEDS, NODES, INPUTS, NUMBER = "seeds", "nodes", "inputs of ", "rows of "
 """Beside each weight's cotangents, under its name: whose gradients, the nodes of the first layer's rows; the inputs of
@@ -30,7 +30,8 @@ def factors_pay(context: Context) -> bool:
     batcher = context.batcher
     exact = batcher.fan_out is None and batcher.members is None
     at_hand = context.device.type == "cpu" and isinstance(batcher.x, SparseMatrix) and workers().size == 1
-    return fast("structure") and exact and at_hand and capable(context.model, "first_layer") is not None
+    shown = all(capable(context.model, name) is not None for name in ("first_layer", "after_first_layer"))
+    return fast("structure") and exact and at_hand and shown
 
 
 def node_factors(context: Context, seed: Tensor, score: Tensor, within: Batch | None = None) -> Params:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from evergraph.core.capabilities import capable
 from evergraph.core.shortcuts import fast
 from evergraph.methods.base import Step
 from evergraph.models.fixed_products import fixed_product
-from evergraph.models.gcn import FIRST_LAYER, FirstLayer
+from evergraph.models.notes import FIRST_LAYER, FirstLayer
 
 COMES_BACK = "gradient at the first layer's output"
 
@@ -21,7 +22,8 @@ def watch_first_layer(step: Step) -> None:
     context, note = step.context, step.batch.notes.get(FIRST_LAYER)
     context.cache.pop(COMES_BACK, None)
     alone = context.method is not None and len(context.method.parts()) == 1  # nobody else adds to the gradient
-    if alone and note is not None and note.out.requires_grad and fast("structure"):
+    whole = capable(context.model, "after_first_layer") is not None  # nor does the weight reach the outputs elsewhere
+    if alone and whole and note is not None and note.out.requires_grad and fast("structure"):
         note.out.register_hook(lambda cotangent: context.cache.__setitem__(COMES_BACK, cotangent))
 
 
