@@ -57,6 +57,8 @@ TARGETS: dict[str, Target] = {
     "large_train_mb": Target(5000, True, "peak memory, 2.4M nodes and 60M edges from disk"),
     "large_train_seconds": Target(720, True, "its five tasks, one epoch each, tests included"),
     "gpu_pyg_over_evergraph": Target(5, False, "on the GPU: eager PyG step over ours, ogbn-arxiv's size"),
+    "gpu_plain_us": Target(90, True, "on the GPU: µs of a plain captured step, ogbn-arxiv's size, one behind another"),
+    "gpu_plain_kernels": Target(None, True, "on the GPU: kernels of such a step"),
     "gpu_curvature_over_plain": Target(None, True, "on the GPU: regularized step over a plain one"),
     "gpu_eager_over_captured": Target(None, False, "on the GPU: our eager step over the captured one"),
     "gpu_loss_difference": Target(
@@ -85,7 +87,7 @@ def bench(
     Args:
         quick: fewer repetitions and a smaller pair of graphs for the scaling.
         large: also write and train a graph of ogbn-products' size; takes a quarter of an hour or more.
-        device: a GPU adds the figures that need one.
+        device: with a GPU the figures are the GPU's.
         data_root: folder of the datasets; without Coauthor-CS a generated graph like it is used.
         threads: of torch; one is the steadiest on a shared machine.
         on_part: told the name of each part before it runs.
@@ -114,6 +116,10 @@ def _parts(
     found["pyg_sampler"] = "NeighborLoader" if has_pyg_sampler() else "k_hop_subgraph (all neighbours; no pyg-lib)"
     seconds = 2.0 if quick else 20.0
     task = TaskStream(graph, 3)[TASK]
+    if device.type == "cuda":
+        yield "GPU", lambda: gpu_figures(device, quick)
+        yield "every method's step on the GPU", lambda: gpu_method_figures(TaskStream(graph, 3), seconds / 40, device)
+        return
     yield "training steps", lambda: step_figures(task, seconds)
     if threads > 1:
         yield "batches cut ahead", lambda: ahead_figures(task, seconds)
@@ -125,9 +131,6 @@ def _parts(
     yield "scaling", lambda: scaling_figures(seconds, sizes)
     if large:
         yield "a graph larger than memory", large_figures
-    if device.type == "cuda":
-        yield "GPU", lambda: gpu_figures(device, quick)
-        yield "every method's step on the GPU", lambda: gpu_method_figures(TaskStream(graph, 3), seconds / 10, device)
 
 
 __all__ = ["MOST_OVER_PLAIN", "TARGETS", "Target", "bench"]

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.cost_model import Run, Workload, compare_with_model
 from benchmarks.generated_parts import FEATURES, MATCHINGS, write_generated
-from benchmarks.resident import child_environment, peak_megabytes
+from benchmarks.resident import Peak, child_environment
 from evergraph.errors import EvergraphError
 
 NODES, HIDDEN = 10_000_000, 80
@@ -29,7 +29,10 @@ LEAST_MB = 2**-8  # a page: what a run counts as whose peak is not above that of
 
 
 def _closed_form(folder: str) -> dict[str, Any]:
-    """Read, propagate, add up, solve, predict the test nodes; seconds of each, and the peak of memory."""
+    """Read, propagate, add up, solve, predict the test nodes; seconds of each, and the peak of memory.
+
+    Processor time is that of the busiest process, without waiting.
+    """
     import torch
 
     import evergraph as eg
@@ -38,43 +41,52 @@ def _closed_form(folder: str) -> dict[str, Any]:
     from evergraph.models.parts import propagated
     from evergraph.training.parts import accuracy_on_parts
 
-    small = eg.stream("sbm:nodes=8000,classes=16,features=32")
-    _learner().learn(small[0])  # libraries are loaded and have their buffers
-    group, before, clock = workers(), peak_megabytes(), time.perf_counter()
+    group, small = workers(), eg.stream("sbm:nodes=8000,classes=16,features=32")
+    with Peak() as before:
+        _learner().learn(small[0])  # libraries are loaded and have their buffers
     seconds, own_seconds = dict[str, float](), dict[str, float]()
-    own_clock = time.process_time()
+    with Peak(group.size) as peak:
+        clock, own_clock = time.perf_counter(), time.process_time() - peak.seconds
 
-    def lap(name: str) -> None:
-        nonlocal clock, own_clock
-        own_now = time.process_time()
-        group.barrier()
-        now = time.perf_counter()
-        seconds[name], clock = now - clock, now
-        own_seconds[name], own_clock = own_now - own_clock, time.process_time()
+        def lap(name: str) -> None:
+            nonlocal clock, own_clock
+            own_now = time.process_time() - peak.seconds
+            group.barrier()
+            now = time.perf_counter()
+            seconds[name], clock = now - clock, now
+            own_seconds[name], own_clock = own_now - own_clock, time.process_time() - peak.seconds
 
-    graph, _ = read_parts(folder)
-    task, test = task_of_parts(graph)
-    learner = _learner()
-    lap("read")
-    propagated(graph, learner.model.propagated_inputs(), torch.float32)  # type: ignore[operator]
-    lap("propagate")
-    learner.learn(task)
-    lap("sums")
-    accuracy = accuracy_on_parts(learner, graph, test)
-    lap("test")
-    memory = torch.tensor([peak_megabytes(), before, *own_seconds.values()], dtype=torch.float64).unsqueeze(0)
-    peaks = group.stack(memory, group.size)
+        graph, _ = read_parts(folder)
+        task, test = task_of_parts(graph)
+        learner = _learner()
+        lap("read")
+        propagated(graph, learner.model.propagated_inputs(), torch.float32)  # type: ignore[operator]
+        lap("propagate")
+        learner.learn(task)
+        lap("sums")
+        accuracy = accuracy_on_parts(learner, graph, test)
+        lap("test")
+    own = torch.tensor([[peak.megabytes, before.megabytes, *own_seconds.values()]], dtype=torch.float64)
+    of_all = group.stack(own, group.size)
     sent = int(group.sum([torch.tensor([graph.cache["bytes_sent"]])])[0]) / group.size
     return {
         **{f"{name}_seconds": value for name, value in seconds.items()},
         "seconds": sum(seconds.values()),
-        **{f"own_{name}_seconds": float(peaks[:, 2 + i].max()) for i, name in enumerate(own_seconds)},
-        "own_seconds": float(peaks[:, 2:].max(0).values.sum()),  # processor time of the busiest process: no waiting
-        "peak_mb": float(peaks[:, 0].max()),
-        "own_mb": max(float((peaks[:, 0] - peaks[:, 1]).max()), LEAST_MB),
+        **{f"own_{name}_seconds": float(of_all[:, 2 + i].max()) for i, name in enumerate(own_seconds)},
+        "own_seconds": float(of_all[:, 2:].max(0).values.sum()),
+        "peak_mb": float(of_all[:, 0].max()),
+        "own_mb": max(float((of_all[:, 0] - of_all[:, 1]).max()), LEAST_MB),
         "sent_mb": sent / 2**20,
         "accuracy": accuracy,
     }
+
+
+def _closed_form_sent(folder: str) -> dict[str, Any]:
+    """The same with rows that are sent, as between machines."""
+    from evergraph.core.shortcuts import FAST_PATHS, fast_paths
+
+    with fast_paths(*(name for name in FAST_PATHS if name != "shared")):
+        return _closed_form(folder)
 
 
 def _learner() -> Any:
@@ -106,14 +118,15 @@ def _training(method: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """What a child process does: `closed-form FOLDER` or `training METHOD`; the first prints what came of it."""
+    """What a child process does, as in `closed-form FOLDER` or `training METHOD`; the first prints what came of it."""
     import torch
 
     from evergraph.core.workers import join_workers
 
     torch.set_num_threads(1)
     group = join_workers()
-    found = {"closed-form": _closed_form, "training": _training}[sys.argv[1]](sys.argv[2])
+    jobs = {"closed-form": _closed_form, "closed-form-sent": _closed_form_sent, "training": _training}
+    found = jobs[sys.argv[1]](sys.argv[2])
     if group.rank == 0:
         print(json.dumps(found), flush=True)
     os._exit(0)
@@ -167,7 +180,8 @@ def distributed_figures(
 ) -> dict[str, Any]:
     """Training with two processes over one; the closed form with `counts` processes, strong and weak scaling.
 
-    A run that fails, or has no time left, is named under `missing`, and the others are carried out.
+    The processes share memory; in one more run of the fewest of several they send rows, as between machines. A run
+    that fails, or has no time left, is named under `missing`, and the others are carried out.
 
     Args:
         nodes: of the largest graph; it has ten undirected edges a node.
@@ -210,11 +224,12 @@ def distributed_figures(
         figures["write_seconds"] = time.perf_counter() - clock
         for kind, count in _order(counts):
             size = nodes if kind == "strong" else nodes * count // most
-            about = f"closed form, {kind} scaling, processes: {count}, nodes: {size:,}"
-            found = measured(about, count, "closed-form", graphs[size])
+            how = "rows sent" if kind == "sent" else f"{kind} scaling"
+            about = f"closed form, {how}, processes: {count}, nodes: {size:,}"
+            found = measured(about, count, "closed-form-sent" if kind == "sent" else "closed-form", graphs[size])
             if found is not None:
                 runs.append(Run(kind, count, Workload(size, 2 * MATCHINGS, FEATURES, HIDDEN), found))
-                if count == most:  # strong scaling is weak scaling there
+                if (kind, count) == ("strong", most):  # it is weak scaling too
                     runs.append(Run("weak", count, runs[-1].workload, found))
                 figures |= closed_form_figures(runs)
                 figures["seconds"] = time.perf_counter() - begun
@@ -230,7 +245,7 @@ def _order(counts: Sequence[int]) -> list[tuple[str, int]]:
     order = [("strong", ascending[-1])]
     for count in ascending[:-1]:
         order += [("strong", count), ("weak", count)]
-    return order
+    return order + [("sent", count) for count in [count for count in ascending if count > 1][:1]]
 
 
 def closed_form_figures(runs: Sequence[Run]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def gpu_figures(device: torch.device, quick: bool) -> Figures:
     """Everything about the GPU."""
     stream = TaskStream(arxiv_like(quick), 6)
     found = _step_figures(stream[1], device, 2.0 if quick else 5.0)
+    found |= _kernel_figures(stream[1], device)
     found["gpu_loss_difference"] = _loss_difference(stream, device)
     found |= side_by_side_figures(device, quick)
     clock = time.perf_counter()
@@ -66,9 +67,20 @@ def gpu_figures(device: torch.device, quick: bool) -> Figures:
     return {**found, "gpu_stream_seconds": time.perf_counter() - clock, "gpu_stream_average_accuracy": average}
 
 
+def _kernel_figures(task: Task, device: torch.device) -> Figures:
+    """Microseconds of steps that follow one another, and how many kernels each has."""
+    from benchmarks.gpu_steps import step_figures  # which takes its streams from here
+
+    found: Figures = {}
+    for name, method in (("plain", "finetune"), ("exact", "curvature")):
+        figures = step_figures(task, method, device)
+        found |= {f"gpu_{name}_{key}": figures[key] for key in ("us", "device_us", "kernels")}
+    return found
+
+
 def side_by_side_figures(device: torch.device, quick: bool, members: int = 15) -> Figures:
-    """Seeds of exact curvature on Coauthor-CS's size: all of them taking turns in one process, over one alone."""
-    graph, epochs = coauthor_like(), 10 if quick else 50
+    """Seeds of exact curvature on Coauthor-CS's size: all of them as one in one process, over one alone."""
+    graph, epochs = coauthor_like(), 50 if quick else 200
 
     def learn(seed: int) -> None:
         stream = TaskStream(graph, 3, seed=seed)
@@ -79,7 +91,7 @@ def side_by_side_figures(device: torch.device, quick: bool, members: int = 15) -
     learn(0)
     alone = time.perf_counter() - clock
     clock = time.perf_counter()
-    for outcome in side_by_side([partial(learn, seed) for seed in range(members)], device):
+    for outcome in side_by_side([partial(learn, seed) for seed in range(members)], device, kin=["seeds"] * members):
         if isinstance(outcome, Exception):
             raise outcome
     together = time.perf_counter() - clock

@@ -6,6 +6,8 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 from evergraph.errors import EvergraphError
@@ -38,6 +40,42 @@ def peak_megabytes() -> float:
         return next(int(line[1]) for line in lines if line[0] == "VmHWM:") / 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 1024)  # bytes on macOS, else kilobytes
+
+
+class Peak(threading.Thread):
+    """The largest resident memory of this process while it is open, looked at a hundred times a second.
+
+    Memory that processes share counts once: each of `sharers` has an equal part of it. (Linux's own count of the peak
+    has all of it in each of them.) Without Linux it is the peak so far.
+    """
+
+    def __init__(self, sharers: int = 1) -> None:
+        super().__init__(daemon=True)
+        self.megabytes, self.seconds = 0.0, 0.0  # the peak, and the processor time that looking has taken
+        self._sharers, self._end = sharers, threading.Event()
+
+    def __enter__(self) -> Peak:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self.join()
+
+    def run(self) -> None:
+        """Look until it is closed, once at least."""
+        while True:
+            self.megabytes, self.seconds = max(self.megabytes, self._now()), time.thread_time()
+            if self._end.wait(0.01):
+                return
+
+    def _now(self) -> float:
+        try:
+            with open("/proc/self/status", encoding="ascii", errors="ignore") as status:
+                kilobytes = {line[3:8]: int(line.split()[1]) for line in status if line.startswith("Rss")}
+            return (kilobytes["Anon:"] + kilobytes["File:"] + kilobytes["Shmem"] / self._sharers) / 1024
+        except (OSError, KeyError):
+            return peak_megabytes()
 
 
 def main() -> None:

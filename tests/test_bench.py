@@ -293,20 +293,22 @@ def test_the_graph_in_parts_is_one_graph(tmp_path: Path) -> None:
 
 def test_the_cost_model_says_what_it_was_told() -> None:
     """Of runs that cost exactly what the formulas say, it finds the constants, and says the others without error."""
-    true = Constants({name: 1e-9 * (1 + i) for i, name in enumerate(PHASES)}, 1e8)
+    true = Constants({name: 1e-9 * (1 + i) for i, name in enumerate(PHASES)}, 1e8, 2e7)
 
-    def run(nodes: int, processes: int) -> Run:
-        work = Workload(nodes, 20, 32, 80)
-        seconds = {f"{name}_seconds": value for name, value in true.predict(work, processes).items()}
-        own_mb = worker_bytes(work, processes) / 2**20
-        return Run("weak", processes, work, {**seconds, "seconds": sum(seconds.values()), "own_mb": own_mb})
+    def run(nodes: int, processes: int, kind: str = "weak") -> Run:
+        work, network = Workload(nodes, 20, 32, 80), math.inf if kind == "sent" else None
+        seconds = {f"{name}_seconds": value for name, value in true.predict(work, processes, network).items()}
+        own_mb = worker_bytes(work, processes, sent=kind == "sent") / 2**20
+        return Run(kind, processes, work, {**seconds, "seconds": sum(seconds.values()), "own_mb": own_mb})
 
-    found = compare_with_model([run(1000, 1), run(2000, 2), run(8000, 8), run(8000, 1)])
-    assert found["bytes_per_second"] == pytest.approx(1e8)
-    assert [row["processes"] for row in found["runs"]] == [8, 1]
+    sent = [run(nodes, 2, "sent") for nodes in (2000, 4000)]
+    found = compare_with_model([run(10**6, 1), run(2 * 10**6, 2), run(8 * 10**6, 8), run(8 * 10**6, 1), *sent])
+    assert found["bytes_per_second"] == pytest.approx({"shown": 1e8, "sent": 2e7})
+    assert [row["processes"] for row in found["runs"]] == [8, 1, 2]
     assert all(abs(row["error"]) < 1e-9 and abs(row["mb_error"]) < 1e-9 for row in found["runs"])
     needed = 1 - math.exp(-20 / 8)  # of another process's rows
     assert traffic(Workload(8000, 20, 32, 80), 8) == pytest.approx(1000 * 7 * needed * 128)
+    assert worker_bytes(Workload(8000, 20, 32, 80), 8) * 8 == worker_bytes(Workload(8000, 20, 32, 80), 1)  # no more
     assert plan(true).count("\n") == 7
 
 
@@ -342,14 +344,14 @@ def test_figures_of_several_processes_are_kept_as_they_come(tmp_path: Path, monk
     assert f"missing: {about}" in done.stderr
     assert "strong_1: 1" in done.stdout
     figures = json.loads(saved.read_text())
-    assert figures["missing"] == [about]
+    assert figures["missing"] == [about, about.replace("strong scaling", "rows sent")]
     assert [(run["scaling"], run["processes"], run["nodes"]) for run in figures["runs"]] == [
         ("strong", 1, 3200),
         ("weak", 1, 1600),
     ]
     assert figures["runs"][0]["accuracy"] > 50
     assert figures["model"] == {}  # it needs runs of several processes
-    assert [len(then["runs"]) for then in found] == [1]  # the first run was saved before the second began
+    assert [len(then["runs"]) for then in found] == [1, 2]  # each was saved before the next began
 
 
 def test_no_run_begins_when_the_seconds_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +371,7 @@ def test_no_run_begins_when_the_seconds_are_over(tmp_path: Path, monkeypatch: py
     assert limits == [250, 150, 50]  # what is left of them
     assert figures["plain_two_over_one"] == 2
     assert "curvature_two_over_one" not in figures
-    assert [about.partition(": no time left")[1] for about in figures["missing"]] == [": no time left"] * 4
+    assert [about.partition(": no time left")[1] for about in figures["missing"]] == [": no time left"] * 5
     assert "curvature" in figures["missing"][0]
     assert told[0]["plain_two_over_one_own_time"] == 2
     status = CliRunner().invoke(make_app(), ["bench", "--seconds", "5"])

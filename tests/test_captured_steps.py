@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import evergraph as eg
 from evergraph.core.capabilities import capable
 from evergraph.core.params import copy_params
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.fixed_sampling import sampled_rows
 from evergraph.data.streams import TaskStream
@@ -129,6 +130,18 @@ def test_steps_of_methods_that_say_so_can_be_repeated(name: str, batch_size: int
         assert ways[1].startswith(f"eager: {expected[name]}")
     else:
         assert ways == ["captured", "captured"]
+
+
+@pytest.mark.parametrize("batch_size", [0, 8])
+@pytest.mark.usefixtures("recording")
+def test_a_queue_of_rows_of_the_first_layer_can_be_repeated(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU takes sparse inputs."""
+    monkeypatch.setattr("evergraph.methods.online_curvature.queue.factors_pay", lambda context: False)
+    graph = sbm(nodes=72, classes=4, degree=5, features=6, signal=2.0, seed=0)
+    words = SparseMatrix.from_dense(graph.x * (graph.x > 0.5)).to_scipy()
+    stream = TaskStream(eg.make_graph(words, graph.edge_index, graph.y), 2)
+    _, ways, _ = learned(stream, lambda: eg.GCN(hidden=5), make_method("queue-curvature"), batch_size)
+    assert ways == ["captured", "captured"]
 
 
 @pytest.mark.parametrize(

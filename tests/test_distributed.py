@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -18,6 +19,7 @@ from pyarrow import parquet
 import evergraph as eg
 import two_processes
 from evergraph.cli import together
+from evergraph.core.shared_memory import MemoryFile, NamedFile, _alike
 from evergraph.core.workers import share_of
 from evergraph.data.parts import write_parts
 from forked import Forked, command_line
@@ -93,13 +95,23 @@ def started(what: str, folder: Path, number: int = 2) -> list[Forked]:
 
 
 def test_three_processes_have_the_head_of_one_over_parts(tmp_path: Path) -> None:
-    """The closed form on five parts, edges with weights and without: float64, to 1e-8."""
+    """The closed form on five parts, edges with weights and without: float64, features to 1e-10, heads to 1e-8.
+
+    Rows are shared by all processes, by two of three, or sent; where memory cannot be shared, one line says so.
+    """
+    before = set(Path("/dev/shm").glob("evergraph-*"))
     said = [process.communicate(timeout=200)[1] for process in started("parts", tmp_path, 3)]
     for rank in range(3):
         assert (tmp_path / f"{rank}.json").exists(), said[rank][-2000:]
         found = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert found.pop("weights") > 1e-3  # they matter
-        assert max(found.values()) < 1e-8
+        assert found.pop("weights")[0] > 1e-3  # they matter
+        assert len(found) == len(two_processes.WAYS) + 2
+        for name, (features, head, sent, lines) in found.items():
+            assert features < 1e-10, name
+            assert head < 1e-8, name
+            assert (sent > 0) == (not name.startswith("shared")), name
+            assert lines == (name.startswith("no memory") and rank == 0), name
+    assert set(Path("/dev/shm").glob("evergraph-*")) == before
 
 
 def test_two_processes_end_where_one_ends(tmp_path: Path) -> None:
@@ -273,6 +285,32 @@ def test_shares_are_consecutive_and_even(number: int, size: int) -> None:
     shares = [items[share_of(number, rank, size)] for rank in range(size)]
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_processes_that_see_one_another_share_memory() -> None:
+    """Both ways and the same others; whoever is seen one way only, or by some, is on a machine of its own."""
+    table = [
+        [True, False, True, False],
+        [False, True, False, False],
+        [True, False, True, False],
+        [True, True, True, False],
+    ]
+    assert [_alike(table, rank) for rank in range(4)] == [[0, 2], [1], [0, 2], [3]]
+
+
+def test_a_file_in_memory_is_opened_by_its_makers_number_and_name() -> None:
+    for kind in (MemoryFile, NamedFile):
+        made = kind()
+        os.write(made.number, b"rows")
+        opened = kind(made.address)
+        assert os.pread(opened.number, 4, 0) == b"rows"
+        process, number, token = made.address
+        with pytest.raises(FileNotFoundError):  # as on another machine, where that number is another file
+            kind((process, number, token + 1))
+        os.close(opened.number)
+        made.close()
+        with pytest.raises(FileNotFoundError):
+            kind(made.address)
 
 
 def test_alone_nothing_changes() -> None:

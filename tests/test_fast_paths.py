@@ -34,7 +34,7 @@ from evergraph.models.base import GraphModel, stays_sparse
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
 from evergraph.training.executors import AheadExecutor, CapturedExecutor, PlainExecutor, WholeBatchExecutor
-from evergraph.training.executors.captured import padded_batch, rounded_up
+from evergraph.training.executors.captured import cut_rows, padded_batch, rounded_up
 from evergraph.training.executors.cuda_graphs import can_capture, cuda_graph_of
 from evergraph.training.loop import make_optimizer, train_step
 
@@ -224,6 +224,27 @@ def test_a_padded_batch_gives_the_batch_s_logits_tangents_and_gradients(past: in
         assert all(relative(u, v) < 1e-13 for u, v in zip(*grads))
 
 
+def test_triton_s_padded_batch_is_the_one_cut_by_torch() -> None:
+    """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
+    pytest.importorskip("triton")
+    assert interpreted("from evergraph.training.executors.cut_kernel import launch", "cut_error") == 0
+
+
+def cut_error(launch: Callable[..., tuple[Tensor, Tensor]], device: str) -> float:
+    """The largest difference between the kernel's padded batches and torch's."""
+    operator = context_of(dense_graph(), device=device).batcher.operator
+    worst = 0.0
+    for seeds in ([5, 0, 33, 79, 12], [7], list(range(80))):
+        nodes = torch.tensor(seeds, device=device)
+        rows = int(operator.counts()[nodes].sum())
+        for capacity in (rows, rounded_up(rows), 600):
+            found = launch(nodes, (operator.indptr, operator.indices, operator.values), capacity)
+            expected = cut_rows(operator, nodes, capacity)
+            sources = (found[0] - expected[0])[:rows].abs().max()  # padding may read any node, with weight 0
+            worst = max(worst, float(sources), float((found[1] - expected[1]).abs().max()))
+    return worst
+
+
 def test_rounding_up_is_never_short_and_never_half_as_much_again() -> None:
     sizes = {rounded_up(rows) for rows in range(1, 5000)}
     assert all(rows <= rounded_up(rows) for rows in range(1, 5000))
@@ -335,13 +356,16 @@ def test_a_matrix_made_ready_for_many_products_differentiates_as_before() -> Non
 def test_triton_s_product_by_pieces_is_the_product() -> None:
     """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
     pytest.importorskip("triton")
-    script = (
-        "import test_fast_paths as t; from evergraph.core.row_kernel import launch; print(t.error_of(launch, 'cpu'))"
-    )
+    assert interpreted("from evergraph.core.row_kernel import launch", "error_of") < 1e-13
+
+
+def interpreted(imports: str, function: str) -> float:
+    """What a function of this file says of a kernel, in Triton's interpreter."""
+    script = f"{imports}; from test_fast_paths import {function}; print({function}(launch, 'cpu'))"
     folder = str(Path(__file__).parent)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([folder, *sys.path])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 1e-13
+    return float(done.stdout)
 
 
 def error_of(launch: Callable[..., object], device: str) -> float:
@@ -383,6 +407,38 @@ def test_steps_on_sparse_inputs_read_from_one_pass_are_the_plain_steps(
     monkeypatch.setattr("evergraph.core.row_pieces.LONGEST", 4)
     monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
     found, found_losses = trained(stream, name, batch_size)
+    assert found_losses == pytest.approx(plain_losses, rel=1e-9)
+    assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
+
+
+@pytest.mark.parametrize("batch_size", [0, 16])
+@pytest.mark.parametrize("propagate", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"queue_size": 3}, {"queue_size": 3, "queue_rule": "algorithm"}])
+def test_a_queue_of_rows_of_the_first_layer_is_that_of_gradients_written_out(
+    batch_size: int, propagate: bool, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tasks as a GPU takes them, uncaptured."""
+    monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
+    monkeypatch.setattr("evergraph.methods.online_curvature.queue.factors_pay", lambda context: False)
+    stream, kinds = TaskStream(sparse_graph(), 2), []
+
+    def learned(*names: str) -> tuple[dict[str, Tensor], list[float]]:
+        with fast_paths(*names):
+            method = make_method("queue-curvature", {"strength": 3.0, **settings})
+            model = GCN(hidden=7, propagate_inputs=propagate)
+            learner = eg.Learner(model, method, epochs=4, batch_size=batch_size, device="cpu", dtype=torch.float64)
+
+            def look(progress: object, planned: int) -> None:
+                kinds.append("nodes" in method.queue_)  # type: ignore[attr-defined]
+
+            losses = [row["loss"] for task in stream for row in learner.learn(task, on_epoch=look)]
+        return copy_params(learner.model), losses
+
+    found, found_losses = learned("sparse", "structure")
+    assert any(kinds)
+    kinds.clear()
+    plain, plain_losses = learned("sparse")
+    assert not any(kinds)
     assert found_losses == pytest.approx(plain_losses, rel=1e-9)
     assert all(relative(found[key], plain[key]) < 1e-7 for key in plain)
 
@@ -653,6 +709,13 @@ def test_products_by_pieces_on_a_gpu_are_the_products(dtype: torch.dtype, monkey
 
 
 @gpu
+def test_padded_batches_cut_on_a_gpu_are_those_cut_by_torch() -> None:
+    from evergraph.training.executors.cut_kernel import launch
+
+    assert cut_error(launch, "cuda") == 0
+
+
+@gpu
 def test_products_on_tensor_cores_are_the_plain_ones_to_three_digits() -> None:
     losses = {}
     for name in ("capture", "tf32"):
@@ -700,11 +763,13 @@ class Seen:
 @gpu
 @pytest.mark.parametrize(("name", "settings"), DRAWN)
 @pytest.mark.parametrize("batch_size", [16, 0])
-def test_captured_training_with_drawn_labels_learns_alike(
-    name: str, settings: dict[str, object], batch_size: int
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_captured_training_with_drawn_labels_learns_alike_on_a_gpu(
+    name: str, settings: dict[str, object], batch_size: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its random numbers may be others than the eager run's, so only its first task, which draws nothing, is equal."""
-    stream = TaskStream(dense_graph(), 2)
+    monkeypatch.setattr("evergraph.models.base.SPARSE_ON_GPU", (1.0, 0, 2**40))
+    stream = TaskStream(GRAPHS[kind](), 2)
     found, found_losses, ways = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, *FAST_PATHS)
     assert ways == ["captured", "captured"]
     _, plain_losses, _ = trained_on_a_gpu(stream, name, settings, "gcn", batch_size, "anchors")

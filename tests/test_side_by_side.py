@@ -15,15 +15,19 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.core.params import copy_params
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.datasets.sbm import sbm
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.experiments import RunSpec
 from evergraph.experiments.cells import Cell, run_cells
 from evergraph.experiments.engines import Work
 from evergraph.experiments.engines.processes import TOGETHER, grouped
 from evergraph.methods import make_method
 from evergraph.training import side_by_side as module
+from evergraph.training.executors.recording import RecordingExecutor
+from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, give_way, side_by_side, together
+from evergraph.training.stacked import Stack
 
 CPU = torch.device("cpu")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -62,6 +66,189 @@ def test_each_member_is_equal_to_its_own_run_alone() -> None:
         assert member[1] == expected[1]
         assert torch.equal(member[2], expected[2])
         assert all(torch.equal(member[0][key], value) for key, value in expected[0].items())
+
+
+# members that train as one
+
+
+def seeds_of(name: str, settings: dict[str, Any], number: int, **more: Any) -> list[Any]:
+    """Trainings in float64 that differ in their seed alone."""
+    return [partial(stackable, name, settings, seed, **more) for seed in range(number)]
+
+
+def stackable(
+    name: str,
+    settings: dict[str, Any],
+    seed: int,
+    device: str = "cpu",
+    batch_size: int = 8,
+    sparse: bool = False,
+    **training: Any,
+) -> tuple[dict[str, Tensor], list[float], Tensor, list[str]]:
+    """Three tasks: parameters, losses and accuracies, the random numbers left, how steps were carried out."""
+    graph = sbm(nodes=72, classes=6, degree=5, features=6, signal=2.0, seed=0)
+    if sparse:
+        graph = eg.make_graph(SparseMatrix.from_dense(graph.x * (graph.x > 0.5)).to_scipy(), graph.edge_index, graph.y)
+    stream = eg.TaskStream(graph, 2, seed=seed)
+    learner = eg.Learner(
+        eg.GCN(hidden=8), make_method(name, settings), batch_size=batch_size, device=device, seed=seed,
+        dtype=torch.float64, **{"epochs": 5, "lr": 0.01, **training},
+    )  # fmt: skip
+    losses = [row["loss"] for task in stream for row in learner.learn(task)]
+    losses += learner.evaluate(stream).accuracies
+    return copy_params(learner.model), losses, learner.random_state, [entry["steps"] for entry in learner.history]
+
+
+STACKABLE: list[tuple[str, dict[str, Any]]] = [
+    ("finetune", {}),
+    ("curvature", {}),
+    ("curvature", {"anchors": "latest", "ema": 0.0}),
+    ("ewc", {"strength": 1.0}),
+    ("online-ewc", {"strength": 1.0}),
+    ("mas", {"strength": 1.0}),
+    ("ema+ewc", {}),
+    ("mas+batch-curvature", {}),
+    ("lwf", {}),
+    ("lwf", {"distillation": "per-task"}),
+    ("twp", {"reading": "cglb", "task_weight": 1.0, "topology_weight": 1.0}),
+    ("joint", {}),
+]
+
+
+@pytest.fixture
+def stacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU too."""
+    monkeypatch.setattr("evergraph.training.stacked.DEVICES", frozenset({"cpu", "cuda"}))
+
+
+def equal(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
+    assert not isinstance(found, Exception), found
+    assert found[1] == pytest.approx(expected[1], rel=tolerance)
+    assert torch.equal(found[2], expected[2])
+    for key, value in expected[0].items():
+        torch.testing.assert_close(found[0][key], value, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize(("batch_size", "sparse"), [(8, False), (0, False), (8, True)])
+@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
+    name: str, settings: dict[str, Any], batch_size: int, sparse: bool
+) -> None:
+    # at an anchor that EWC has merged, a gradient is the last bit of a difference, of which Adam makes a whole step
+    optimizer = {"optimizer": "sgd"} if name in {"ewc", "twp"} else {}
+    members = seeds_of(name, settings, 3, batch_size=batch_size, sparse=sparse, **optimizer)
+    alone = [member() for member in members]
+    found = side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 3)
+    for expected, member in zip(alone, found):
+        equal(member, expected)
+        assert all(way.endswith("3 as one") for way in member[3])
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+def test_steps_of_several_as_one_can_be_repeated(
+    name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Watched on a CPU for what a recording cannot do, with a capture that only pretends."""
+    monkeypatch.setattr(RecordingExecutor, "can_record", classmethod(lambda kind, context: True))
+    monkeypatch.setattr("evergraph.training.executors.cuda_graphs.cuda_graph_of", lambda step: step)
+    members = seeds_of(name, settings, 2, sparse=True)
+    for member in side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 2):
+        assert not isinstance(member, Exception), member
+        assert member[3] == ["captured, 2 as one"] * 3
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize(
+    ("name", "settings", "training"),
+    [
+        ("curvature", {"estimator": "sampled"}, {}),
+        ("si", {}, {}),
+        ("twp", {}, {}),
+        ("reservoir", {}, {}),
+        ("finetune", {}, {"patience": 2}),
+        ("finetune", {}, {"fan_out": (2, 2)}),
+    ],
+)
+def test_members_that_cannot_train_as_one_take_turns(
+    name: str, settings: dict[str, Any], training: dict[str, Any]
+) -> None:
+    members = seeds_of(name, settings, 2, **training)
+    alone = [member() for member in members]
+    for expected, member in zip(alone, side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 2)):
+        equal(member, expected, 1e-14)
+        assert not any("as one" in way for way in member[3])
+
+
+@pytest.mark.usefixtures("stacking")
+def test_kin_of_several_sorts_and_strangers_at_one_table() -> None:
+    """Two seeds each of two methods, one that steps alone, one that fails, one that has no kin."""
+    kinds = [("curvature", {}), ("mas", {"strength": 1.0}), ("si", {})]
+    members = [one for kind in kinds for one in seeds_of(*kind, 2)]
+    alone = [member() for member in members]
+    fails = partial(stackable, "curvature", {}, 5, lr=1e200)
+    kin = [name for name, _ in kinds for _ in range(2)]
+    found = side_by_side([*members, fails, members[0]], CPU, taking_turns=True, kin=[*kin, "curvature", None])
+    for expected, member in zip([*alone, alone[0]], [*found[:6], found[7]]):
+        equal(member, expected)
+    assert isinstance(found[6], EvergraphError)
+    assert "diverged" in str(found[6])
+    assert found[0][3][0].endswith("2 as one")  # the one that fails has another learning rate
+
+
+@pytest.mark.usefixtures("stacking")
+def test_where_training_as_one_fails_each_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = seeds_of("curvature", {}, 2)
+    alone = [member() for member in members]
+
+    def fails(*given: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("evergraph.training.stacked.Stack.objective", fails)
+    with pytest.warns(EvergraphWarning, match=r"2 trainings do not train as one \(no room\); they take turns"):
+        found = side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 2)
+    for expected, member in zip(alone, found):
+        equal(member, expected, 1e-14)
+
+
+@pytest.mark.usefixtures("stacking")
+def test_a_member_that_diverges_does_not_take_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = seeds_of("finetune", {}, 3)
+    alone = [member() for member in members]
+    real = Stack.__init__
+
+    def begin(stack: Stack, members: list[Member]) -> None:
+        if members[0].context.index == 1:
+            next(iter(members[1].context.params.values())).data.fill_(torch.nan)
+        real(stack, members)
+
+    monkeypatch.setattr(Stack, "__init__", begin)
+    found = side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 3)
+    assert "diverged" in str(found[1])
+    for number in (0, 2):
+        equal(found[number], alone[number])
+    assert [way[-8:] for way in found[0][3]] == ["3 as one", "3 as one", "2 as one"]
+
+
+@pytest.mark.usefixtures("stacking")
+def test_seeds_of_a_run_that_train_as_one_can_be_stopped_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever epoch a run is stopped in, the seeds go on from there, and end where they would have ended."""
+    alone = eg.run(spec(seeds=[0, 1]), tmp_path / "alone")
+    monkeypatch.setattr(sys.modules["evergraph.experiments.run"], "together", _with_turns)
+
+    def stop(*where: Any) -> None:
+        calls.append(where)
+        if len(calls) == 5:
+            raise EvergraphError("stopped here")
+
+    calls: list[Any] = []
+    with pytest.raises(EvergraphError, match="stopped here"):
+        eg.run(spec(seeds=[0, 1]), tmp_path / "stopped", on_progress=stop)
+    found = eg.run(spec(seeds=[0, 1]), tmp_path / "stopped", resume=True)
+    assert found["matrices"] == alone["matrices"]
 
 
 def test_turns_go_round_and_the_clock_counts_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +329,11 @@ def test_seeds_of_a_run_take_turns_where_it_pays(tmp_path: Path, monkeypatch: py
 
 
 def _with_turns(trainings: Any, device: torch.device) -> list[Any]:
-    return side_by_side(trainings, device, taking_turns=True)
+    outcomes = side_by_side(trainings, device, taking_turns=True, kin=["seeds"] * len(trainings))
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
 
 
 def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +354,22 @@ def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:
     results = run_cells([bad, good], tmp_path, jobs=2, failed=lambda cell, error: {"error": str(error)})
     assert "diverged" in results["bad"]["error"]
     assert len(results["good"]["matrices"]) == 2
+
+
+@gpu
+@pytest.mark.parametrize(("batch_size", "sparse"), [(8, False), (0, False), (8, True)])
+@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+def test_seeds_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
+    name: str, settings: dict[str, Any], batch_size: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergraph.models.base.SPARSE_ON_GPU", (1.0, 0, 2**40))
+    optimizer = {"optimizer": "sgd"} if "ewc" in name or name == "twp" else {}
+    members = seeds_of(name, settings, 3, device="cuda", batch_size=batch_size, sparse=sparse, **optimizer)
+    alone = [member() for member in members]
+    found = side_by_side(members, torch.device("cuda"), kin=["seeds"] * 3)
+    for expected, member in zip(alone, found):
+        equal(member, expected, 1e-7)
+        assert member[3] == ["captured, 3 as one"] * 3
 
 
 @gpu

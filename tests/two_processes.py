@@ -6,25 +6,34 @@ Each writes one JSON object: for each name the largest difference, relative to 1
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from torch_geometric import nn as pyg
 
 import evergraph as eg
 import test_conformance as conformance
-from evergraph.core.workers import ConnectionLostError, join_workers, workers
+from evergraph.core import shared_memory
+from evergraph.core.shared_memory import MemoryFile
+from evergraph.core.sparse import as_dense
+from evergraph.core.workers import ConnectionLostError, Workers, join_workers, workers
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.parts import read_parts, task_of_parts, write_parts
+from evergraph.errors import EvergraphWarning
+from evergraph.models import parts as models_parts
 from evergraph.models import random_features
+from evergraph.models.parts import propagated
 from evergraph.training.executors import divided
 from evergraph.training.loop import Progress
 from test_problems_end_to_end import SMALL, STREAMS
@@ -158,36 +167,87 @@ def names_of_tasks() -> list[list[eg.data.ClassName]]:
 
 
 def one_process(graph: eg.Graph, folder: Path) -> list[torch.Tensor]:
-    """The graph as a whole, too large for its features to be kept: its head and its outputs."""
+    """The graph as a whole, too large for its features to be kept: its propagated features, its head, its outputs."""
     write_parts(graph, folder, 5)
     whole = graph.altered(splits=read_parts(folder)[0].splits)
     at_hand, random_features.AT_HAND = random_features.AT_HAND, 0
     learner = closed_form(eg.Task.of(whole, names) for names in names_of_tasks())
     head, outputs = learner.model.head.detach(), learner.logits(graph)
     random_features.AT_HAND = at_hand
-    return [head, outputs]
+    return [features_of(learner, whole), head, outputs]
 
 
-def in_parts(folder: Path) -> list[torch.Tensor]:
-    """The same graph in five parts, one to three of them in a process."""
+def features_of(learner: eg.Learner, graph: eg.Graph) -> torch.Tensor:
+    """What is propagated, side by side."""
+    assert isinstance(learner.model, eg.RandomFeatures)
+    found = propagated(graph, learner.model.propagated_inputs(), torch.float64)
+    return torch.cat([as_dense(features) for features in found], dim=1)
+
+
+def in_parts(folder: Path) -> tuple[list[torch.Tensor], int]:
+    """The same graph in five parts, one to three of them in a process; and the bytes that were sent."""
     graph, own = read_parts(folder)
     assert len(own) < 5
     learner = closed_form(task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks()))
     outputs = learner.outputs(graph, torch.arange(graph.num_nodes))
     assert graph.rows is not None
-    whole = torch.zeros(LARGE.num_nodes, outputs.size(1), dtype=outputs.dtype)
-    whole[graph.rows.start : graph.rows.start + graph.num_nodes] = outputs
-    return [learner.model.head.detach(), *workers().sum([whole])]
+
+    def whole(own: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(LARGE.num_nodes, own.size(1), dtype=own.dtype)
+        rows[graph.rows.start : graph.rows.start + graph.num_nodes] = own
+        return workers().sum([rows])[0]
+
+    features = whole(features_of(learner, graph))
+    return [features, learner.model.head.detach(), whole(outputs)], graph.cache["bytes_sent"]
 
 
-def parts(folder: Path) -> dict[str, float]:
-    """A graph without weights, and one with, over as many processes as there are."""
+def on_machines(*ranks: list[int]) -> Callable[[Workers], tuple[list[list[int]], type[MemoryFile]]]:
+    """As if the processes were on several machines."""
+    return lambda group: (list(ranks), MemoryFile)
+
+
+def refuse(*ranks: int) -> Callable[..., None]:
+    """A call that fails in some processes, and does nothing in the others."""
+
+    def call(*_: object) -> None:
+        if workers().rank in ranks:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return call
+
+
+WAYS: dict[str, tuple[object, str, object]] = {
+    "shared": (shared_memory, "FOLDER", "/nowhere"),
+    "shared by name": (shared_memory.MemoryFile, "_open", refuse(0, 1, 2)),
+    "sent": (shared_memory, "fast", lambda name: False),
+    "no memory to share": (shared_memory.os, "posix_fallocate", refuse(1)),
+    "two machines": (shared_memory, "machines", on_machines([0, 1], [2])),
+    "two machines in turn": (shared_memory, "machines", on_machines([0, 2], [1])),
+}
+"""How rows get from one process to the others: what is replaced by what, so that they do."""
+
+
+def parts(folder: Path) -> dict[str, list[float]]:
+    """A graph without weights, and one with, over as many processes as there are, by every way.
+
+    Of each the largest difference of features, the largest of heads and outputs, bytes sent and lines said.
+    """
     graphs = {"plain": LARGE, "weighted": WEIGHTED}
     first = os.environ["RANK"] == "0"
     alone = {name: one_process(graph, folder / name) for name, graph in graphs.items()} if first else {}
     alone = join_workers().everywhere(alone)
-    found = {name: difference(alone[name], in_parts(folder / name)) for name in graphs}
-    return {**found, "weights": difference(alone["plain"], alone["weighted"])}
+    models_parts.COLUMNS_AT_ONCE, models_parts.COLUMNS_SHOWN = 3, 4  # of seven
+    found = {"weights": [difference(alone["plain"], alone["weighted"])]}
+    cases = [("weighted", way) for way in WAYS] + [("plain", "shared"), ("plain", "two machines in turn")]
+    for name, way in cases:
+        owner, attribute, other = WAYS[way]
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", EvergraphWarning)
+            patch.setattr(owner, attribute, other)
+            together, sent = in_parts(folder / name)
+        gaps = [difference(alone[name][:1], together[:1]), difference(alone[name][1:], together[1:])]
+        found[f"{way}, {name}"] = [*gaps, sent, sum(line.category is EvergraphWarning for line in said)]
+    return found
 
 
 def compare(folder: Path) -> dict[str, float | str]:

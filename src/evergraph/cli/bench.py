@@ -62,7 +62,7 @@ def bench_command(
         return
     console = common.console()
     console.print(figure_table(figures))
-    if "steps_over_plain" in figures:
+    if "steps_over_plain" in figures or "gpu_steps_over_plain" in figures:
         console.print(step_table(figures))
     console.print(
         f"graph: {figures['graph']}; device {figures['device']}, {figures['threads']} thread(s); "
@@ -147,12 +147,13 @@ def step_table(figures: dict[str, Any]) -> Table:
     for name in ("method", *("on the GPU" if name.startswith("gpu") else "on a CPU" for name in columns)):
         table.add_column(name, no_wrap=True)
     table.add_column("runs besides")
-    for method in figures["steps_over_plain"]:
+    besides = figures.get("steps_run_besides") or figures.get("gpu_steps_run_besides", {})
+    for method in figures[columns[0]]:
         ratios = [f"{figures[name][method]:.2f}" for name in columns]
         eager = figures.get("gpu_steps_eager", {}).get(method)
         above = [column for column in columns if method in figures.get(column.replace("over_plain", "above"), ())]
         more = [
-            figures["steps_run_besides"].get(method, ""),
+            besides.get(method, ""),
             f"above {bound}, with nothing besides" if above else "",
             f"on the GPU {eager}" if eager else "",
         ]

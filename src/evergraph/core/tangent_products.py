@@ -1,7 +1,12 @@
-"""Products with a constant matrix, and what a step needs besides: the product with a tangent."""
+"""Products with a constant matrix, and what a step needs besides: the product with a tangent.
+
+Both are differentiable in the weights, and batched (`vmap`): a batch of weights stands side by side in the columns of
+one.
+"""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -20,19 +25,25 @@ class _PairProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
-        ctx.matrix = matrix
+    def forward(dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
         if matrix.nnz < READ_OFTEN * matrix.num_columns:
-            product, moved = matrix.multiply(dense), matrix.multiply(tangent)
-        else:
-            both = matrix.multiply(torch.cat([dense, tangent], dim=1))
-            product, moved = both[:, : dense.size(1)], both[:, dense.size(1) :]
-        ctx.mark_non_differentiable(moved)
-        return product, moved
+            return matrix.multiply(dense), matrix.multiply(tangent)
+        both = matrix.multiply(torch.cat([dense, tangent], dim=1))
+        return both[:, : dense.size(1)], both[:, dense.size(1) :]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.matrix = inputs[2]
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
         return ctx.matrix.t() @ cotangents[0].contiguous(), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> Any:
+        sides = [_side_by_side(value, dim, info.batch_size) for value, dim in zip((dense, tangent), in_dims)]
+        return _apart(_PairProduct.apply(*sides, matrix), info.batch_size)
 
 
 class _AnchoredProduct(torch.autograd.Function):
@@ -44,13 +55,16 @@ class _AnchoredProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, matrix: Features, count: int, total: Tensor, at_total: Tensor, operator: Any
+        weight: Tensor, total: Tensor, at_total: Tensor, matrix: Features, count: int, operator: Features | None
     ) -> tuple[Tensor, Tensor]:
-        ctx.matrix, ctx.operator = matrix, operator
         moved = product(matrix, torch.sub(total, weight, alpha=count))  # −D in one pass over the weights
         moved = (moved if operator is None else product(operator, moved)).neg_()
-        ctx.mark_non_differentiable(moved)
         return (at_total + moved).div_(count), moved
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.matrix, ctx.operator = inputs[3], inputs[5]
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -59,13 +73,36 @@ class _AnchoredProduct(torch.autograd.Function):
             cotangent = ctx.operator.t() @ cotangent
         return ctx.matrix.t() @ cotangent, None, None, None, None, None
 
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], weight: Tensor, total: Tensor, at_total: Tensor, *constants: Any
+    ) -> Any:
+        values = zip((weight, total, at_total), in_dims)
+        sides = [_side_by_side(value, dim, info.batch_size) for value, dim in values]
+        return _apart(_AnchoredProduct.apply(*sides, *constants), info.batch_size)
+
+
+for _forward in (_PairProduct.forward, _AnchoredProduct.forward):  # torch would find it out at every call
+    vars(_forward)["__signature__"] = inspect.signature(_forward)
+
+
+def _side_by_side(batch: Tensor, dim: int | None, size: int) -> Tensor:
+    """A batch of matrices as one, the columns of the first on the left."""
+    stacked = batch.unsqueeze(1).expand(-1, size, -1) if dim is None else batch.movedim(dim, 1)
+    return stacked.flatten(1)
+
+
+def _apart(products: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Products as batches again, along their second dimension."""
+    return tuple(made.unflatten(1, (size, made.size(1) // size)) for made in products), (1, 1)
+
 
 def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
     """(A W, A Ẇ) for constant A: differentiable in W, the tangent taken as a constant."""
     tangent = tangent.detach()
     if isinstance(matrix, SparseMatrix):
-        product, moved = _PairProduct.apply(dense, tangent, matrix)
-        return product, moved
+        made, moved = _PairProduct.apply(dense, tangent, matrix)
+        return made, moved
     return matrix @ dense, matrix @ tangent
 
 
@@ -76,5 +113,5 @@ def anchored_product(
 
     With an operator P both are multiplied by it from the left, and `at_total` is P A total.
     """
-    product, moved = _AnchoredProduct.apply(weight, matrix, count, total, at_total, operator)
-    return product, moved
+    made, moved = _AnchoredProduct.apply(weight, total, at_total, matrix, count, operator)
+    return made, moved

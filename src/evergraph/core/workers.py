@@ -49,9 +49,9 @@ class Workers:
         """Send rows to one process while another one sends some here; returns those: `number` of them, where known."""
         return rows
 
-    def begin_swap(self, rows: Tensor, to: int, back: int, number: int) -> Callable[[], Tensor]:
-        """Begin a swap; the result waits for its end and returns the rows that came. All swap in the same order."""
-        return lambda: rows
+    def begin_swap(self, rows: Tensor, to: int, back: int, received: Tensor) -> Callable[[], Tensor]:
+        """Begin a swap; the result waits for its end and returns `received`, filled. All swap in the same order."""
+        return lambda: received.copy_(rows)
 
     def everywhere(self, value: Any) -> Any:
         """The first process's value; the others' are not looked at."""
@@ -109,12 +109,12 @@ class ProcessGroup(Workers):
             return rows
         if number is None:
             count = torch.tensor([rows.size(0)])
-            number = int(self.begin_swap(count, to, back, 1)())
-        return self.begin_swap(rows, to, back, number)()
+            number = int(self.begin_swap(count, to, back, torch.empty_like(count))())
+        return self.begin_swap(rows, to, back, rows.new_empty(number, *rows.shape[1:]))()
 
-    def begin_swap(self, rows: Tensor, to: int, back: int, number: int) -> Callable[[], Tensor]:
-        """Both directions at once, in the background."""
-        sent, received = rows.contiguous(), rows.new_empty(number, *rows.shape[1:])
+    def begin_swap(self, rows: Tensor, to: int, back: int, received: Tensor) -> Callable[[], Tensor]:
+        """Both directions at once, in the background; nothing is sent where there are no rows."""
+        sent = rows.contiguous()
         with _told():
             exchanges = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, back)]
             begun = dist.batch_isend_irecv([one for one in exchanges if one.tensor.numel()])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from scipy.sparse import csr_matrix
@@ -36,7 +35,7 @@ class Batch:
         examples: the examples in the graph; None where they are the seeds.
         chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
             of the chosen ones.
-        notes: what a model's last training pass over it leaves for methods, by name: values on the way to the outputs.
+        lasting: whether all steps of a task are on this one batch, or on examples chosen of it.
     """
 
     x: Features
@@ -48,7 +47,7 @@ class Batch:
     members: SparseMatrix | None = None
     examples: Tensor | None = None
     chosen: Tensor | None = None
-    notes: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    lasting: bool = False
     _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -77,7 +76,7 @@ class Batch:
 
     def of_chosen(self, rows: Tensor) -> Tensor:
         """Of a row for each example that the batch has, those of the chosen ones."""
-        return rows if self.chosen is None else rows[self.chosen]
+        return rows if self.chosen is None else rows.index_select(0, self.chosen)
 
     def choose(self, chosen: Tensor, targets: Tensor) -> Batch:
         """The same batch, with some of its examples asked for."""
@@ -97,6 +96,7 @@ class Batch:
         matrices += [self.x] if isinstance(self.x, SparseMatrix) else []
         for matrix in matrices:
             matrix.for_many_products().t().for_many_products()
+        self.lasting = True
         return self
 
     def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:

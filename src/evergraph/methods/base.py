@@ -67,6 +67,10 @@ class Method(metaclass=Checked):
     besides: ClassVar[str] = ""
     """What its steps run by definition besides one pass of the model over the batch: another network or graph, or the
     same network once more. Whatever else a step does has to be cheap: `evergraph bench` names methods that are not."""
+    reads_layers: ClassVar[bool] = False
+    """Whether its steps read what the model's hidden layers put out (`Step.layers`)."""
+    step_state: ClassVar[tuple[str, ...]] = ()
+    """The state that its steps read, where they can be stacked (`steps_can_be_stacked`)."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
     """What examples may be; a problem of others is refused."""
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
@@ -95,8 +99,8 @@ class Method(metaclass=Checked):
     def further_examples(self, context: Context) -> Tensor | None:
         """Examples of the task that the next step's batch shall hold besides its own, for a method that reads them.
 
-        They take no part in the loss; `step.batch.notes` has what a model notes at them on the way to its outputs.
-        None where no step of the task asks for any.
+        They take no part in the loss; `step.layers` has what hidden layers put out at them too. None where no step of
+        the task asks for any.
         """
         return None
 
@@ -150,6 +154,15 @@ class Method(metaclass=Checked):
         """Whether the hooks within a step are the same kernels every time in one phase; `No(reason)` says why not.
 
         They read no value back, and on a GPU draw from the device's own numbers (`evergraph.core.randomness`).
+        """
+        return True
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> Answer:
+        """Whether one step may be that of several learners at once, which differ in their tensors alone.
+
+        Up to the objective, hooks are then called under `vmap`, and may neither draw nor write; `edit_grads` is called
+        once, with parameters, gradients and `step_state` of all learners side by side, and goes by single numbers.
         """
         return True
 

@@ -77,6 +77,11 @@ class Compose(Method):
         """All that the parts run."""
         return "; ".join(method.besides for method in self.methods if method.besides)
 
+    @property
+    def reads_layers(self) -> bool:  # type: ignore[override]
+        """If one part does."""
+        return any(method.reads_layers for method in self.methods)
+
     def prepare(self, context: Context) -> None:
         """Each in turn."""
         for method in self.methods:
@@ -173,6 +178,15 @@ class Compose(Method):
             answer = claim(context) if claim is not None else answer
             if not answer:
                 return answer
+        return True
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> Answer:
+        """If those of all parts can."""
+        for method in self.methods:
+            claim = capable(method, "steps_can_be_stacked")
+            if claim is None or not (answer := claim(context)):
+                return No(f"{method.title} steps alone") if claim is None else answer
         return True
 
     def phase(self, context: Context) -> Hashable:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, Params, named_params
+from evergraph.core.recording import Layer
 from evergraph.core.workers import ALONE, workers
 from evergraph.data.arrays import ClassName
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -109,6 +110,8 @@ class Step:
         logits: all outputs of the examples.
         loss: the loss of the examples, before penalties and replay.
         tangents: J d for each direction the method asked for.
+        layers: what the model's hidden layers put out, before activation, where the method asked for it
+            (`Method.reads_layers`) and the model notes it.
     """
 
     context: Context
@@ -116,6 +119,7 @@ class Step:
     logits: Tensor
     loss: Tensor
     tangents: list[Tensor] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
 
     @property
     def model(self) -> GraphModel:

@@ -40,6 +40,7 @@ class LwF(Method):
     reference = "Li and Hoiem: Learning without Forgetting, ECCV 2016"
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(0.1, 100.0), temperature=(1.0, 20.0))
+    step_state = ("seen_", "teacher_")
 
     strength: NonNegative = 1.0
     temperature: Positive = 2.0
@@ -61,6 +62,11 @@ class LwF(Method):
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
         """One more forward pass, with other parameters."""
+        return True
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> bool:
+        """The old networks stand side by side as the new ones do."""
         return True
 
     def distilled(self, old: Tensor) -> list[Tensor]:

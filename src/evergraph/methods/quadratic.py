@@ -13,7 +13,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
@@ -33,6 +33,8 @@ class Quadratic(Method):
     access = Access(keeps=("parameters",))
     training = MappingProxyType({"reduction": "mean", "weight_decay": 0.0})
     """A mean loss, so that a strength means the same whatever the batch; no decay, which would pull off the anchors."""
+
+    step_state = ("importance_", "anchor_")
 
     strength: NonNegative = 1.0
     importance_: Params = state(dict, like="params")
@@ -76,6 +78,11 @@ class Quadratic(Method):
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
         """Two fused operations per parameter."""
+        return True
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> Answer:
+        """The pull on a number knows no other."""
         return True
 
     def edit_grads(self, step: Step) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capability, capable
+from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Params
 from evergraph.core.settings import NonNegative
 from evergraph.curvature import measuring
@@ -97,6 +97,12 @@ class TWP(Quadratic):
     def steps_can_be_captured(self, context: Context) -> bool:
         """A second backward pass, and the quadratic's two operations per parameter."""
         return True
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> Answer:
+        """The quadratic's can; the gradient of a gradient is taken one by one."""
+        quadratic = self.reading != "liu" or not self.sparsity or not self.strength
+        return quadratic or No("a step takes the gradient of a gradient")
 
 
 def topology(context: Context, batch: Batch) -> Tensor:

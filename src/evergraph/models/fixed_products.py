@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -38,8 +40,24 @@ class _Product:
 _products: WeakKeyDictionary[Neighbourhoods, _Product] = WeakKeyDictionary()
 
 
+_given: Tensor | None = None
+
+
+@contextmanager
+def given_product(product: Tensor | None) -> Iterator[None]:
+    """Within it, `product` is the one that stands still: for steps of several members, which hold one each."""
+    global _given
+    before, _given = _given, product
+    try:
+        yield
+    finally:
+        _given = before
+
+
 def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -> Tensor | None:
     """X W (or Ã X W) at all nodes, from the last call where W is the same; None where it is too large to keep."""
+    if _given is not None:
+        return _given
     kept = _products.get(batcher)
     if kept is None or not kept.is_of(weight, propagate):
         if weight.element_size() * batcher.operator.num_rows * weight.size(1) > LARGEST:

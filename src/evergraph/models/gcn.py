@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
-from evergraph.core.recording import linear, recording
+from evergraph.core.recording import linear, noted, recording
 from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import (
@@ -27,7 +27,6 @@ from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, SAMPLED, Form, unpadded
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn_powers import two_layer_powers
-from evergraph.models.notes import FIRST_LAYER, FirstLayer
 from evergraph.models.weights import StackedWeights
 
 
@@ -116,7 +115,6 @@ class GCN(StackedWeights):
         """The layer equations, from the batch's outermost nodes inwards."""
         weight, propagated = self.weights[0], self.num_layers > batch.num_hops
         hidden = linear(batch.x, weight) if propagated else convolve(batch.layer(0), batch.x, weight)
-        self._note(batch, FirstLayer(weight, hidden, propagated))
         return self.after_first_layer(batch, hidden)
 
     @capability(rests_on=OUTPUTS)
@@ -124,7 +122,7 @@ class GCN(StackedWeights):
         """Logits of the seeds from the first layer's output."""
         skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
         for number, weight in enumerate(list(self.weights)[1:], start=1):
-            hidden = convolve(batch.layer(number - skipped), with_ones(self.activate(hidden, number)), weight)
+            hidden = convolve(batch.layer(number - skipped), with_ones(self.activate(noted(hidden), number)), weight)
         return hidden
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
@@ -163,7 +161,10 @@ class GCN(StackedWeights):
 
     @capability(rests_on=OUTPUTS)
     def first_layer(self, batch: Batch) -> list[Features]:
-        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1]."""
+        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1].
+
+        Its passes note what their hidden layers put out (`evergraph.core.recording.noted`).
+        """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
@@ -175,9 +176,9 @@ class GCN(StackedWeights):
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
         hidden, moved = self._first_layer(batch, direction)
-        self._note(batch, FirstLayer(self.weights[0], hidden, self.num_layers > batch.num_hops, direction, moved))
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
+            hidden = noted(hidden, direction, moved)
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
             hidden = with_ones(F.relu(hidden))
             operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
@@ -209,10 +210,19 @@ class GCN(StackedWeights):
             return No("a padded batch has a row for each edge, and dropout is by node")
         return batcher.fan_out is None or SAMPLED
 
-    def _note(self, batch: Batch, layer: FirstLayer) -> None:
-        """Leave it for methods; a step that is captured shall hold on to nothing."""
-        if self.training and layer.out.device.type == "cpu":
-            batch.notes[FIRST_LAYER] = layer
+    @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
+    def steps_can_be_stacked(self, batcher: Neighbourhoods) -> Answer:
+        """Products with weights, which may stand side by side; nothing is drawn where nothing is dropped."""
+        return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
+
+    @capability(rests_on=OUTPUTS)
+    def standing_product(self, batcher: Neighbourhoods, direction: Direction) -> Tensor | None:
+        """The first layer at the sum of anchors that a direction has, at all nodes; None where there is none."""
+        parts = capable(direction, "parts") if fast("anchors") else None
+        if parts is None:
+            return None
+        product = batcher.x @ parts("weights.0")[1]
+        return product if self.num_layers > batcher.num_hops else batcher.operator @ product
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.

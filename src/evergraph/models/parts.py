@@ -1,18 +1,19 @@
 """Features from inputs that are propagated once: of a graph in parts, or of one whose features take too much memory.
 
-Propagation exchanges rows with the processes that hold the neighbours, if there are any.
+Propagation reads rows of the processes that hold the neighbours, if there are any.
 
-Rows travel in turns: in turn r a process gives the process r places further the rows that it needs, and gets the rows
-that it needs itself from the process r places back, while it adds up those of the turn before. So it never holds more
-than its own rows, their sums, and some columns of what it reads of two other processes; memory falls with the number of
-processes even where neighbours are anywhere.
+Processes of one machine show one another some columns of their rows in shared memory, and read them there. Between
+machines rows travel in turns: in turn r a process gives the process r places further the rows that it needs, and gets
+the rows that it needs itself from the process r places back, while it adds up those of the turn before. So a process
+never holds more than its own rows, their sums, and some columns of what it reads of two other processes; memory falls
+with the number of processes even where neighbours are anywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product, zip_longest
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.shared_memory import Board
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows
 from evergraph.core.workers import ALONE
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -32,15 +34,16 @@ if TYPE_CHECKING:
     from evergraph.models.base import GraphModel
 
 COLUMNS_AT_ONCE = 16  # of the rows that are exchanged, so that they take little memory: a cache line of float32
+COLUMNS_SHOWN = 32  # of the rows that processes of one machine share: of these there is one copy
 ROWS_AT_ONCE = 2**16  # of a product, which is added to the sums block by block
 
 
 @dataclass(eq=False)
 class Piece:
-    """The edges from another process's nodes (or the own ones) to the own nodes.
+    """The edges from another process's nodes (or those of this machine) to the own nodes.
 
     Args:
-        turn: how many places back in the order of the processes the owner of the sources is; 0 for the own nodes.
+        turn: how many places back in the order of the processes the owner of the sources is; 0 for this machine's.
         matrix: own nodes by sources.
         wanted: the own rows that the process at the same distance on the other side needs of this one.
     """
@@ -52,7 +55,7 @@ class Piece:
     def add_product(self, dense: Tensor, total: Tensor) -> None:
         """Add A X to `total`, some rows at a time."""
         indptr, indices, values = self.matrix.indptr, self.matrix.indices, self.matrix.values
-        for first in range(0, self.matrix.num_rows, ROWS_AT_ONCE):
+        for first in range(0, self.matrix.num_rows if self.matrix.nnz else 0, ROWS_AT_ONCE):
             starts = indptr[first : first + ROWS_AT_ONCE + 1]
             entries = slice(int(starts[0]), int(starts[-1]))
             block = SparseMatrix(starts - starts[0], indices[entries], values[entries], self.matrix.num_columns)
@@ -66,27 +69,43 @@ class Exchange:
         adjacency: the own nodes' in-neighbours, numbered over all processes.
         rows: whose rows are whose.
         dtype: of the products.
+        num_columns: of what is multiplied, at most.
     """
 
-    def __init__(self, adjacency: SparseMatrix, rows: Rows, dtype: torch.dtype) -> None:
+    def __init__(self, adjacency: SparseMatrix, rows: Rows, dtype: torch.dtype, num_columns: int) -> None:
         self.group = rows.group
         self.bytes_sent = 0  # so far
         one = torch.ones(1, dtype=dtype)
         ones = adjacency.all_ones()
         adjacency = adjacency.with_values(one.expand(adjacency.nnz)) if ones else adjacency.to(dtype)
-        self.pieces = list(self._pieces(adjacency, rows)) if self.group.size > 1 else [_whole(adjacency)]
+
+        def width(machines: int) -> int:
+            most = COLUMNS_SHOWN if machines == 1 else COLUMNS_AT_ONCE
+            return num_columns if self.group.size == 1 else min(num_columns, most)
+
+        self.board = Board(self.group, rows.starts, dtype, width)
+        self.pieces = list(self._pieces(adjacency, rows))
+        sent = max(piece.wanted.numel() for piece in self.pieces)
+        read = max((piece.matrix.num_columns for piece in self.pieces[len(self.board.ranks) > 1 :]), default=0)
+        # what is sent, and what is received and read in turn: memory that is used again costs less time than new memory
+        numbers = (sent, read, read if len(self.pieces) > 1 else 0)
+        self._space = [torch.empty(number * self.board.width, dtype=dtype) for number in numbers]
         sums = adjacency.counts().to(dtype) if ones else adjacency.row_sums()
         self.degree = sums.add_(1).unsqueeze(1)
 
     def _pieces(self, adjacency: SparseMatrix, rows: Rows) -> Iterator[Piece]:
-        for turn, (indptr, sources, values) in enumerate(_by_owner(adjacency, rows)):
+        matrix = _compact(adjacency)
+        if len(self.board.machines) == 1:
+            yield Piece(0, matrix, matrix.indices[:0])
+            return
+        for turn, (indptr, sources, values) in enumerate(_by_turn(matrix, rows, self.board)):
             to, back = self._at(turn)
-            first, last = rows.starts[back], rows.starts[back + 1]
-            sources = sources - first
-            wanted, num_columns = sources[:0], last - first
+            wanted, num_columns = sources.new_empty(0), self.board.num_rows
             if turn:
-                needed, sources = _distinct(sources, num_columns)
+                needed, sources = _distinct(sources, rows.starts[back + 1] - rows.starts[back])
                 wanted, num_columns = self.group.swap(needed, to=back, back=to), needed.numel()
+            else:
+                sources = sources.clone()  # so that the others' entries can go
             yield Piece(turn, SparseMatrix(indptr, sources, values, num_columns), wanted)
 
     def _at(self, turn: int) -> tuple[int, int]:
@@ -100,66 +119,75 @@ class Exchange:
         """
         alone = len(balances) == 1
         before = self.degree ** -balances[0] if alone else None
-        degrees = None if alone else {piece.turn: degree for _, piece, degree in self._arriving(self.degree, None)}
+        arriving = () if alone else self._arriving(self.degree, None)
+        degrees = {piece.turn: rows.clone() for _, piece, rows in arriving if piece.turn}
         totals = [values * self.degree**-balance for balance in balances]
         for columns, piece, rows in self._arriving(values, before):
             for balance, total in zip(balances, totals):
                 if not piece.turn:  # the first to be added: the sums are the scaled rows themselves so far
-                    dense = total[:, columns].clone(memory_format=torch.contiguous_format)
+                    dense = self.board.show(total[:, columns], rows)
                 else:
-                    dense = rows if degrees is None else rows * degrees[piece.turn] ** -balance
+                    dense = rows if alone else rows * degrees[piece.turn] ** -balance
                 piece.add_product(dense, total[:, columns])
                 del dense
-            del rows  # before more arrive
         for balance, total in zip(balances, totals):
             if balance != 1:
                 total *= self.degree ** (balance - 1)
         return totals
 
     def _arriving(self, values: Tensor, scale: Tensor | None) -> Iterator[tuple[slice, Piece, Tensor]]:
-        """Some columns of the rows that a piece reads, piece by piece; the next ones are under way meanwhile."""
-        width = COLUMNS_AT_ONCE if self.group.size > 1 else values.size(1)
-        order = list(product((slice(i, i + width) for i in range(0, values.size(1), width)), self.pieces))
-        coming = [self._begin(values, scale, *order[0])]
-        for (columns, piece), then in zip_longest(order, order[1:]):
-            rows = coming.pop()()
-            if then is not None:
-                coming.append(self._begin(values, scale, *then))
-            yield columns, piece, rows
-            del rows
+        """Some columns of the rows that a piece reads, piece by piece; the next ones are under way meanwhile.
 
-    def _begin(self, values: Tensor, scale: Tensor | None, columns: slice, piece: Piece) -> Callable[[], Tensor]:
-        """Begin to exchange rows; the result waits for those that arrive."""
+        Of the first piece, whose rows are on this machine, it is the space for them.
+        """
+        width = self.board.width
+        order = list(product((slice(i, i + width) for i in range(0, values.size(1), width)), self.pieces))
+        coming = [self._begin(values, scale, self._space[1], *order[0])]
+        for number, (columns, piece) in enumerate(order):
+            rows = coming.pop()()
+            if number + 1 < len(order):  # into the space whose rows have been read
+                coming.append(self._begin(values, scale, self._space[1 + (number + 1) % 2], *order[number + 1]))
+            yield columns, piece, rows
+
+    def _begin(
+        self, values: Tensor, scale: Tensor | None, space: Tensor, columns: slice, piece: Piece
+    ) -> Callable[[], Tensor]:
+        """Begin to exchange rows; the result waits for those that arrive, in `space`."""
+        source = values[:, columns]
         if not piece.turn:
-            return lambda: values[:, columns]
-        sent = values[:, columns].index_select(0, piece.wanted)
+            return lambda: space
+        sent = self._space[0][: piece.wanted.numel() * source.size(1)].view(-1, source.size(1))
+        torch.index_select(source, 0, piece.wanted, out=sent)
         if scale is not None:
             sent *= scale.index_select(0, piece.wanted)
         self.bytes_sent += sent.numel() * sent.element_size()
+        received = space[: piece.matrix.num_columns * source.size(1)].view(-1, source.size(1))
         to, back = self._at(piece.turn)
-        return self.group.begin_swap(sent, to=to, back=back, number=piece.matrix.num_columns)
+        return self.group.begin_swap(sent, to=to, back=back, received=received)
 
 
-def _whole(adjacency: SparseMatrix) -> Piece:
-    """All edges in one piece."""
-    return Piece(0, _compact(adjacency), adjacency.indices[:0])
+def _by_turn(matrix: SparseMatrix, rows: Rows, board: Board) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Row starts, columns and values of the entries of each turn, by one counting sort.
 
+    Columns are places on the board for this machine's processes, and for others the owner's rows, from 0 on.
+    """
+    small, size = matrix.indices.dtype, rows.group.size
+    owners = torch.bucketize(matrix.indices, torch.tensor(rows.starts[1:-1], dtype=small), right=True, out_int32=True)
+    here = [owner in board.ranks for owner in range(size)]
+    begin = torch.tensor([rows.starts[i] - (board.start_of(i) if here[i] else 0) for i in range(size)], dtype=small)
+    turn_of = torch.tensor([0 if here[i] else (rows.group.rank - i) % size for i in range(size)], dtype=torch.int32)
+    sources = begin.index_select(0, owners).neg_().add_(matrix.indices)
+    turns = turn_of.index_select(0, owners).numpy()
+    del owners
 
-def _by_owner(adjacency: SparseMatrix, rows: Rows) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Row starts, columns and values of the entries of each process, from this one backwards, by one counting sort."""
-    matrix = _compact(adjacency)
-    starts = torch.tensor(rows.starts[1:-1], dtype=matrix.indices.dtype)
-    owners = torch.bucketize(matrix.indices, starts, right=True, out_int32=True).numpy()
-    shape = (matrix.num_rows, rows.group.size)
+    def sorted_by_turn(entries: Tensor) -> sp.csc_matrix:
+        return sp.csr_matrix((entries.numpy(), turns, matrix.indptr.numpy()), shape=(matrix.num_rows, size)).tocsc()
 
-    def sorted_by_owner(entries: Tensor) -> sp.csc_matrix:
-        return sp.csr_matrix((entries.numpy(), owners, matrix.indptr.numpy()), shape=shape).tocsc()
-
-    columns = sorted_by_owner(matrix.indices)
-    values = None if matrix.all_ones() else sorted_by_owner(matrix.values)
-    for turn in range(rows.group.size):
-        owner = (rows.group.rank - turn) % rows.group.size
-        entries = slice(columns.indptr[owner], columns.indptr[owner + 1])
+    columns = sorted_by_turn(sources)
+    del sources
+    values = None if matrix.all_ones() else sorted_by_turn(matrix.values)
+    for turn in range(size):
+        entries = slice(columns.indptr[turn], columns.indptr[turn + 1])
         of_rows = torch.from_numpy(columns.indices[entries])
         indptr = torch.zeros(matrix.num_rows + 1, dtype=of_rows.dtype)
         torch.cumsum(torch.bincount(of_rows, minlength=matrix.num_rows), 0, dtype=of_rows.dtype, out=indptr[1:])
@@ -220,7 +248,7 @@ def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype
     if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))
         rows = graph.rows or Rows([0, graph.num_nodes], ALONE, "", lambda: graph.adjacency)
-        exchange = Exchange(rows.edges(), rows, dtype)
+        exchange = Exchange(rows.edges(), rows, dtype, x.size(1))
         found: dict[tuple[int, float], Features] = {pair: x for pair in inputs if not pair[0]}
         deepest = {balance: max(depth for depth, other in inputs if other == balance) for _, balance in inputs}
         balances = [balance for balance, depth in deepest.items() if depth]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, No, capability
-from evergraph.core.recording import linear
+from evergraph.core.recording import linear, noted
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -19,7 +19,6 @@ from evergraph.models.weights import draw, grown_with_bias
 
 LEVELS = ("atom", "node", "class")
 HOPS = 2
-SEEN = "atoms, embeddings and what they match"  # what a training pass notes at its batch
 
 
 @MODELS.register(name="prototype-network")
@@ -161,14 +160,6 @@ class PrototypeNetwork(GraphModel):
         weight = (self.to_node, self.to_class)[level - 1]
         return F.normalize(with_ones(below.flatten(1)) @ weight, dim=-1).unsqueeze(1)
 
-    def seen(self, batch: Batch) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The atoms of a batch and what `levels` makes of them; what a training pass over it has just made, once."""
-        made: tuple[Tensor, list[Tensor], list[Tensor]] | None = batch.notes.pop(SEEN, None)
-        if made is not None:
-            return made
-        atoms = self.atoms(batch)
-        return atoms, *self.levels(atoms, self.held_match(batch))
-
     def match(self, level: int, embeddings: Tensor, known: Match | None = None) -> Tensor:
         """The prototype nearest to each embedding, of length one; the embedding itself where there is none."""
         found = self.nearest(level, embeddings, known)
@@ -192,9 +183,8 @@ class PrototypeNetwork(GraphModel):
         return nearest(embeddings.detach(), rest) if rest.size(0) else None
 
     def logits(self, batch: Batch) -> Tensor:
-        """The head on all that was matched."""
-        atoms = self.atoms(batch)
-        embeddings, matched = self.levels(atoms, self.held_match(batch))
-        if self.training:
-            batch.notes[SEEN] = (atoms, embeddings, matched)
+        """The head on all that was matched. What it notes are the embeddings of all levels, then what they match."""
+        embeddings, matched = self.levels(self.atoms(batch), self.held_match(batch))
+        for level in (*embeddings, *matched):
+            noted(level)
         return linear(with_ones(torch.cat([level.flatten(1) for level in matched], dim=1)), self.head)

@@ -28,6 +28,7 @@ class Classification(Problem):
     def __init__(self, scope: Tensor | Sequence[int] | None = None) -> None:
         super().__init__(scope)
         self._position: Tensor | None = None
+        self._mask: Tensor | None = None
 
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
         """The output unit of each example's class."""
@@ -51,12 +52,23 @@ class Classification(Problem):
             self._position = position.to(targets.device)
         return self._position[targets]
 
+    def _masked(self, outputs: Tensor) -> Tensor:
+        """All outputs, with minus infinity at units outside the scope: picking units takes several operations more."""
+        if self.scope is None:
+            return outputs
+        mask = self._mask
+        if mask is None or (mask.numel(), mask.device, mask.dtype) != (outputs.size(1), outputs.device, outputs.dtype):
+            mask = torch.full((outputs.size(1),), -torch.inf, dtype=outputs.dtype, device=outputs.device)
+            mask[self.scope.to(outputs.device)] = 0
+            self._mask = mask
+        return outputs + mask
+
     def _units(self, positions: Tensor) -> Tensor:
         return positions if self.scope is None else self.scope.to(positions.device)[positions]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy."""
-        return F.cross_entropy(self._scoped(outputs), self._positions(targets), reduction="none")
+        return F.cross_entropy(self._masked(outputs), targets, reduction="none")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """onehot(y) − p."""
@@ -67,9 +79,9 @@ class Classification(Problem):
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """p ∘ u − p (p · u)."""
-        p, u = self._scoped(outputs).softmax(1), self._scoped(tangents)
-        weighted = p * u
-        return self._widened(weighted - p * weighted.sum(1, keepdim=True), outputs.size(1))
+        p = self._masked(outputs).softmax(1)  # zero at units outside the scope
+        weighted = p * tangents
+        return torch.addcmul(weighted, p, weighted.sum(1, keepdim=True), value=-1)
 
     def fisher_factors(self, outputs: Tensor) -> Tensor:
         """√p_c (onehot(c) − p), one vector per class."""

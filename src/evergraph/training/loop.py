@@ -5,51 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from evergraph.core.params import Direction, Params, copy_params
+from evergraph.core.params import Direction, copy_params
+from evergraph.core.recording import noted_layers
 from evergraph.core.shortcuts import tensor_cores
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
-from evergraph.errors import DivergedError, EvergraphError
+from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
+from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
 from evergraph.training.settings import Training
-from evergraph.training.side_by_side import give_way
-
-OptimizerState = dict[str, dict[str, Tensor]]
-"""The optimizer's averages (and number of steps) of each parameter, under the parameter's name."""
+from evergraph.training.side_by_side import NotTogetherError, give_way, meet
+from evergraph.training.stacked import Stack, StackedExecutor, sort_of
 
 Forward = Callable[[GraphModel, Batch, Sequence[Direction]], tuple[Tensor, list[Tensor]]]
 """From a model, a batch and directions d to the outputs and J d: `evergraph.curvature.forward`, or an executor's."""
 
-OnEpoch = Callable[["Progress", int], None]
-"""Called after every epoch with the progress and the number of epochs planned."""
-
-
-@dataclass
-class Progress:
-    """Where the training of a task stands between two epochs: all that is needed to go on."""
-
-    epoch: int = 0
-    optimizer: OptimizerState | None = None
-    best_loss: float = float("inf")
-    best_params: Params = field(default_factory=dict)
-    waited: int = 0
-    log: list[dict[str, float]] = field(default_factory=list)
-    steps: str = ""
-    """How steps are carried out: `captured`, or `eager` and why."""
-
-
 MOMENTUM = 0.9  # of plain gradient descent
 
 
-def make_optimizer(model: GraphModel, settings: Training) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
     params, decay = list(model.parameters()), settings.weight_decay
     # a rate that changes is a tensor, which a captured step reads anew
@@ -91,45 +72,135 @@ def train(
     on_epoch: OnEpoch | None = None,
     executors: Sequence[type[Executor]] = EXECUTORS,
 ) -> Progress:
-    """Train one task from wherever `progress` stands to its end, by the first executor that suits it."""
-    model, seeds = context.model, context.train
+    """Train one task from wherever `progress` stands to its end, by the first executor that suits it.
+
+    Trainings side by side that differ in their numbers alone are trained as one.
+    """
     epochs = method.epochs(context, settings.epochs)
     if not epochs:
         return progress
-    optimizer = make_optimizer(model, settings)
+    member = Member(context, method, settings, progress, on_epoch, epochs)
+    if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
+        member.numbers = torch.get_rng_state()
+    if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
+        torch.set_rng_state(member.numbers)
+        return progress
+    member.numbers = None
+    optimizer = make_optimizer(context.model, settings)
     if progress.optimizer is not None:
-        load_optimizer(model, optimizer, progress.optimizer)
-    weigh = context.problem.balancing_weights(context.batcher.y[seeds]) if settings.class_balanced else None
+        load_optimizer(context.model, optimizer, progress.optimizer)
+    weigh = None
+    if settings.class_balanced:
+        weigh = context.problem.balancing_weights(context.batcher.y[context.train])
     step = partial(train_step, context, method, optimizer=optimizer, weigh=weigh)
     executor = executor_for(context, method, step, executors)
+    (error,) = _train_members([member], optimizer, executor, lambda one: optimizer_state(context.model, optimizer))
+    if error is not None:
+        raise error
+    return progress
+
+
+def _train_stacked(members: list[Member]) -> list[BaseException | None]:
+    """Train members of one sort as one; the error that each ended in. Where that cannot be, they are left alone."""
+    try:
+        stack = Stack(members)
+        optimizer = make_optimizer(stack, members[0].settings)
+        executor = StackedExecutor(stack, optimizer, objective)
+        return _train_members(members, optimizer, executor, stack.taken_out(optimizer))
+    except Exception as error:
+        if any(member.progress.epoch for member in members):
+            raise
+        tell(f"{len(members)} trainings do not train as one ({first_line(error)}); they take turns")
+        raise NotTogetherError from error
+
+
+def _train_members(
+    members: list[Member],
+    optimizer: torch.optim.Optimizer,
+    executor: Executor,
+    optimizer_state_of: Callable[[int], OptimizerState],
+) -> list[BaseException | None]:
+    """The epochs of one training, or of several as one; the error that each ended in.
+
+    Args:
+        members: the trainings; several of them are of one sort.
+        optimizer: moves the parameters of all.
+        executor: carries out the steps of all.
+        optimizer_state_of: brings a member's parameters up to date, where they stand elsewhere, and returns its part of
+            the optimizer's state.
+    """
+    errors: list[BaseException | None] = [None] * len(members)
+    settings, epochs = members[0].settings, members[0].epochs
+    device = members[0].context.device
     with closing(executor):
-        while progress.epoch < epochs and not (settings.patience and progress.waited >= settings.patience):
-            model.train()
-            context.epoch = progress.epoch
-            _set_rate(optimizer, settings.rate(progress.epoch, epochs))
-            total = torch.zeros((), dtype=torch.float64, device=seeds.device)
-            order = torch.randperm(seeds.numel()).to(seeds.device)
-            with tensor_cores(seeds.device):
-                for batch in executor.batches(seeds[order]):
+        while None in errors and members[errors.index(None)].goes_on():
+            epoch = members[errors.index(None)].progress.epoch
+            for member in members:
+                member.context.model.train()
+                member.context.epoch = epoch
+            _set_rate(optimizer, settings.rate(epoch, epochs))
+            seeds = members[0].shuffled() if len(members) == 1 else torch.stack([one.shuffled() for one in members])
+            total = torch.zeros(seeds.shape[:-1], dtype=torch.float64, device=device)
+            with tensor_cores(device):
+                for batch in executor.batches(seeds):
                     total += executor.step(batch)
             give_way(settled=executor.settled)
-            progress.epoch += 1
-            progress.steps = executor.how()
-            row = {"epoch": progress.epoch, "loss": float(total) / seeds.numel()}
-            if not math.isfinite(row["loss"]):
-                raise diverged(context, settings, progress)
-            stop = bool(settings.patience) and _early_stop(context, settings, progress, row)
-            progress.log.append(row)
-            if on_epoch is not None:
-                progress.optimizer = optimizer_state(model, optimizer)
-                on_epoch(progress, epochs)
-            if stop:
-                break
-    progress.optimizer = optimizer_state(model, optimizer)
-    with torch.no_grad():
-        for name, value in progress.best_params.items():
-            model.get_parameter(name).copy_(value)
-    return progress
+            losses = total.reshape(-1).tolist()
+            for number, (member, loss) in enumerate(zip(members, losses)):
+                if errors[number] is None:
+                    try:
+                        _end_epoch(member, loss, executor.how(), partial(optimizer_state_of, number))
+                    except BaseException as error:
+                        errors[number] = error
+    for number, member in enumerate(members):
+        if errors[number] is None:
+            member.progress.optimizer = optimizer_state_of(number)
+            with torch.no_grad():
+                for name, value in member.progress.best_params.items():
+                    member.context.model.get_parameter(name).copy_(value)
+    return errors
+
+
+def _end_epoch(member: Member, loss: float, how: str, optimizer_state: Callable[[], OptimizerState]) -> None:
+    """What is noted, tested and told after an epoch with this summed loss."""
+    progress, settings, context = member.progress, member.settings, member.context
+    progress.epoch += 1
+    progress.steps = how
+    row = {"epoch": progress.epoch, "loss": loss / context.num_train}
+    if not math.isfinite(row["loss"]):
+        raise diverged(context, settings, progress)
+    if settings.patience:
+        _early_stop(context, settings, progress, row)
+    progress.log.append(row)
+    if member.on_epoch is not None:
+        progress.optimizer = optimizer_state()
+        with member.own_numbers():
+            member.on_epoch(progress, member.epochs)
+
+
+def objective(
+    context: Context,
+    method: Method,
+    batch: Batch,
+    weigh: Callable[[Tensor], Tensor] | None = None,
+    forward: Forward = forward,
+) -> tuple[Tensor, Tensor, Step]:
+    """What a step goes down on, the loss of each example, and the step: forward with the method's tangents."""
+    with noted_layers(method.reads_layers) as layers:
+        logits, tangents = forward(context.model, batch, method.directions(context))
+    per_example = context.problem.loss(method.loss_outputs(context, logits), batch.y)
+    if weigh is not None:
+        per_example = weigh(batch.y).to(per_example.dtype) * per_example
+    step = Step(context, batch, logits, context.reduced(per_example), tangents, layers)
+    value = step.loss if (own := method.loss(step)) is None else own
+    if (penalty := method.penalty(step)) is not None:
+        value = value + penalty
+    if (cotangent := method.logit_cotangent(step)) is not None:
+        # a term whose gradient at the outputs is the cotangent itself: both go back in one pass
+        value = value + (logits * cotangent.detach()).sum()
+    for replay in method.replay(step):
+        value = value + _replayed(context, method, replay)
+    return value, per_example, step
 
 
 def train_step(
@@ -144,26 +215,15 @@ def train_step(
 
     An executor may bring a forward pass of its own, with the same results.
     """
-    logits, tangents = forward(context.model, batch, method.directions(context))
-    per_example = context.problem.loss(method.loss_outputs(context, logits), batch.y)
-    if weigh is not None:
-        per_example = weigh(batch.y).to(per_example.dtype) * per_example
-    step = Step(context, batch, logits, context.reduced(per_example), tangents)
-    objective = step.loss if (own := method.loss(step)) is None else own
-    if (penalty := method.penalty(step)) is not None:
-        objective = objective + penalty
-    if (cotangent := method.logit_cotangent(step)) is not None:
-        # a term whose gradient at the outputs is the cotangent itself: both go back in one pass
-        objective = objective + (logits * cotangent.detach()).sum()
-    for replay in method.replay(step):
-        objective = objective + _replayed(context, method, replay)
+    value, per_example, step = objective(context, method, batch, weigh, forward)
     method.observe(step)
     optimizer.zero_grad(set_to_none=True)
-    objective.backward()
+    value.backward()
     method.edit_grads(step)
     optimizer.step()
     method.after_step(step)
-    return per_example.detach().sum()
+    summed = weigh is None and context.reduction == "sum"
+    return step.loss.detach() if summed else per_example.detach().sum()
 
 
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
@@ -188,8 +248,8 @@ def diverged(context: Context, settings: Training, progress: Progress) -> Diverg
     )
 
 
-def _early_stop(context: Context, settings: Training, progress: Progress, row: dict[str, float]) -> bool:
-    """Loss on the current task's validation examples, with all their neighbours; whether patience has run out."""
+def _early_stop(context: Context, settings: Training, progress: Progress, row: dict[str, float]) -> None:
+    """Note the loss on the current task's validation examples, with all their neighbours, and the best so far."""
     context.model.eval()
     total, seeds = 0.0, context.task.val.to(context.device)
     if not seeds.numel():
@@ -203,4 +263,3 @@ def _early_stop(context: Context, settings: Training, progress: Progress, row: d
         progress.best_params = copy_params(context.model)
     else:
         progress.waited += 1
-    return progress.waited >= settings.patience

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +22,10 @@ Result = TypeVar("Result")
 AT_ONCE = 16  # trainings that take turns with one another at most: each holds its graphs in memory
 
 _mine = threading.local()  # .turn: the turn of the training that runs in this thread
+
+
+class NotTogetherError(Exception):
+    """Raised by the host of a meeting: each guest is left to itself."""
 
 
 class Stopped(BaseException):
@@ -38,6 +43,22 @@ def give_way(*, settled: bool = True) -> None:
         turn.pause(settled)
 
 
+def meet(number: int, sort: Hashable, guest: Any, host: Callable[[list[Any]], list[BaseException | None]]) -> bool:
+    """Wait for one's kin, where there are any, to do the like together.
+
+    Args:
+        number: of the meeting; kin that are at this one or at a later one are not waited for.
+        sort: guests of one sort are hosted together; None is nobody's, and does not wait.
+        guest: what a host works on.
+        host: called once, by one of them, with the guests of all; returns the error that each ended in.
+
+    Returns:
+        Whether the guest was hosted. If not, it is left to do by oneself.
+    """
+    turn: _Turn | None = getattr(_mine, "turn", None)
+    return turn is not None and turn.meet(number, sort, guest, host)
+
+
 def clock() -> float:
     """Seconds, not counting those in which other trainings had their turn."""
     turn: _Turn | None = getattr(_mine, "turn", None)
@@ -45,7 +66,11 @@ def clock() -> float:
 
 
 def side_by_side(
-    trainings: Sequence[Callable[[], Result]], device: torch.device, *, taking_turns: bool | None = None
+    trainings: Sequence[Callable[[], Result]],
+    device: torch.device,
+    *,
+    taking_turns: bool | None = None,
+    kin: Sequence[Hashable] | None = None,
 ) -> list[Result | Exception]:
     """What each training returns, or the error that it ended in, in order.
 
@@ -54,21 +79,24 @@ def side_by_side(
         device: where they compute.
         taking_turns: whether they take turns or follow one another; by default they take turns on a GPU. A CPU has
             nothing to do while Python waits, so there it would bring nothing.
+        kin: of each training whose kin it is, so that those of one kin wait for one another where they can do the like
+            together (`meet`); None where nobody waits.
     """
     if taking_turns is None:
         taking_turns = device.type == "cuda"
     if not taking_turns or len(trainings) < 2:
         return [_outcome(training) for training in trainings]
-    return _Table(device, trainings).run()
+    return _Table(device, trainings, kin or [None] * len(trainings)).run()
 
 
 def together(trainings: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
-    """What each training returns, side by side where that pays; the first error is raised."""
+    """What each training returns, side by side where that pays, all of them kin; the first error is raised."""
     if device.type != "cuda":
         return [training() for training in trainings]
     results: list[Result] = []
     for first in range(0, len(trainings), AT_ONCE):
-        for outcome in side_by_side(trainings[first : first + AT_ONCE], device):
+        some = trainings[first : first + AT_ONCE]
+        for outcome in side_by_side(some, device, kin=["seeds"] * len(some)):
             if isinstance(outcome, Exception):
                 raise outcome
             results.append(outcome)
@@ -85,9 +113,11 @@ def _outcome(training: Callable[[], Result]) -> Result | Exception:
 class _Table:
     """The trainings around a table, and whose turn it is."""
 
-    def __init__(self, device: torch.device, trainings: Sequence[Callable[[], Any]]) -> None:
+    def __init__(
+        self, device: torch.device, trainings: Sequence[Callable[[], Any]], kin: Sequence[Hashable | None]
+    ) -> None:
         self.device = device
-        self.turns = [_Turn(self, training) for training in trainings]
+        self.turns = [_Turn(self, training, of) for training, of in zip(trainings, kin)]
         self.stopping = False
 
     def run(self) -> list[Any]:
@@ -108,18 +138,34 @@ class _Table:
         return [turn.outcome for turn in self.turns]
 
     def next_after(self, turn: _Turn) -> _Turn | None:
-        """The next training that is not at its end; None where there is none but this one."""
+        """The next training that can go on; None where there is none but this one."""
         position = self.turns.index(turn)
         others = [*self.turns[position + 1 :], *self.turns[:position]]
-        return next((other for other in others if not other.ended), None)
+        return next((other for other in others if not other.ended and (self.stopping or not other.waits())), None)
+
+    def kin_of(self, turn: _Turn) -> list[_Turn]:
+        """Trainings of one kin that are not at their end, this one included."""
+        return [other for other in self.turns if other.kin == turn.kin and not other.ended]
+
+
+@dataclass(eq=False)
+class _Visit:
+    """A training at a meeting."""
+
+    sort: Hashable
+    guest: Any
+    hosted: bool = False
+    done: bool = False
+    error: BaseException | None = None
 
 
 class _Turn(threading.Thread):
     """One training: its thread, its stream, its random numbers."""
 
-    def __init__(self, table: _Table, training: Callable[[], Any]) -> None:
+    def __init__(self, table: _Table, training: Callable[[], Any], kin: Hashable | None = None) -> None:
         super().__init__(daemon=True)
-        self.table, self.training = table, training
+        self.table, self.training, self.kin = table, training, kin
+        self.meeting, self.visit = -1, None  # type: int, _Visit | None
         self.ready = threading.Event()
         self.waited, self.ended = 0.0, False
         self.outcome: Any = None
@@ -153,6 +199,52 @@ class _Turn(threading.Thread):
             _take_up(self.table.device, numbers)
         if self.table.stopping:
             raise Stopped
+
+    def waits(self) -> bool:
+        """Whether it is at a meeting that others have to come to, or that one of them holds."""
+        if self.visit is None or self.visit.done:
+            return False
+        return self.visit.hosted or any(other.meeting < self.meeting for other in self.table.kin_of(self))
+
+    def meet(
+        self, number: int, sort: Hashable, guest: Any, host: Callable[[list[Any]], list[BaseException | None]]
+    ) -> bool:
+        """See the function of that name."""
+        if self.kin is None:
+            return False
+        self.meeting = number
+        if sort is None:
+            return False
+        visit = self.visit = _Visit(sort, guest)
+        _synchronize(self.table.device)  # what it has queued touches the guest
+        try:
+            while not visit.done:
+                if self.waits():
+                    self.pause(settled=True)
+                    continue
+                there = [turn for turn in self.table.kin_of(self) if turn.meeting == number]
+                visits = [turn.visit for turn in there if turn.visit is not None and turn.visit.sort == sort]
+                if len(visits) == 1:
+                    return False
+                self._host(visits, host)
+            if visit.error is not None and not isinstance(visit.error, NotTogetherError):
+                raise visit.error
+            return visit.error is None
+        finally:
+            self.visit = None
+
+    def _host(self, visits: list[_Visit], host: Callable[[list[Any]], list[BaseException | None]]) -> None:
+        for visit in visits:
+            visit.hosted = visit is not self.visit
+        errors: list[BaseException | None] = []
+        try:
+            errors = host([visit.guest for visit in visits])
+            _synchronize(self.table.device)
+        except BaseException as error:
+            errors = [error] * len(visits)
+        finally:
+            for visit, outcome in zip(visits, errors, strict=True):
+                visit.done, visit.error = True, outcome
 
     def _wait(self) -> None:
         began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ import torch
 from evergraph.errors import EvergraphError, EvergraphWarning, first_line
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
-from evergraph.training.side_by_side import side_by_side
+from evergraph.training.side_by_side import AT_ONCE, side_by_side
 
 LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
 TOGETHER = 4  # pieces of work that share a process on a GPU at most
@@ -98,17 +99,24 @@ class ProcessEngine(Engine):
 def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
     """The work that shares a process: each piece alone on a CPU; on a GPU a few, which take turns there.
 
-    Neighbours stay together, so that the seeds of a run end at about the same time; no process is left idle for it.
+    The seeds of a run stay together, since they train as one; beyond that no process is left idle for it.
     """
-    size = 1
-    if works and pick_device(works[0].spec.device).type == "cuda":
-        size = max(1, min(TOGETHER, len(works) // jobs))
-    return [works[first : first + size] for first in range(0, len(works), size)]
+    if not works or pick_device(works[0].spec.device).type != "cuda":
+        return [[work] for work in works]
+    size, groups = max(1, min(TOGETHER, len(works) // jobs)), list[list[Work]]()
+    for _, run in itertools.groupby(works, key=lambda work: work.key):
+        seeds = list(run)
+        if groups and len(groups[-1]) + len(seeds) <= size:
+            groups[-1] += seeds
+        else:
+            groups += [seeds[first : first + AT_ONCE] for first in range(0, len(seeds), AT_ONCE)]
+    return groups
 
 
 def _do_together(group: list[Work]) -> list[Exception | None]:
     """What a process does: the pieces of a group, and the error of each that ended in one."""
-    return side_by_side([work.do for work in group], pick_device(group[0].spec.device))
+    kin = [work.key for work in group]
+    return side_by_side([work.do for work in group], pick_device(group[0].spec.device), kin=kin)
 
 
 def in_words(error: BaseException | None, work: Work) -> Exception | None:

@@ -57,6 +57,7 @@ class HPN(Method):
     levels = ("node",)
     kinds = ("classes",)
     model = "prototype-network"
+    reads_layers = True
     training = MappingProxyType({"weight_decay": 0.0, "lr": 0.01})
     search_space = search_over(threshold=(0.05, 0.5), distance=(0.01, 10.0), diversity=(1e-3, 1.0))
     hold = ()
@@ -84,8 +85,8 @@ class HPN(Method):
     def penalty(self, step: Step) -> Tensor:
         """The embeddings' own cross entropy, their distance to prototypes, and the extractors' likeness."""
         model = network(step.model)
-        atoms, embeddings, matched = model.seen(step.batch)
-        outputs = with_ones(atoms.flatten(1)) @ model.embedding_head
+        embeddings, matched = levels_of(step)
+        outputs = with_ones(embeddings[0].flatten(1)) @ model.embedding_head
         gaps = [(one - other).square().sum(-1).mean(1) for one, other in zip(embeddings, matched)]
         per_example = step.problem.loss(outputs, step.batch.y) + self.distance * torch.stack(gaps).sum(0)
         alike = step.context.cache.get("likeness")
@@ -175,6 +176,15 @@ def network(model: GraphModel) -> PrototypeNetwork:
     if capable(model, "levels") is None:
         raise EvergraphError("hpn needs a model of prototypes; use --model prototype-network, or leave the model out")
     return cast(PrototypeNetwork, model)
+
+
+def levels_of(step: Step) -> tuple[list[Tensor], list[Tensor]]:
+    """The embeddings of a step's examples on all levels, and what they match: as its own pass has made them."""
+    made = [layer.out for layer in step.layers]
+    if len(made) == 2 * len(LEVELS) and made[0].size(0) == step.batch.num_examples:
+        return made[: len(LEVELS)], made[len(LEVELS) :]
+    model = network(step.model)  # of a step that several processes share, each has made a part
+    return model.levels(model.atoms(step.batch), model.held_match(step.batch))
 
 
 def establish(

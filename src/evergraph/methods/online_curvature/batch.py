@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, No, capability
 from evergraph.core.params import Direction
 from evergraph.curvature import apply_output_fisher
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
@@ -33,6 +33,7 @@ class BatchCurvature(AnchoredCurvature):
     """
 
     name = "batch-curvature"
+    step_state = ("anchor_sum_", "num_anchors_")
 
     estimator: Estimator = "exact"
 
@@ -52,3 +53,8 @@ class BatchCurvature(AnchoredCurvature):
     def steps_can_be_captured(self, context: Context) -> bool:
         """Drawn labels come from the device's own random numbers."""
         return True
+
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> Answer:
+        """Where no labels are drawn."""
+        return self.estimator == "exact" or No("labels are drawn")

@@ -18,7 +18,6 @@ from evergraph.core.sparse import SparseMatrix, product
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Step
-from evergraph.models.notes import FIRST_LAYER, FirstLayer
 
 SEEDS, NODES, INPUTS, NUMBER = "seeds", "nodes", "inputs of ", "rows of "
 """Beside each weight's cotangents, under its name: whose gradients, the nodes of the first layer's rows; the inputs of
@@ -34,19 +33,18 @@ def factors_pay(context: Context) -> bool:
     return fast("structure") and exact and at_hand and shown
 
 
-def node_factors(context: Context, seed: Tensor, score: Tensor, within: Batch | None = None) -> Params:
-    """The factors of the gradient of score · outputs at one node.
-
-    `within` is a batch that holds the node and may have a note of the first layer's output.
-    """
+def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> Params:
+    """The factors of the gradient of score · outputs at one node of a step's batch."""
     after = capable(context.model, "after_first_layer")
     assert after is not None
     names = {id(value): name for name, value in context.params.items()}
     first = next(iter(names.values()))
     batch = _beyond_first_layer(context).batch(seed)
     nodes = batch.nodes
-    hidden = _noted_rows(context, within, nodes)
-    if hidden is None:
+    if step.layers:  # the pass over the batch has the first layer's output
+        out = step.layers[0].out.detach()
+        hidden = out.index_select(0, _places(context, step.batch, out.size(0), nodes))
+    else:
         hidden = _first_layer_rows(context, seed, nodes.numel())
     hidden.requires_grad_()
     with torch.enable_grad(), recorded_products() as products:
@@ -83,14 +81,6 @@ def _first_layer_rows(context: Context, seed: Tensor, rows: int) -> Tensor:
     for matrix in reversed(first_layer(context.batcher.batch(seed))):
         hidden = product(matrix, hidden)
     return hidden[:rows]
-
-
-def _noted_rows(context: Context, batch: Batch | None, nodes: Tensor) -> Tensor | None:
-    """The first layer's output at some nodes, as the pass over a batch has noted it."""
-    note: FirstLayer | None = None if batch is None else batch.notes.get(FIRST_LAYER)
-    if batch is None or note is None:
-        return None
-    return note.out.detach().index_select(0, _places(context, batch, note.out.size(0), nodes))
 
 
 def pushed(queue: Params, new: Params, capacity: int) -> Params:
@@ -141,17 +131,17 @@ def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tenso
     Then the products of the first layer, forwards and backwards, serve the step and the queue at once. None where the
     batch does not hold them, or its pass did not carry the tangent along D.
     """
-    note: FirstLayer | None = step.batch.notes.get(FIRST_LAYER)
-    if note is None or note.tangent is None or note.direction is not displacement:
+    layer = next((each for each in step.layers if each.direction is displacement), None)
+    if layer is None or layer.tangent is None:
         return None
-    place = _places(step.context, step.batch, note.out.size(0), queue[NODES])
+    place = _places(step.context, step.batch, layer.out.size(0), queue[NODES])
     if bool((place < 0).any()):
         return None
-    cotangents = _weighted(queue, note.tangent.index_select(0, place), displacement, scale)
+    cotangents = _weighted(queue, layer.tangent.index_select(0, place), displacement, scale)
     params, terms = step.context.params, []
     for name, cotangent in cotangents.items():
         inputs = queue.get(INPUTS + name)
-        rows = note.out.index_select(0, place) if inputs is None else inputs @ params[name]
+        rows = layer.out.index_select(0, place) if inputs is None else inputs @ params[name]
         terms.append(rows.flatten() @ cotangent.flatten())
     return torch.stack(terms).sum()
 

@@ -13,6 +13,7 @@ from evergraph.core.params import Direction, Params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
+from evergraph.methods.online_curvature import gradient_rows
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
 from evergraph.methods.online_curvature.factored_gradients import (
     SEEDS,
@@ -50,10 +51,11 @@ class QueueCurvature(AnchoredCurvature):
     """
 
     name = "queue-curvature"
+    reads_layers = True
 
     queue_size: PositiveInt = 128
     queue_rule: QueueRule = "text"
-    queue_: Params = state(dict)  # a ring of gradients, one row each; or their factors (`factored_gradients`)
+    queue_: Params = state(dict)  # a ring of gradients, written out or in rows; or their factors
     pushed_: Params = state(dict)  # count: gradients pushed so far, on the device, so that no step waits for it
 
     def start_task(self, context: Context) -> None:
@@ -85,7 +87,7 @@ class QueueCurvature(AnchoredCurvature):
             return None
         node, score = self._drawn(step)
         seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
-        self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score, step.batch), self.capacity)
+        self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score, step), self.capacity)
         direction = step.context.cache["queue's direction"]
         term = pull_within(step, self.queue_, direction, self._scale(step))
         step.context.cache["queue pulled"] = term is not None
@@ -95,7 +97,7 @@ class QueueCurvature(AnchoredCurvature):
         """The gradient of one random node's sampled log-likelihood, written out, into the queue."""
         if self.active and not self._factored(step.context):
             node, score = self._drawn(step)
-            self._push(step, torch.zeros_like(step.logits).index_copy(0, node, score))
+            self._push(step, node, torch.zeros_like(step.logits).index_copy(0, node, score))
 
     def _drawn(self, step: Step) -> tuple[Tensor, Tensor]:
         """A random node of the batch and the gradient of its sampled log-likelihood at its outputs; counted."""
@@ -110,9 +112,14 @@ class QueueCurvature(AnchoredCurvature):
         """Whether gradients are kept as factors: a queue that is begun goes on as it is."""
         return SEEDS in self.queue_ if self.queue_ else factors_pay(context)
 
-    def _push(self, step: Step, cotangent: Tensor) -> None:
-        """The gradient for a cotangent at the outputs, written out, into the ring."""
+    def _push(self, step: Step, node: Tensor, cotangent: Tensor) -> None:
+        """The gradient for a cotangent at one node's outputs into the ring: rows of the first layer, or written out."""
         params = step.context.params
+        if not self.queue_ and gradient_rows.rows_pay(step, self.capacity):
+            self.queue_ = gradient_rows.empty_table(step, self.capacity)
+        if gradient_rows.NODES in self.queue_:
+            place = (self.pushed_["count"] - 1) % self.capacity
+            return gradient_rows.push(step, self.queue_, place, node, cotangent)
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
         if not self.queue_:
             self.queue_ = {
@@ -143,6 +150,8 @@ class QueueCurvature(AnchoredCurvature):
         displacement, scale = self.displacement(step.context), self._scale(step)
         if factored:
             pulls = pull(step.context, self.queue_, displacement, scale)
+        elif gradient_rows.NODES in self.queue_:
+            pulls = gradient_rows.pull(step, self.queue_, displacement, scale)
         else:
             rows = {name: gradients.flatten(1) for name, gradients in self.queue_.items()}
             inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D

@@ -48,6 +48,7 @@ class GPM(Method):
     family = "projection"
     reference = "Saha, Garg and Roy: Gradient Projection Memory for Continual Learning, ICLR 2021"
     access = Access(keeps=("statistics",))
+    reads_layers = True
     training = MappingProxyType({"label_scope": "seen"})
     search_space = search_over(threshold=[0.9, 0.95, 0.97, 0.99, 0.999])
     hold = ("threshold",)

@@ -46,6 +46,7 @@ class NCL(KroneckerMemory):
     name = "ncl"
     family = "projection"
     reference = "Kao et al.: Natural continual learning: success is a journey, not (just) a destination, NeurIPS 2021"
+    reads_layers = True
     training = MappingProxyType({"optimizer": "sgd", "lr": 0.05, "reduction": "mean", "weight_decay": 0.0})
     search_space = MappingProxyType({"prior": (1e-8, 1e-1), "lr": (1e-3, 1.0)})
     hold = ()

@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer
+from evergraph.core.row_pieces import row_kernel
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Method
 from evergraph.training.executors.base import TrainStep
 from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.executors.recording import RecordingExecutor
 
+MOST_SEEDS = 1024  # that Triton's kernel cuts a batch of
 LARGEST_OPERATOR = 2**24  # entries of a padded batch's dense operator; larger batches are not launch-bound anyway
 
 
@@ -51,6 +54,20 @@ def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> Padde
     with weight 0. The operator is a dense matrix. Nothing here waits for the device.
     """
     operator, count = batcher.operator, seeds.numel()
+    if seeds.is_cuda and count <= MOST_SEEDS and row_kernel() is not None:
+        from evergraph.training.executors.cut_kernel import launch
+
+        source, matrix = launch(seeds, (operator.indptr, operator.indices, operator.values), capacity)
+    else:
+        source, matrix = cut_rows(operator, seeds, capacity)
+    x = batcher.x.index_select(0, source)  # type: ignore[union-attr]  # dense, as the model's capability asks for
+    y = batcher.y.index_select(0, seeds)
+    return PaddedBatch(x, operator, (count, capacity), source, y, batcher, matrix=matrix)
+
+
+def cut_rows(operator: SparseMatrix, seeds: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """The source of each row of a padded batch, and the matrix from rows to seeds."""
+    count = seeds.numel()
     start = operator.indptr[seeds]
     edges = operator.indptr[seeds + 1] - start
     end = edges.cumsum(0)
@@ -61,9 +78,7 @@ def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> Padde
     entry = torch.where(present, start[seed] + row - (end - edges)[seed], 0)
     weight = operator.values[entry] * present
     matrix = weight * (seed == torch.arange(count, device=seeds.device).unsqueeze(1))
-    source = operator.indices[entry]
-    x = batcher.x[source]  # type: ignore[index]  # dense, as the model's capability asks for
-    return PaddedBatch(x, operator, (count, capacity), source, batcher.y[seeds], batcher, matrix=matrix)
+    return operator.indices[entry], matrix
 
 
 class CapturedExecutor(RecordingExecutor):
@@ -95,7 +110,9 @@ class CapturedExecutor(RecordingExecutor):
         if not self.captures:
             return self._padded(batch.seeds, batch.capacity)
         shape = (batch.seeds.numel(), batch.capacity)
-        seeds = self._seeds.setdefault(shape, batch.seeds.clone())
+        if shape not in self._seeds:
+            self._seeds[shape] = torch.empty_like(batch.seeds)
+        seeds = self._seeds[shape]
         seeds.copy_(batch.seeds)
         return self.replay(shape, lambda: partial(self._padded, seeds, batch.capacity))
 

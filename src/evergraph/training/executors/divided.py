@@ -41,7 +41,6 @@ class DividedBatch(Batch):
         batch = cls.__new__(cls)
         batch.source, batch.y, batch.members, batch.examples = batcher, batcher.y[examples], None, None
         batch._all, batch._share, batch._layers = examples, group.share(examples.numel()), {}
-        batch.notes = {}
         return batch
 
     @property

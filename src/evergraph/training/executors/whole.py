@@ -35,14 +35,14 @@ class WholeBatchExecutor(RecordingExecutor):
         self._whole.source = context.batcher
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[context.train] = torch.arange(context.num_train, device=context.device)
-        self._places: dict[int, tuple[Tensor, Tensor]] = {}  # where the recorded step of a size reads rows and targets
+        self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
 
     @classmethod
     def suits(cls, context: Context, method: Method) -> Answer:
         """On a GPU, where model and method declare that their steps are the same kernels every time."""
         if context.batch_size is None:
             return cls.can_record(context) and can_capture(context, method, "whole")
-        small = _is_small(context.batcher) or No("a pass over the whole task would take longer than its batches")
+        small = is_small(context.batcher) or No("a pass over the whole task would take longer than its batches")
         return cls.can_record(context) and small and can_capture(context, method, "rows")
 
     def batches(self, seeds: Tensor) -> Iterator[Tensor]:
@@ -55,13 +55,13 @@ class WholeBatchExecutor(RecordingExecutor):
             step = partial(self._step_on, self._whole)
             return self.replay("whole", lambda: step) if self.captures else step()
         size = batch.numel()
-        if size not in self._places:
-            self._places[size] = batch.clone(), self._whole.y[batch]
-        rows, targets = self._places[size]
-        rows.copy_(batch)
-        targets.copy_(self._whole.y[batch])
-        step = partial(self._step_on, self._whole.choose(rows, targets))
-        return self.replay(size, lambda: step) if self.captures else step()
+        if size not in self._rows:
+            self._rows[size] = torch.empty_like(batch)
+        rows = self._rows[size].copy_(batch)
+        return self.replay(size, lambda: partial(self._step_of, rows)) if self.captures else self._step_of(rows)
+
+    def _step_of(self, rows: Tensor) -> Tensor:
+        return self._step_on(self._whole.choose(rows, self._whole.y.index_select(0, rows)))
 
     def _step_on(self, batch: Batch) -> Tensor:
         """The loop's step; where neighbours are sampled, with those of each layer drawn anew."""
@@ -72,7 +72,7 @@ class WholeBatchExecutor(RecordingExecutor):
         return self.train_step(batch)
 
 
-def _is_small(batcher: Neighbourhoods) -> bool:
+def is_small(batcher: Neighbourhoods) -> bool:
     """Whether a pass over a whole task is worth it for the sake of a few rows."""
     numbers = batcher.x.nnz if isinstance(batcher.x, SparseMatrix) else batcher.x.numel()
     sizes = batcher.operator.num_rows, batcher.operator.nnz, numbers

@@ -1,0 +1,60 @@
+"""A padded batch cut in one go on a GPU: the Triton kernel for what `padded_batch` says in some twenty operations.
+
+Imported where Triton is at hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 32  # of a batch that a program makes
+
+
+@triton.jit
+def cut_rows(  # type: ignore[no-untyped-def]
+    seeds, indptr, indices, values, source, matrix, count, capacity, batch: tl.constexpr, rows: tl.constexpr
+):
+    """The sources of a tile of edges into the seeds, and their columns of the seeds × edges matrix."""
+    e = tl.program_id(0) * rows + tl.arange(0, rows)
+    b = tl.arange(0, batch)
+    there, inside = b < count, e < capacity
+    node = tl.load(seeds + b, mask=there, other=0)
+    start = tl.load(indptr + node, mask=there, other=0)
+    edges = (tl.load(indptr + node + 1, mask=there, other=0) - start).to(tl.int32)
+    end = tl.cumsum(edges, 0)
+    seed = tl.sum((end[:, None] <= e[None, :]).to(tl.int32), axis=0)  # beyond the last edge, not a seed
+    present = e < tl.sum(edges, axis=0)
+    mine = b[:, None] == seed[None, :]
+    begin = tl.sum(tl.where(mine, start[:, None], 0), axis=0)
+    before = tl.sum(tl.where(mine, (end - edges)[:, None], 0), axis=0)
+    entry = tl.where(present, begin + e - before, 0)
+    tl.store(source + e, tl.load(indices + entry, mask=present, other=0), mask=inside)
+    weight = tl.load(values + entry, mask=present, other=0.0)
+    column = tl.where(mine & present[None, :], weight[None, :], 0.0)
+    tl.store(matrix + b[:, None] * capacity + e[None, :], column, mask=there[:, None] & inside[None, :])
+
+
+def launch(seeds: Tensor, operator: tuple[Tensor, Tensor, Tensor], capacity: int) -> tuple[Tensor, Tensor]:
+    """The source of each row, 0 for padding, and the dense matrix from rows to seeds.
+
+    Args:
+        seeds: so few nodes that every program can look at all of them.
+        operator: row pointers, columns and entries.
+        capacity: rows; the edges into the seeds are at most as many.
+    """
+    indptr, indices, values = operator
+    count = seeds.numel()
+    source = indices.new_empty(capacity, dtype=torch.long)
+    matrix = values.new_empty(count, capacity)
+    kernel: Any = cut_rows
+    with torch.cuda.device_of(matrix):
+        kernel[(triton.cdiv(capacity, ROWS),)](
+            seeds, indptr, indices, values, source, matrix, count, capacity,
+            batch=max(16, triton.next_power_of_2(count)), rows=ROWS,
+        )  # fmt: skip
+    return source, matrix

@@ -1,0 +1,82 @@
+"""A training as the loop sees it: what is trained, how, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from evergraph.core.params import Params
+from evergraph.methods.base import Context, Method
+from evergraph.training.settings import Training
+
+OptimizerState = dict[str, dict[str, Tensor]]
+"""The optimizer's averages (and number of steps) of each parameter, under the parameter's name."""
+
+OnEpoch = Callable[["Progress", int], None]
+"""Called after every epoch with the progress and the number of epochs planned."""
+
+
+@dataclass
+class Progress:
+    """Where the training of a task stands between two epochs: all that is needed to go on."""
+
+    epoch: int = 0
+    optimizer: OptimizerState | None = None
+    best_loss: float = float("inf")
+    best_params: Params = field(default_factory=dict)
+    waited: int = 0
+    log: list[dict[str, float]] = field(default_factory=list)
+    steps: str = ""
+    """How steps are carried out: `captured`, or `eager` and why."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One training of a task, alone or one of several that take their steps as one.
+
+    Args:
+        context: the task.
+        method: the method.
+        settings: how it is trained.
+        progress: where it stands.
+        on_epoch: called after every epoch.
+        epochs: how many are planned.
+        numbers: the state of the host's random numbers that are its own; None where these are at work as they are.
+    """
+
+    context: Context
+    method: Method
+    settings: Training
+    progress: Progress
+    on_epoch: OnEpoch | None
+    epochs: int
+    numbers: Tensor | None = None
+
+    def goes_on(self) -> bool:
+        """Whether there are epochs left, and patience."""
+        patience = self.settings.patience
+        return self.progress.epoch < self.epochs and not (patience and self.progress.waited >= patience)
+
+    def shuffled(self) -> Tensor:
+        """The training examples in the order of the next epoch, drawn from its own numbers."""
+        seeds = self.context.train
+        with self.own_numbers():
+            return seeds[torch.randperm(seeds.numel()).to(seeds.device)]
+
+    @contextmanager
+    def own_numbers(self) -> Iterator[None]:
+        """Within it, the host's random numbers are its own."""
+        if self.numbers is None:
+            yield
+            return
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.numbers)
+        try:
+            yield
+        finally:
+            self.numbers = torch.get_rng_state()
+            torch.set_rng_state(before)

@@ -1,0 +1,278 @@
+"""Several trainings as one: their parameters side by side in single tensors, every step one step for all of them.
+
+The seeds of a run train on one graph, each on nodes, in an order and from parameters of its own. A step for all of them
+is as many kernels as one for each, only wider: one pass over the graph with all weights side by side (`vmap` over the
+loop's own objective), one backward pass, one optimizer. What a training alone ends in, it ends in here, to float
+tolerance.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evergraph.core.capabilities import capable
+from evergraph.core.params import Params
+from evergraph.core.shortcuts import fast
+from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.workers import workers
+from evergraph.data.batching import Batch
+from evergraph.methods.base import Context, Method, Step
+from evergraph.models.base import GraphModel
+from evergraph.models.fixed_products import given_product
+from evergraph.training.executors.recording import RecordingExecutor
+from evergraph.training.executors.whole import is_small
+from evergraph.training.member import Member, OptimizerState
+
+DEVICES = frozenset({"cuda"})  # where one step for all takes less time than a step for each
+WIDER = 4  # a pass over the whole task may read so many times the rows of padded batches
+
+Objective = Callable[[Context, Method, Batch], tuple[Tensor, Tensor, Step]]
+"""The loop's own: what a step goes down on, the loss of each example, and the step."""
+
+
+def sort_of(member: Member) -> Hashable | None:
+    """What trainings have in common that can be stacked; None for one that steps alone."""
+    context, method, settings = member.context, member.method, member.settings
+    model, batcher = context.model, context.batcher
+    claims = [
+        (capable(model, "steps_can_be_stacked"), batcher),
+        (capable(method, "steps_can_be_stacked"), context),
+    ]
+    if context.device.type not in DEVICES or not fast("stack") or workers().size > 1 or member.progress.epoch:
+        return None
+    if not all(claim is not None and claim(over) for claim, over in claims):
+        return None
+    if settings.patience or settings.class_balanced or settings.fan_out or member.progress.optimizer is not None:
+        return None
+    graph = context.task.graph
+    if graph.on_disk or graph.rows is not None or not _one_pass_pays(context) or len(method.directions(context)) > 1:
+        return None
+    scope = () if context.problem.scope is None else tuple(context.problem.scope.tolist())
+    marks = tuple(_mark(part) for part in (batcher.x, batcher.operator, batcher.y))
+    state = [[_shape(getattr(part, name)) for name in part.step_state] for part in method.parts()]
+    settled = (settings, member.epochs, context.num_train, scope, marks)
+    return (type(model), str(model.hyperparameters()), str(method.description()), str(state), _shapes(model), *settled)
+
+
+def _one_pass_pays(context: Context) -> bool:
+    """Whether one pass over the whole task is no more work than batches of it."""
+    batcher, size = context.batcher, context.batch_size
+    if size is None:
+        return True
+    padded = size * batcher.operator.nnz // max(batcher.operator.num_rows, 1)
+    return is_small(batcher) and (isinstance(batcher.x, SparseMatrix) or batcher.operator.num_rows <= WIDER * padded)
+
+
+def _mark(features: Features) -> int:
+    """A checksum of a matrix."""
+    mark = 0
+    parts = [features] if isinstance(features, Tensor) else [features.indptr, features.indices, features.values]
+    for part in parts:
+        mark = zlib.crc32(part.detach().cpu().contiguous().numpy().data, mark)
+    return mark
+
+
+def _shapes(model: nn.Module) -> tuple[Any, ...]:
+    return tuple((name, tuple(value.shape), value.dtype) for name, value in model.named_parameters())
+
+
+def _shape(value: Any) -> Any:
+    """A tree of state with shapes in the place of tensors: what has to be alike."""
+    if isinstance(value, dict):
+        return {key: _shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shape(item) for item in value]
+    return tuple(value.shape) if isinstance(value, Tensor) else value
+
+
+# side by side: matrices along their second dimension, so that the columns of all make one wide matrix without a copy
+
+
+def _dim(value: Tensor) -> int:
+    """Where members stand side by side, by a tensor of one of them."""
+    return 1 if value.dim() > 1 else 0
+
+
+def _stacked(values: list[Any]) -> Any:
+    """Trees of tensors as one tree; what is no tensor is alike in all."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _stacked([value[key] for value in values]) for key in first}
+    if isinstance(first, list):
+        return [_stacked(list(items)) for items in zip(*values)]
+    return torch.stack(values, _dim(first)) if isinstance(first, Tensor) else first
+
+
+def _dims(value: Any) -> Any:
+    """For each tensor of a member's tree where members stand side by side."""
+    if isinstance(value, dict):
+        return {key: _dims(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_dims(item) for item in value]
+    return _dim(value) if isinstance(value, Tensor) else None
+
+
+class Stack(nn.Module):
+    """The parameters of several members, and what their steps read besides, side by side.
+
+    Args:
+        members: of one sort.
+    """
+
+    def __init__(self, members: list[Member]) -> None:
+        super().__init__()
+        self.members = members
+        first = members[0]
+        self.context, self.method = first.context, first.method
+        params = [member.context.params for member in members]
+        self.names = list(params[0])
+        self.dims = {name: _dim(params[0][name]) for name in self.names}
+        stacked = (torch.stack([own[name].detach() for own in params], self.dims[name]) for name in self.names)
+        self.side_by_side = nn.ParameterList(map(nn.Parameter, stacked))
+        self.state, self.state_dims = self._states()
+        self.standing = self._standing()
+
+    def values(self) -> Params:
+        """The parameters of all members by name."""
+        return dict(zip(self.names, self.side_by_side))
+
+    def _states(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """What the steps of each part of the method read, and where in it members stand side by side."""
+        owned = [
+            [{name: getattr(part, name) for name in part.step_state} for part in member.method.parts()]
+            for member in self.members
+        ]
+        return [_stacked(list(states)) for states in zip(*owned)], [_dims(state) for state in owned[0]]
+
+    def _standing(self) -> Tensor | None:
+        """The products that stand still during the task, side by side."""
+        claim, products = capable(self.context.model, "standing_product"), list[Tensor]()
+        for member in self.members:
+            for direction in member.method.directions(member.context):
+                product = None if claim is None else claim(self.context.batcher, direction)
+                products += [] if product is None else [product]
+        return torch.stack(products, 1) if products else None
+
+    def objective(self, of_one: Objective, whole: Batch, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective of each member and its summed loss, over rows of its own of one pass.
+
+        Args:
+            of_one: the loop's objective of one member.
+            whole: the batch that the pass is over.
+            rows: `(members, examples)`.
+            targets: likewise.
+        """
+
+        def of_member(
+            params: Params, state: list[dict[str, Any]], standing: Tensor | None, chosen: Tensor, wanted: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            with self._as_one(params, state), given_product(standing):
+                value, per_example, _ = of_one(self.context, self.method, whole.choose(chosen, wanted))
+                return value, per_example.detach().sum()
+
+        dims = (self.dims, self.state_dims, None if self.standing is None else 1, 0, 0)
+        found: tuple[Tensor, Tensor] = torch.vmap(of_member, dims)(
+            self.values(), self.state, self.standing, rows, targets
+        )
+        return found
+
+    def edit_grads(self, whole: Batch, losses: Tensor) -> None:
+        """The method's hook, once, with everything side by side."""
+        with self._as_one(self.values(), self.state):
+            self.method.edit_grads(Step(self.context, whole, losses, losses))
+
+    @contextmanager
+    def _as_one(self, params: Params, state: list[dict[str, Any]]) -> Iterator[None]:
+        """The first member's model and method with other parameters and state."""
+        with ExitStack() as put_back:
+            put_back.enter_context(with_parameters(self.context.model, params))
+            for part, own in zip(self.method.parts(), state):
+                put_back.callback(vars(part).update, {name: getattr(part, name) for name in own})
+                vars(part).update(own)
+            yield
+
+    def taken_out(self, optimizer: torch.optim.Optimizer) -> Callable[[int], OptimizerState]:
+        """A function that gives a member its parameters as they stand, and returns its part of the optimizer."""
+
+        @torch.no_grad()
+        def take_out(number: int) -> OptimizerState:
+            own, state = self.members[number].context.params, OptimizerState()
+            for name, value in self.values().items():
+                dim = self.dims[name]
+                own[name].copy_(value.select(dim, number))
+                kept = optimizer.state.get(value, {})
+                if kept and all(part is not None for part in kept.values()):
+                    state[name] = {
+                        key: (part.select(dim, number) if part.dim() else part).clone() for key, part in kept.items()
+                    }
+            return state
+
+        return take_out
+
+
+@contextmanager
+def with_parameters(model: GraphModel, params: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it, the model has other tensors in the place of its parameters."""
+    split = [name.rpartition(".") for name in params]
+    places: list[tuple[dict[str, Any], str]] = [
+        (model.get_submodule(owner)._parameters, leaf) for owner, _, leaf in split
+    ]
+    before = [owner[leaf] for owner, leaf in places]
+    try:
+        for (owner, leaf), value in zip(places, params.values()):
+            owner[leaf] = value
+        yield
+    finally:
+        for (owner, leaf), parameter in zip(places, before):
+            owner[leaf] = parameter
+
+
+class StackedExecutor(RecordingExecutor):
+    """Steps of all members at once, on rows of one pass over all examples of any of them; on a GPU captured.
+
+    Args:
+        stack: the members.
+        optimizer: moves the stack's parameters.
+        objective: the loop's, of one member.
+    """
+
+    def __init__(self, stack: Stack, optimizer: torch.optim.Optimizer, objective: Objective) -> None:
+        super().__init__(stack.context, lambda batch: batch.y.sum())
+        self.stack, self.optimizer, self.objective = stack, optimizer, objective
+        context = stack.context
+        nodes = torch.cat([member.context.train for member in stack.members]).unique()
+        self._whole = context.batcher.batch(nodes).for_many_steps()
+        self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
+        self._row[nodes] = torch.arange(nodes.numel(), device=context.device)
+        self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
+
+    def batches(self, seeds: Tensor) -> Iterator[Tensor]:
+        """Rows of the one pass, `(members, examples)`: all of them, or consecutive pieces."""
+        return iter(torch.split(self._row[seeds], self.context.batch_size or max(seeds.size(1), 1), dim=1))
+
+    def step(self, batch: Tensor) -> Tensor:
+        """One step of all members, captured once it is warm; returns the summed loss of each."""
+        size = batch.size(1)
+        if size not in self._rows:
+            self._rows[size] = torch.empty_like(batch)
+        rows = self._rows[size].copy_(batch)
+        return self.replay(size, lambda: partial(self._step_of, rows)) if self.captures else self._step_of(rows)
+
+    def _step_of(self, rows: Tensor) -> Tensor:
+        values, losses = self.stack.objective(self.objective, self._whole, rows, self._whole.y[rows])
+        self.optimizer.zero_grad(set_to_none=True)
+        values.sum().backward()
+        self.stack.edit_grads(self._whole, losses)
+        self.optimizer.step()
+        return losses
+
+    def how(self) -> str:
+        """Whether steps were replayed, and that they were those of several."""
+        return f"{super().how()}, {len(self.stack.members)} as one"
