@@ -77,7 +77,7 @@ class GPM(Method):
     def observe(self, step: Step) -> None:
         """What comes back to the first layer gives Bᵀ∇ there."""
         if self.num_tasks_:
-            watch_first_layer(step)
+            watch_first_layer(self, step)
 
     def edit_grads(self, step: Step) -> None:
         """∇ ← ∇ − B Bᵀ∇."""

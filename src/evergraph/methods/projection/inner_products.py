@@ -11,17 +11,19 @@ from torch import Tensor
 from evergraph.core.capabilities import capable
 from evergraph.core.shortcuts import fast
 from evergraph.core.workers import workers
-from evergraph.methods.base import Step
+from evergraph.methods.base import Method, Step
 from evergraph.models.fixed_products import fixed_product
 
+ADD_TO_THE_GRADIENT = ("loss", "penalty", "replay", "edit_grads")  # hooks that may do so past the batch's own pass
 COMES_BACK = "gradient at the first layer's output"
 
 
-def watch_first_layer(step: Step) -> None:
+def watch_first_layer(method: Method, step: Step) -> None:
     """Before the backward pass: keep what comes back to the first layer's output, where that is all of the gradient."""
     context = step.context
     context.cache.pop(COMES_BACK, None)
-    alone = context.method is not None and len(context.method.parts()) == 1  # nobody else adds to the gradient
+    others = [part for part in (context.method or method).parts() if part is not method]
+    alone = all(getattr(type(part), hook) is getattr(Method, hook) for part in others for hook in ADD_TO_THE_GRADIENT)
     whole = capable(context.model, "after_first_layer") is not None  # nor does the weight reach the outputs elsewhere
     exact = step.batch.source is not None and step.batch.source.fan_out is None
     at_hand = context.device.type == "cpu" and workers().size == 1 and bool(step.layers)

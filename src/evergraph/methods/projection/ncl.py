@@ -65,7 +65,7 @@ class NCL(KroneckerMemory):
     def observe(self, step: Step) -> None:
         """What comes back to the first layer gives Uᵀ∇ there."""
         if self.anchor_:
-            watch_first_layer(step)
+            watch_first_layer(self, step)
 
     def edit_grads(self, step: Step) -> None:
         """prior · (Λ⁻¹ ∇ + θ − μ) in the gradient's place; against a summed loss, times the batch's size."""
