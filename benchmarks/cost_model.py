@@ -66,8 +66,8 @@ class Run:
 
     @property
     def sent(self) -> bool:
-        """Whether rows were sent, as between machines."""
-        return self.kind == "sent"
+        """Whether rows were sent, as between machines, or where memory could not be shared."""
+        return bool(self.found.get("sent_mb"))
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -120,7 +120,7 @@ class Constants:
     """
 
     seconds: dict[str, float]
-    shown: float
+    shown: float = math.inf
     sent: float = math.inf
 
     def predict(self, work: Workload, processes: int, network: float | None = None) -> dict[str, float]:
@@ -142,30 +142,29 @@ def fitted(runs: Sequence[Run], clock: str = "") -> tuple[Constants, list[Run]]:
     def smallest(chosen: Callable[[Run], bool]) -> Run | None:
         return min(filter(chosen, runs), key=lambda run: (run.processes, run.workload.nodes), default=None)
 
-    alone, pair = smallest(lambda run: run.processes == 1), smallest(lambda run: run.processes > 1 and not run.sent)
+    alone = smallest(lambda run: run.processes == 1)
     assert alone is not None
-    assert pair is not None
     amounts = units(alone.workload, 1)
     seconds = {name: alone.found[f"{clock}{name}_seconds"] / amounts[name] for name in PHASES}
 
-    def rate(run: Run, transferred: float) -> float:
+    def rate(run: Run | None, transferred: Callable[[Workload, int], float]) -> float:
+        if run is None:
+            return math.inf
         own = seconds["propagate"] * units(run.workload, run.processes)["propagate"]
-        return transferred / max(run.found[f"{clock}propagate_seconds"] - own, 1e-3)
+        return transferred(run.workload, run.processes) / max(run.found[f"{clock}propagate_seconds"] - own, 1e-3)
 
-    board = rate(pair, STEPS * shown(pair.workload, pair.processes))
-    apart = smallest(lambda run: run.sent)
-    if apart is None:
-        return Constants(seconds, board), [alone, pair]
-    line = rate(apart, EXCHANGES * traffic(apart.workload, apart.processes))
-    return Constants(seconds, board, line), [alone, pair, apart]
+    sharing, sending = smallest(lambda run: run.processes > 1 and not run.sent), smallest(lambda run: run.sent)
+    showing = rate(sharing, lambda work, processes: STEPS * shown(work, processes))
+    line = rate(sending, lambda work, processes: EXCHANGES * traffic(work, processes))
+    return Constants(seconds, showing, line), [run for run in (alone, sharing, sending) if run is not None]
 
 
 def compare_with_model(runs: Sequence[Run], clock: str = "") -> dict[str, Any]:
     """The constants, and for every other run what the model says, what was measured, and the relative error.
 
-    Nothing without runs of one process and of several that share.
+    Nothing without runs of one process and of several.
     """
-    if not any(run.processes == 1 for run in runs) or not any(run.processes > 1 and not run.sent for run in runs):
+    if not any(run.processes == 1 for run in runs) or not any(run.processes > 1 for run in runs):
         return {}
     constants, used = fitted(runs, clock)
     rows, met = [], {(run.sent, run.processes, run.workload) for run in used}
@@ -179,8 +178,9 @@ def compare_with_model(runs: Sequence[Run], clock: str = "") -> dict[str, Any]:
         bytes_said = worker_bytes(run.workload, run.processes, run.sent) / 2**20
         row |= {"error": said / took - 1, "mb_said": bytes_said, "mb_took": run.found["own_mb"]}
         rows.append({**row, "mb_error": bytes_said / run.found["own_mb"] - 1})
-    rates = {"shown": constants.shown} | ({} if constants.sent == math.inf else {"sent": constants.sent})
-    return {"seconds_per_unit": constants.seconds, "bytes_per_second": rates, "runs": rows}
+    rates = {"shown": constants.shown, "sent": constants.sent}
+    measured = {name: rate for name, rate in rates.items() if rate < math.inf}
+    return {"seconds_per_unit": constants.seconds, "bytes_per_second": measured, "runs": rows}
 
 
 PLANS = {
@@ -234,7 +234,11 @@ def main() -> None:
 
     The plan has processor time, and a network of as many bytes a second for each process as a second argument says.
     """
+    from benchmarks.distributed import closed_form_figures, workload
+
     figures = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    runs = [Run(run["scaling"], run["processes"], workload(run["nodes"]), run) for run in figures["runs"]]
+    figures |= closed_form_figures(runs)
     print(scaling_table(figures), end="\n\n")
     for name, clock in (("model", "by the clock"), ("model_own", "by processor time")):
         print(f"The model, {clock}:", error_table(figures[name]), sep="\n\n", end="\n\n")

@@ -228,7 +228,7 @@ def distributed_figures(
             about = f"closed form, {how}, processes: {count}, nodes: {size:,}"
             found = measured(about, count, "closed-form-sent" if kind == "sent" else "closed-form", graphs[size])
             if found is not None:
-                runs.append(Run(kind, count, Workload(size, 2 * MATCHINGS, FEATURES, HIDDEN), found))
+                runs.append(Run(kind, count, workload(size), found))
                 if (kind, count) == ("strong", most):  # it is weak scaling too
                     runs.append(Run("weak", count, runs[-1].workload, found))
                 figures |= closed_form_figures(runs)
@@ -237,6 +237,11 @@ def distributed_figures(
     figures["seconds"] = time.perf_counter() - begun
     tell(figures)
     return figures
+
+
+def workload(nodes: int) -> Workload:
+    """The generated graph of so many nodes, and the features that are made of it."""
+    return Workload(nodes, 2 * MATCHINGS, FEATURES, HIDDEN)
 
 
 def _order(counts: Sequence[int]) -> list[tuple[str, int]]:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# What only a GPU can show, in about two minutes: captured steps against eager ones for every form of step, and the
-# GPU's figures. Run from a clone of the repository:
+# What only a GPU can show, in a few minutes: captured steps against eager ones for every form of step, several seeds
+# as one against each alone, the kernels of a step, and the GPU's figures. Run from a clone of the repository:
 #
 #     sh benchmarks/gpu_checks.sh
 set -u

@@ -299,12 +299,14 @@ def test_the_cost_model_says_what_it_was_told() -> None:
         work, network = Workload(nodes, 20, 32, 80), math.inf if kind == "sent" else None
         seconds = {f"{name}_seconds": value for name, value in true.predict(work, processes, network).items()}
         own_mb = worker_bytes(work, processes, sent=kind == "sent") / 2**20
-        return Run(kind, processes, work, {**seconds, "seconds": sum(seconds.values()), "own_mb": own_mb})
+        found = {**seconds, "seconds": sum(seconds.values()), "own_mb": own_mb, "sent_mb": float(kind == "sent")}
+        return Run(kind, processes, work, found)
 
     sent = [run(nodes, 2, "sent") for nodes in (2000, 4000)]
     found = compare_with_model([run(10**6, 1), run(2 * 10**6, 2), run(8 * 10**6, 8), run(8 * 10**6, 1), *sent])
     assert found["bytes_per_second"] == pytest.approx({"shown": 1e8, "sent": 2e7})
     assert [row["processes"] for row in found["runs"]] == [8, 1, 2]
+    assert compare_with_model([run(10**6, 1), *sent])["bytes_per_second"] == pytest.approx({"sent": 2e7})
     assert all(abs(row["error"]) < 1e-9 and abs(row["mb_error"]) < 1e-9 for row in found["runs"])
     needed = 1 - math.exp(-20 / 8)  # of another process's rows
     assert traffic(Workload(8000, 20, 32, 80), 8) == pytest.approx(1000 * 7 * needed * 128)

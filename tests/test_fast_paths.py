@@ -677,8 +677,10 @@ def test_captured_training_is_the_eager_training(
 
 
 @gpu
-@pytest.mark.parametrize("batch_size", [16, 0])
-@pytest.mark.parametrize(("name", "settings"), [*CAPTURED, ("reservoir", {}), ("er-gnn", {}), ("gpm", {})])
+@pytest.mark.parametrize(
+    ("name", "settings", "batch_size"),
+    [*((*method, 16) for method in [*CAPTURED, ALSO_CAPTURED[2]]), *((*method, 0) for method in CAPTURED[:2])],
+)
 def test_captured_training_on_a_gpu_with_sparse_inputs_is_that_with_dense_ones(
     name: str, settings: dict[str, object], batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

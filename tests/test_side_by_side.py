@@ -340,11 +340,14 @@ def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     works = [Work(str(number), spec(), "folder", number) for number in range(42)]
     assert [len(group) for group in grouped(works, 15)] == [1] * 42
     monkeypatch.setattr("evergraph.experiments.engines.processes.pick_device", lambda name: torch.device("cuda"))
-    for jobs, size in ((50, 1), (15, 2), (14, 3), (6, TOGETHER), (1, TOGETHER)):
+    for jobs, size in ((50, 1), (15, 2), (14, 3), (6, 7), (1, TOGETHER)):
         groups = grouped(works, jobs)
         assert [work.seed for group in groups for work in group] == list(range(42))
         assert max(map(len, groups)) == size
     assert grouped([], 3) == []
+    seeds = [Work(str(number // 3), spec(), "folder", number % 3) for number in range(12)]
+    for jobs, sizes in ((12, [3] * 4), (2, [6, 6]), (1, [12])):  # those of one run train as one
+        assert [len(group) for group in grouped(seeds, jobs)] == sizes
 
 
 def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:
@@ -357,8 +360,10 @@ def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:
 
 
 @gpu
-@pytest.mark.parametrize(("batch_size", "sparse"), [(8, False), (0, False), (8, True)])
-@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+@pytest.mark.parametrize(
+    ("name", "settings", "batch_size", "sparse"),
+    [*((*method, 8, True) for method in STACKABLE), *((*STACKABLE[1], size, False) for size in (8, 0))],
+)
 def test_seeds_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
     name: str, settings: dict[str, Any], batch_size: int, sparse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,18 +81,23 @@ class RowPieces:
 
     def _bags(self, indices: Tensor, values: Tensor, dense: Tensor) -> Tensor:
         """The same as embedding bags, where there is no Triton: pieces follow one another without gaps."""
-        offsets = torch.cat([self.starts, self.ends[-1:]]).to(indices.dtype)
+        offsets, targets, order, firsts, long_rows = self._tables
         sums = F.embedding_bag(
-            indices, dense, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
+            indices.long(), dense, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
         )  # fmt: skip
-        if not self.long_rows.numel():
+        if not long_rows.numel():
             return sums
-        out = dense.new_empty(self.places, dense.size(1)).index_copy_(0, self.targets.long(), sums)
-        behind = out[self.num_rows :]
-        first = torch.cat([self.long_starts, self.long_ends[-1:]]).long() - self.num_rows
-        order = torch.arange(behind.size(0), device=behind.device)
-        added = F.embedding_bag(order, behind, first, mode="sum", include_last_offset=True)
-        return out.index_copy_(0, self.long_rows.long(), added)[: self.num_rows]
+        out = dense.new_empty(self.places, dense.size(1)).index_copy_(0, targets, sums)
+        added = F.embedding_bag(order, out[self.num_rows :], firsts, mode="sum", include_last_offset=True)
+        return out.index_copy_(0, long_rows, added)[: self.num_rows]
+
+    @functools.cached_property
+    def _tables(self) -> tuple[Tensor, ...]:
+        """What the bags read: where pieces start, where their sums go, and the same of those of long rows."""
+        offsets = torch.cat([self.starts, self.ends[-1:]]).long()
+        firsts = torch.cat([self.long_starts, self.long_ends[-1:]]).long() - self.num_rows
+        order = torch.arange(self.places - self.num_rows, device=offsets.device)
+        return offsets, self.targets.long(), order, firsts, self.long_rows.long()
 
 
 @functools.cache

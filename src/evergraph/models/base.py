@@ -55,7 +55,7 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `steps_can_be_captured(batcher, form)`: a training step is the same kernels every time, in one of the forms of
       `Form`;
     - `steps_can_be_stacked(batcher)`: a step may be that of several models at once, their parameters side by side
-      (`vmap`); `standing_product(batcher, direction)`: what of it stands still during a task;
+      (`vmap`); `standing_product(batch, direction)`: what of it stands still during a task;
     - `input_key()`: models with one key read one graph in the same way, and may share what was propagated.
     """
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from evergraph.data.batching import Neighbourhoods
+from evergraph.data.batching import Batch, Neighbourhoods
 
 LARGEST = 2**29  # bytes that a product may take to be kept
 
@@ -23,6 +23,8 @@ class _Product:
     version: int
     propagate: bool
     product: Tensor
+    nodes: Tensor | None = None
+    rows: Tensor | None = None  # of the product, at these nodes
 
     def is_of(self, weight: Tensor, propagate: bool) -> bool:
         """Whether it is the product with this weight.
@@ -44,20 +46,32 @@ _given: Tensor | None = None
 
 
 @contextmanager
-def given_product(product: Tensor | None) -> Iterator[None]:
-    """Within it, `product` is the one that stands still: for steps of several members, which hold one each."""
+def given_rows(rows: Tensor | None) -> Iterator[None]:
+    """Within it, `fixed_rows` answers these: for steps of several members, of which each has its own."""
     global _given
-    before, _given = _given, product
+    before, _given = _given, rows
     try:
         yield
     finally:
         _given = before
 
 
-def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -> Tensor | None:
-    """X W (or Ã X W) at all nodes, from the last call where W is the same; None where it is too large to keep."""
+def fixed_rows(batch: Batch, weight: Tensor, number: int, *, propagate: bool) -> Tensor | None:
+    """The rows of `fixed_product` at the batch's first nodes; of a batch that lasts they are picked once."""
     if _given is not None:
         return _given
+    assert batch.source is not None
+    product = fixed_product(batch.source, weight, propagate=propagate)
+    if product is None or not batch.lasting:
+        return None if product is None else product.index_select(0, batch.nodes[:number])
+    kept = _products[batch.source]
+    if kept.rows is None or kept.nodes is not batch.nodes:
+        kept.rows, kept.nodes = product.index_select(0, batch.nodes[:number]), batch.nodes
+    return kept.rows
+
+
+def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -> Tensor | None:
+    """X W (or Ã X W) at all nodes, from the last call where W is the same; None where it is too large to keep."""
     kept = _products.get(batcher)
     if kept is None or not kept.is_of(weight, propagate):
         if weight.element_size() * batcher.operator.num_rows * weight.size(1) > LARGEST:

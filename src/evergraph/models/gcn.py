@@ -25,7 +25,7 @@ from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, SAMPLED, Form, unpadded
-from evergraph.models.fixed_products import fixed_product
+from evergraph.models.fixed_products import fixed_rows
 from evergraph.models.gcn_powers import two_layer_powers
 from evergraph.models.weights import StackedWeights
 
@@ -216,13 +216,13 @@ class GCN(StackedWeights):
         return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
 
     @capability(rests_on=OUTPUTS)
-    def standing_product(self, batcher: Neighbourhoods, direction: Direction) -> Tensor | None:
-        """The first layer at the sum of anchors that a direction has, at all nodes; None where there is none."""
+    def standing_product(self, batch: Batch, direction: Direction) -> Tensor | None:
+        """The first layer at the sum of anchors that a direction has; None where there is none."""
         parts = capable(direction, "parts") if fast("anchors") else None
         if parts is None:
             return None
-        product = batcher.x @ parts("weights.0")[1]
-        return product if self.num_layers > batcher.num_hops else batcher.operator @ product
+        product = batch.x @ parts("weights.0")[1]
+        return product if self.num_layers > batch.num_hops else batch.layer(0) @ product
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """The first layer and its tangent.
@@ -234,11 +234,10 @@ class GCN(StackedWeights):
         parts = capable(direction, "parts") if fast("anchors") else None
         if parts and batch.source is not None and (propagated or batch.source.fan_out is None):
             count, total = parts("weights.0")
-            fixed = fixed_product(batch.source, total, propagate=not propagated)
-            if fixed is not None:
-                operator = None if propagated else batch.layer(0)
-                rows = batch.x.size(0) if operator is None else operator.size(0)
-                at_total = fixed.index_select(0, batch.nodes[:rows])
+            operator = None if propagated else batch.layer(0)
+            rows = batch.x.size(0) if operator is None else operator.size(0)
+            at_total = fixed_rows(batch, total, rows, propagate=not propagated)
+            if at_total is not None:
                 return anchored_product(batch.x, weight, count, total, at_total, operator)
         hidden, moved = pair_product(batch.x, weight, direction["weights.0"])
         return (hidden, moved) if propagated else pair_product(batch.layer(0), hidden, moved)

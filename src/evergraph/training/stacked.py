@@ -25,7 +25,7 @@ from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Method, Step
 from evergraph.models.base import GraphModel
-from evergraph.models.fixed_products import given_product
+from evergraph.models.fixed_products import given_rows
 from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.executors.whole import is_small
 from evergraph.training.member import Member, OptimizerState
@@ -137,6 +137,8 @@ class Stack(nn.Module):
         stacked = (torch.stack([own[name].detach() for own in params], self.dims[name]) for name in self.names)
         self.side_by_side = nn.ParameterList(map(nn.Parameter, stacked))
         self.state, self.state_dims = self._states()
+        self.nodes = torch.cat([member.context.train for member in members]).unique()
+        self.whole = self.context.batcher.batch(self.nodes).for_many_steps()
         self.standing = self._standing()
 
     def values(self) -> Params:
@@ -156,37 +158,35 @@ class Stack(nn.Module):
         claim, products = capable(self.context.model, "standing_product"), list[Tensor]()
         for member in self.members:
             for direction in member.method.directions(member.context):
-                product = None if claim is None else claim(self.context.batcher, direction)
+                product = None if claim is None else claim(self.whole, direction)
                 products += [] if product is None else [product]
         return torch.stack(products, 1) if products else None
 
-    def objective(self, of_one: Objective, whole: Batch, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(self, of_one: Objective, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The objective of each member and its summed loss, over rows of its own of one pass.
 
         Args:
             of_one: the loop's objective of one member.
-            whole: the batch that the pass is over.
             rows: `(members, examples)`.
-            targets: likewise.
         """
 
         def of_member(
             params: Params, state: list[dict[str, Any]], standing: Tensor | None, chosen: Tensor, wanted: Tensor
         ) -> tuple[Tensor, Tensor]:
-            with self._as_one(params, state), given_product(standing):
-                value, per_example, _ = of_one(self.context, self.method, whole.choose(chosen, wanted))
+            with self._as_one(params, state), given_rows(standing):
+                value, per_example, _ = of_one(self.context, self.method, self.whole.choose(chosen, wanted))
                 return value, per_example.detach().sum()
 
         dims = (self.dims, self.state_dims, None if self.standing is None else 1, 0, 0)
         found: tuple[Tensor, Tensor] = torch.vmap(of_member, dims)(
-            self.values(), self.state, self.standing, rows, targets
+            self.values(), self.state, self.standing, rows, self.whole.y[rows]
         )
         return found
 
-    def edit_grads(self, whole: Batch, losses: Tensor) -> None:
+    def edit_grads(self, losses: Tensor) -> None:
         """The method's hook, once, with everything side by side."""
         with self._as_one(self.values(), self.state):
-            self.method.edit_grads(Step(self.context, whole, losses, losses))
+            self.method.edit_grads(Step(self.context, self.whole, losses, losses))
 
     @contextmanager
     def _as_one(self, params: Params, state: list[dict[str, Any]]) -> Iterator[None]:
@@ -246,9 +246,7 @@ class StackedExecutor(RecordingExecutor):
     def __init__(self, stack: Stack, optimizer: torch.optim.Optimizer, objective: Objective) -> None:
         super().__init__(stack.context, lambda batch: batch.y.sum())
         self.stack, self.optimizer, self.objective = stack, optimizer, objective
-        context = stack.context
-        nodes = torch.cat([member.context.train for member in stack.members]).unique()
-        self._whole = context.batcher.batch(nodes).for_many_steps()
+        context, nodes = stack.context, stack.nodes
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[nodes] = torch.arange(nodes.numel(), device=context.device)
         self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
@@ -266,10 +264,10 @@ class StackedExecutor(RecordingExecutor):
         return self.replay(size, lambda: partial(self._step_of, rows)) if self.captures else self._step_of(rows)
 
     def _step_of(self, rows: Tensor) -> Tensor:
-        values, losses = self.stack.objective(self.objective, self._whole, rows, self._whole.y[rows])
+        values, losses = self.stack.objective(self.objective, rows)
         self.optimizer.zero_grad(set_to_none=True)
         values.sum().backward()
-        self.stack.edit_grads(self._whole, losses)
+        self.stack.edit_grads(losses)
         self.optimizer.step()
         return losses
 

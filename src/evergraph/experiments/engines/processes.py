@@ -20,7 +20,7 @@ from evergraph.training import pick_device
 from evergraph.training.side_by_side import AT_ONCE, side_by_side
 
 LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
-TOGETHER = 4  # pieces of work that share a process on a GPU at most
+TOGETHER = 16  # pieces of work that share a process on a GPU at most
 
 
 class ProcessDiedError(EvergraphError):

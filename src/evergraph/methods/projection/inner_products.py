@@ -12,7 +12,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.shortcuts import fast
 from evergraph.core.workers import workers
 from evergraph.methods.base import Method, Step
-from evergraph.models.fixed_products import fixed_product
+from evergraph.models.fixed_products import fixed_rows
 
 ADD_TO_THE_GRADIENT = ("loss", "penalty", "replay", "edit_grads")  # hooks that may do so past the batch's own pass
 COMES_BACK = "gradient at the first layer's output"
@@ -39,10 +39,8 @@ def inner_products(step: Step, name: str, directions: Tensor, grad: Tensor) -> T
 
 def _from_first_layer(step: Step, directions: Tensor) -> Tensor | None:
     cotangent: Tensor | None = step.context.cache.get(COMES_BACK)
-    source, first_layer = step.batch.source, capable(step.model, "first_layer")
-    if cotangent is None or source is None or first_layer is None:
+    first_layer = capable(step.model, "first_layer")
+    if cotangent is None or first_layer is None:
         return None
-    at_nodes = fixed_product(source, directions, propagate=len(first_layer(step.batch)) > 1)
-    if at_nodes is None:
-        return None
-    return at_nodes.index_select(0, step.batch.nodes[: cotangent.size(0)]).T @ cotangent
+    rows = fixed_rows(step.batch, directions, cotangent.size(0), propagate=len(first_layer(step.batch)) > 1)
+    return None if rows is None else rows.T @ cotangent
