@@ -141,7 +141,9 @@ def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tenso
     params, terms = step.context.params, []
     for name, cotangent in cotangents.items():
         inputs = queue.get(INPUTS + name)
-        rows = layer.out.index_select(0, place) if inputs is None else inputs @ params[name]
+        if inputs is None:  # gathered by row, so that nothing of the layer's output is picked, forwards or backwards
+            cotangent = torch.zeros_like(layer.out).index_add_(0, place, cotangent)
+        rows = layer.out if inputs is None else inputs @ params[name]
         terms.append(rows.flatten() @ cotangent.flatten())
     return torch.stack(terms).sum()
 
