@@ -176,6 +176,9 @@ class GCN(StackedWeights):
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
         hidden, moved = self._first_layer(batch, direction)
+        if capable(direction, "first_layer_alone") is not None and self.num_layers > 1:
+            outputs = self.after_first_layer(batch, noted(hidden, direction, moved))
+            return outputs, torch.zeros_like(outputs)
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden = noted(hidden, direction, moved)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.core.params import Direction, Params
+from evergraph.core.params import Direction, FirstLayerDisplacement, Params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
@@ -78,8 +78,9 @@ class QueueCurvature(AnchoredCurvature):
         """D, where the pass over the batch is to serve the queue."""
         if not (self.active and self._factored(context)):
             return []
-        context.cache["queue's direction"] = self.displacement(context)
-        return [context.cache["queue's direction"]]
+        direction = FirstLayerDisplacement(context.params, self.num_anchors_, self.anchor_sum_)
+        context.cache["queue's direction"] = direction
+        return [direction]
 
     def penalty(self, step: Step) -> Tensor | None:
         """Where gradients are kept as factors: a term whose gradient is the pull, if the step's batch has the nodes."""
