@@ -11,11 +11,11 @@ demo: $(STAMP)
 		--set curvature.strength=10 --set curvature.nodes=means --set curvature.ema=0
 
 test: $(STAMP) lint browser
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # what the default suite leaves out: long runs on real data, and the rest of the product of methods, models and settings
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "slow or paper"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or paper"
 
 test-all: test test-slow
 

@@ -1,6 +1,7 @@
 """What the tests share: one thread per process, small graphs, the folder of real graphs."""
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,12 @@ from forked import forked_pool
 torch.set_num_threads(1)  # the suite runs one process a core
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector need not look at it again, nor forked processes copy it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

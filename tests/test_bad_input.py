@@ -7,6 +7,7 @@ negative), not by the declarations under test. `EVERGRAPH_FUZZ=20 make fuzz` mak
 
 import contextlib
 import io
+import json
 import math
 import os
 import shutil
@@ -98,7 +99,7 @@ def sane(value, default):
     if isinstance(default, int):
         return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     if isinstance(default, tuple):
-        return isinstance(value, tuple) and all(sane(one, default[0]) for one in value)
+        return isinstance(value, tuple) and all(sane(one, default[0] if default else 0) for one in value)
     if isinstance(default, float):
         return isinstance(value, float) and math.isfinite(value) and value >= 0
     return isinstance(value, str)
@@ -308,6 +309,8 @@ def test_damaged_learners_and_runs_are_always_refused(tmp_path_factory, saved, d
     except Exception as error:
         refused(error)
         return
+    if path.suffix == ".json":  # a blank between two entries is no damage: the hash is that of the content
+        changed, whole = (json.dumps(json.loads(text)) for text in (changed, whole))
     assert changed == whole
 
 

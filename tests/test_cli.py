@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -17,18 +16,18 @@ import pytest
 import scipy.sparse as sp
 
 import evergraph as eg
+from evergraph.cli import common
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.experiments.plots import heatmaps
 from evergraph.methods import METHODS
 from evergraph.persistence.reading import read_record
-from forked import Forked
+from forked import Forked, command_line
 from graph_files import npz_parts
 
 SMALL = "sbm:nodes=120,classes=6,degree=4,features=8,signal=3"
 QUICK = ["--epochs", "2", "--hidden", "16", "--device", "cpu"]
 KEYS = {"stream", "method", "hyperparameters", "protocol", "seeds", "ap", "af", "matrices"}
 KEYS |= {"seconds", "device", "run_dir"}
-PROCESS = [sys.executable, "-c", "from evergraph.cli import main; main()"]
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -211,13 +210,20 @@ def test_run_without_json_prints_a_table(call: Call) -> None:
 
 def test_progress_is_on_stderr_only(tmp_path: Path) -> None:
     """A real process: stdout is the object and nothing else, even though bars are drawn."""
-    command = [*PROCESS, "run", SMALL, "--method", "finetune", "--json", *QUICK]
-    environment = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["method"] == "finetune"
-    assert "seed 1/1" in done.stderr
-    assert "Warning" not in done.stderr
-    assert "\x1b" not in done.stdout
+
+    def command() -> None:
+        common.stderr = common.console(stderr=True)  # as a process makes it that finds such a terminal
+        command_line("run", SMALL, "--method", "finetune", "--json", *QUICK)()
+
+    # wide enough for the whole line, which is drawn once more when a bar ends, however short the run was
+    environment = {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TERM": "xterm", "COLUMNS": "200"}
+    process = Forked(command, environment, folder=tmp_path)
+    out, error = process.communicate()
+    assert process.returncode == 0, error
+    assert json.loads(out)["method"] == "finetune"
+    assert "seed 1/1, task 3/3, epoch 2/2" in error
+    assert "Warning" not in error
+    assert "\x1b" not in out
 
 
 def test_methods_models_and_streams(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,11 +390,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 def test_a_real_process_says_no_without_a_traceback(tmp_path: Path) -> None:
-    command = [*PROCESS, "run", "missing.npz", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "error: no file missing.npz; give a stream's name or the path of an .npz or .pt file\n"
+    process = Forked(command_line("run", "missing.npz", "--json"), folder=tmp_path)
+    out, error = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert error == "error: no file missing.npz; give a stream's name or the path of an .npz or .pt file\n"
     assert not any(tmp_path.iterdir())
 
 

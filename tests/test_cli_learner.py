@@ -68,6 +68,12 @@ def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
     status, out, _ = evergraph("info", folder)
     assert "curvature" not in out
     assert "'ü, quoted'" in out
+    assert "epochs=3, lr=0.01" in " ".join(out.split())
+    closed = tmp_path / "closed"
+    assert evergraph("learn", graph, "--checkpoint", closed, "--hidden", "16", "--device", "cpu")[0] == 0
+    out = evergraph("info", closed)[1]
+    assert "one pass over each task, without epochs" in out
+    assert "lr=" not in out
     said = json.loads(evergraph("learn", graph, "--checkpoint", folder, "--classes", '"ü, quoted",e', "--json")[1])
     assert said["classes"] == ["ü, quoted", "e"]
 
@@ -160,7 +166,7 @@ def test_a_class_alone_is_warned_about(evergraph, graph_file, tmp_path):
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant", "--label-scope", "seen")[2] == ""
     assert evergraph("learn", graph, "--checkpoint", folder, "--classes", "e,f", "--label-scope", "current")[2] == ""
     # no softmax is trained in the closed form
-    assert evergraph("learn", graph, "--checkpoint", tmp_path / "auto", "--classes", "e", *SMALL)[2] == ""
+    assert "softmax" not in evergraph("learn", graph, "--checkpoint", tmp_path / "auto", "--classes", "e", *SMALL)[2]
 
 
 @pytest.mark.parametrize("method", ["curvature", "auto"])

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+from torch_geometric.data import Data
 
 import evergraph as eg
+from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
 from evergraph.experiments.latex import escape
 from evergraph.experiments.method_table import latex, markdown, method_table
@@ -71,6 +75,9 @@ def test_methods_and_streams_are_one_table() -> None:
     assert "| good | **91.5 ± 1.3** | 71.0 ± 1.0 |" in text
     assert "| close | 91.4 ± 1.4† | – |" in text
     assert "| *joint* |" in text
+    assert "3 or 4 runs an entry" in text
+    assert "cannot be told" not in text
+    assert "fewer than 3 runs" in markdown(method_table([{**one, "matrices": one["matrices"][:2]} for one in RESULTS]))
     source = latex(table)
     assert r"\begin{tabular}{lrr}" in source
     assert r"good & \textbf{91.5 $\pm$ 1.3} & 71.0 $\pm$ 1.0 \\" in source
@@ -103,9 +110,9 @@ def test_significance_is_paired_and_corrected() -> None:
     for name in ("worse", "same"):
         assert paired_p(values["best"], values[name]) == pytest.approx(stats.ttest_rel(values["best"], values[name])[1])
     assert within_noise(values, "best") == {"best": True, "worse": False, "same": True}
-    assert paired_p([1, 2], [1, 2]) == 1
-    assert paired_p([2, 3], [1, 2]) == 0
-    assert paired_p([1], [2]) is None
+    assert paired_p([1, 2, 3], [1, 2, 3]) == 1
+    assert paired_p([2, 3, 4], [1, 2, 3]) == 0
+    assert paired_p([99, 98], [13, 18]) is None  # two pairs would be called alike
     assert within_noise({"a": [1.0], "b": [2.0]}, "b") == {"a": None, "b": True}
 
 
@@ -185,6 +192,37 @@ def test_a_method_that_fails_is_named_and_the_others_are_in_the_tables(evergraph
     assert "1 of 2 runs failed, --resume tries them again; ewc: ZeroDivisionError: a mistake" in error
     assert list(read_results(tmp_path / "here")) == ["finetune"]
     assert "| finetune |" in (tmp_path / "here/methods.md").read_text()
+
+
+def test_results_that_cannot_be_saved_are_no_methods_failure(evergraph, tmp_path: Path, monkeypatch) -> None:
+    def full(results: object) -> None:
+        raise eg.EvergraphError("cannot write results.jsonl (No space left on device)")
+
+    monkeypatch.setattr("evergraph.cli.compare.EverySoOften", lambda save: full)
+    words = ["compare", STREAMS[0], "--methods", "finetune,ewc", "--seeds", "1", *QUICK, "--out", "here"]
+    assert evergraph(*words)[::2] == (2, "error: cannot write results.jsonl (No space left on device)\n")
+    assert (tmp_path / "here/cells/finetune/result.json").exists()
+    assert not (tmp_path / "here/cells/ewc").exists()
+
+
+def test_notes_are_said_once_and_captions_name_what_was_trained(evergraph, tmp_path: Path, monkeypatch) -> None:
+    """A graph is read for its checks and for its runs; a closed form has neither epochs nor a learning rate."""
+    graph = sbm(nodes=60, classes=4, degree=4, features=8, signal=3.0, seed=1)
+    edges = graph.edge_index[:, graph.edge_index[0] < graph.edge_index[1]]
+    torch.save(Data(x=graph.x, edge_index=edges, y=graph.y), tmp_path / "graph.pt")
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["graph.pt", "--seeds", "1", "--hidden", "8", "--device", "cpu", "--out"]
+    closed = evergraph("compare", *words, "closed", "--methods", "analytic,auto")
+    both = evergraph("compare", *words, "both", "--methods", "analytic,ewc,lwf", "--epochs", "2", "--set", "lwf.lr=0.5")
+    for status, _, error in (closed, both):
+        assert status == 0, error
+        assert (error.count("edges were given in one direction"), error.count("\n")) == (1, 1)
+    assert not re.search("epoch|lr |label scope|loss", closed[1])
+    assert "seeds 0; mean ± std over seeds" in closed[1]
+    assert "loss mean or sum, 2 epochs, lr 0.001 or 0.5, seeds 0" in " ".join(both[1].split())
+    results = read_results(tmp_path / "both")
+    assert "lr" in results["ewc"]["result"]["protocol"]
+    assert not {"epochs", "lr", "label_scope"} & results["analytic"]["result"]["protocol"].keys()
 
 
 @pytest.mark.slow

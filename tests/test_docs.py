@@ -34,7 +34,7 @@ FENCE = re.compile(
 )
 SHELL = {"sh", "bash", "shell", "console"}
 FEW_EPOCHS = 2
-SHORT = [(Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", 640)]
+SHORT = [(Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", 320)]
 SHORT += [(kind, "networks", 3) for kind in (eg.CaT, eg.PUMA, eg.DeLoMe)]
 
 

@@ -415,6 +415,19 @@ def test_a_setting_reaches_the_part_of_a_composed_method(evergraph, place):
     assert found["1.ewc"]["strength"] == 5
 
 
+def test_training_settings_of_a_closed_form_are_not_ignored_without_a_word(evergraph, place):
+    words = ["sbm:nodes=60,classes=4", "--model-set", "hidden=8", "--device", "cpu"]
+    given, note = ["--lr", "0.1", "--batch-size", "4"], "note: --lr, --batch-size: of no effect here; auto learned in"
+    calls = {"run": ["--out", "run"], "compare": ["--methods", "auto", "--seeds", "1", "--out", "compared"]}
+    for command, rest in {**calls, "learn": ["--checkpoint", "kept"]}.items():
+        status, _, said = evergraph(command, *words, *rest, *given)
+        assert (status, said.startswith(note), said.count("\n")) == (0, True, 1), said
+    assert evergraph("run", *words, "--out", "silent")[::2] == (0, "")
+    words[1:3] = ["--epochs", "1", "--hidden", "8"]
+    status, _, said = evergraph("compare", *words, "--methods", "auto,ewc", "--seeds", "1", "--out", "both")
+    assert (status, said) == (0, "")  # the network does use them
+
+
 def test_a_setting_given_twice_is_refused(evergraph, place):
     bad(evergraph("run", STREAM, "--set", "ridge=1", "--set", "ridge=2"), "--set ridge is given twice")
 

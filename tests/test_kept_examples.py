@@ -176,7 +176,8 @@ def test_the_closed_form_refuses_targets_that_are_known_of_some() -> None:
 
 def test_random_features_of_a_links_ends_have_a_width(tmp_path: Path) -> None:
     stream = STREAMS["link-classification"]()
-    wide = eg.Learner(method="analytic", problem="link-classification", **SMALL).fit(stream)
+    wide = eg.Learner(method="analytic", problem="link-classification", **SMALL)
+    wide.learn(stream[0])
     assert wide.model.output_weight().shape[0] == 3 * 640 + 1  # 5,120 features would be too many of a pair
     narrow = eg.Learner(eg.make_model("random-features", width=30), "analytic", **SMALL).fit(stream)
     assert narrow.model.output_weight().shape[0] == 3 * 30 + 1

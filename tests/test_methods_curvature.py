@@ -214,11 +214,11 @@ def test_the_queue_stands_for_the_nodes_of_the_step_at_hand() -> None:
 @pytest.mark.parametrize("reduction", ["sum", pytest.param("mean", marks=pytest.mark.slow)])
 def test_the_length_of_the_queue_changes_its_noise_and_not_its_strength(reduction: str) -> None:
     """At fixed parameters the queue's pull has that of the batch as its mean; M is how many draws it averages."""
-    setting, steps = make("gcn"), 512
+    setting, steps = make("gcn"), 256
     context, exact = setting.context(reduction), BatchCurvature(STRENGTH)
     after(setting, context, exact)
     loss, want = flat(step_gradient(eg.Method(), context)), pull(exact, context)
-    means, errors, lengths = [], [], (1, 32, 128)
+    means, errors, lengths = [], [], (1, 8, 64)
     for length in lengths:
         method = QueueCurvature(STRENGTH, queue_size=length)
         after(setting, context, method)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from forked import Forked, command_line
+
 PACKAGE = Path(__file__).parent / "outside_package"
 
 
@@ -30,11 +32,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (site / "evergraph_outside").symlink_to(PACKAGE / "evergraph_outside")
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
-def call(environment: dict[str, str], *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "evergraph", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 SCRIPT = """
@@ -119,12 +116,18 @@ def test_a_learner_of_outside_parts_is_saved_and_goes_on(said: list[str]) -> Non
     assert said[5].strip() == "one-versus-rest [0, 1, 2, 3] 120"
 
 
-def test_a_package_that_cannot_be_imported_is_named_in_one_line(installed: dict[str, str], tmp_path: Path) -> None:
+def test_a_package_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path) -> None:
     info = tmp_path / "broken-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[evergraph.plugins]\nbroken = not_there.at_all\n")
-    done = call({**installed, "PYTHONPATH": str(tmp_path)}, "run", "digits")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: plug-in 'broken' (not_there.at_all) cannot be loaded")
-    assert done.stderr.count("\n") == 1
+
+    def run() -> None:
+        sys.path.insert(0, str(tmp_path))
+        command_line("run", "digits")()
+
+    process = Forked(run, folder=tmp_path)
+    _, error = process.communicate()
+    assert process.returncode == 2
+    assert error.startswith("error: plug-in 'broken' (not_there.at_all) cannot be loaded")
+    assert error.count("\n") == 1

@@ -91,13 +91,13 @@ def test_three_months_on_a_made_graph(evergraph, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("reduce", "narrower"),
-    [(4, ("--hidden", "1280")), pytest.param(1, (), marks=pytest.mark.slow)],
+    [(4, ("--hidden", "640")), pytest.param(1, (), marks=pytest.mark.slow)],
     ids=["quarter", "all"],
 )
 def test_three_months_on_a_real_graph_end_above_90(
     evergraph, real_data: Path, tmp_path, monkeypatch, reduce: int, narrower: tuple[str, ...]
 ) -> None:
-    """Every fourth node of Coauthor-CS and a quarter of the features, or all of both and not a word more."""
+    """Every fourth node of Coauthor-CS and an eighth of the features, or all of both and not a word more."""
     monkeypatch.chdir(tmp_path)
     graph, _ = find_graph("coauthor-cs", real_data)
     ap, *accuracies = play(evergraph, graph, tmp_path, reduce, narrower)
@@ -141,7 +141,8 @@ def test_no_method_was_worse_at_its_defaults_than_fine_tuning(stream: str) -> No
         protocol = Training(**method.training).protocol()
         again = f"{name} had other defaults when it was measured: take its lines out of {AT_DEFAULTS}, and {COMMAND}"
         assert result["hyperparameters"] == method.hyperparameters(), again
-        assert {key: result["protocol"][key] for key in protocol} == protocol, again
+        if "epochs" in result["protocol"]:  # a closed form has no settings of training
+            assert {key: result["protocol"][key] for key in protocol} == protocol, again
     assert worse_than_fine_tuning({name: result["ap"]["mean"] for name, result in measured.items()}) == {}
 
 

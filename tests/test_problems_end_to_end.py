@@ -296,7 +296,10 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     assert "links in 1 epoch; accuracy on held-out links" in out
     status, out, err = evergraph("predict", name, *words)
     assert status == 0, err
-    assert out.splitlines()[0] == "node,class,probability"
+    assert out.splitlines()[0] == "link,source,target,class,probability"
+    links = [line.split(",")[:3] for line in out.splitlines()[1:]]
+    ends = eg.stream(name).graph.members.indices.view(-1, 2).tolist()
+    assert links == [[str(number), *map(str, pair)] for number, pair in enumerate(ends)]
     status, out, err = evergraph("learn", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other", "--epochs", 1,
                                  "--hidden", 4, "--device", "cpu")  # fmt: skip
     assert status == 0, err
@@ -304,7 +307,7 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     assert "knows 1 number now (task 1)" in out
     assert "softmax" not in err
     status, out, err = evergraph("predict", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other")
-    assert out.splitlines()[0] == "example,height"
+    assert out.splitlines()[0] == "node,height"
     assert len(out.splitlines()) == 61
 
 

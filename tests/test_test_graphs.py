@@ -29,12 +29,12 @@ def make_stream(graph: eg.Graph = GRAPH, **options: object) -> eg.TaskStream:
 def one_node_graph(stream: eg.TaskStream, node: int, after: int) -> eg.Graph:
     """The training nodes of the tasks seen, and one more node that reads its neighbours among them. By hand."""
     whole = stream.graph
-    joined = as_dense(whole.adjacency)  # [v, u] is 1 where v reads u
+    joined = as_dense(whole.adjacency).tolist()  # [v][u] is 1 where v reads u
     classes = {position for classes in stream.tasks_classes[: after + 1] for position in classes}
     part = stream._part
     members = [v for v in range(whole.num_nodes) if part[v] == 0 and int(whole.y[v]) in classes]
     nodes = [*members, node]
-    edges = [(i, j) for j, v in enumerate(nodes) for i, u in enumerate(members) if joined[v, u]]
+    edges = [(i, j) for j, v in enumerate(nodes) for i, u in enumerate(members) if joined[v][u]]
     x = as_dense(whole.x)[nodes]
     graph = eg.make_graph(
         x, np.array(edges).T.reshape(2, -1), whole.y[nodes], class_names=whole.class_names, undirected=False

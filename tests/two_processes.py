@@ -96,13 +96,15 @@ def on_problem(name: str) -> eg.Learner:
     return of.fit(STREAMS[name]())
 
 
+METHODS: dict[str, Callable[[], eg.Learner]] = {
+    f"method {name}": on_stream(
+        lambda make=make: conformance.learner(make(), "gcn", dtype=torch.float64, epochs=1)  # type: ignore[misc]
+    )
+    for name, make in conformance.SUITE.items()
+}
+VARIANTS = {name: make for name, make in METHODS.items() if name.removeprefix("method ") in conformance.VARIANTS}
 CASES: dict[str, Callable[[], eg.Learner]] = {
-    **{
-        f"method {name}": on_stream(
-            lambda make=make: conformance.learner(make(), "gcn", dtype=torch.float64)  # type: ignore[misc]
-        )
-        for name, make in conformance.SUITE.items()
-    },
+    **{name: make for name, make in METHODS.items() if name not in VARIANTS},
     # where a gradient is zero but for rounding, Adam divides it by its own size; SGD does not
     "model gat": on_stream(lambda: plain(model=eg.GAT(hidden=4, heads=2), optimizer="sgd", reduction="mean")),
     "model sage": on_stream(lambda: plain(model=eg.GraphSAGE(hidden=4))),
@@ -155,8 +157,14 @@ WEIGHTED = LARGE.altered(
 """The same graph with weights that are others from node to node and back."""
 
 
-def closed_form(tasks: Iterable[eg.Task]) -> eg.Learner:
-    learner = eg.Learner(eg.RandomFeatures(hidden=20), eg.Analytic(), dtype=torch.float64, device="cpu")
+CLOSED_FORMS: dict[str, Callable[[], tuple[eg.GraphModel, eg.Method]]] = {
+    "analytic": lambda: (eg.RandomFeatures(hidden=20), eg.Analytic()),
+    "auto": lambda: (eg.MixedFeatures(hidden=42), eg.Auto()),
+}
+
+
+def closed_form(method: str, tasks: Iterable[eg.Task]) -> eg.Learner:
+    learner = eg.Learner(*CLOSED_FORMS[method](), dtype=torch.float64, device="cpu")
     for task in tasks:
         learner.learn(task)
     return learner
@@ -166,12 +174,12 @@ def names_of_tasks() -> list[list[eg.data.ClassName]]:
     return [LARGE.class_names[:2], LARGE.class_names[2:]]
 
 
-def one_process(graph: eg.Graph, folder: Path) -> list[torch.Tensor]:
+def one_process(method: str, graph: eg.Graph, folder: Path) -> list[torch.Tensor]:
     """The graph as a whole, too large for its features to be kept: its propagated features, its head, its outputs."""
     write_parts(graph, folder, 5)
     whole = graph.altered(splits=read_parts(folder)[0].splits)
     at_hand, random_features.AT_HAND = random_features.AT_HAND, 0
-    learner = closed_form(eg.Task.of(whole, names) for names in names_of_tasks())
+    learner = closed_form(method, (eg.Task.of(whole, names) for names in names_of_tasks()))
     head, outputs = learner.model.head.detach(), learner.logits(graph)
     random_features.AT_HAND = at_hand
     return [features_of(learner, whole), head, outputs]
@@ -184,11 +192,11 @@ def features_of(learner: eg.Learner, graph: eg.Graph) -> torch.Tensor:
     return torch.cat([as_dense(features) for features in found], dim=1)
 
 
-def in_parts(folder: Path) -> tuple[list[torch.Tensor], int]:
+def in_parts(method: str, folder: Path) -> tuple[list[torch.Tensor], int]:
     """The same graph in five parts, one to three of them in a process; and the bytes that were sent."""
     graph, own = read_parts(folder)
     assert len(own) < 5
-    learner = closed_form(task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks()))
+    learner = closed_form(method, (task_of_parts(graph, names, i)[0] for i, names in enumerate(names_of_tasks())))
     outputs = learner.outputs(graph, torch.arange(graph.num_nodes))
     assert graph.rows is not None
 
@@ -227,38 +235,48 @@ WAYS: dict[str, tuple[object, str, object]] = {
 """How rows get from one process to the others: what is replaced by what, so that they do."""
 
 
+FEWER_WAYS = {  # by method: graphs and ways besides those that the weighted graph goes by
+    "analytic": [("plain", "shared"), ("plain", "two machines in turn")],
+    "auto": [("plain", "shared"), ("weighted", "sent"), ("weighted", "two machines")],
+}
+
+
 def parts(folder: Path) -> dict[str, list[float]]:
     """A graph without weights, and one with, over as many processes as there are, by every way.
 
     Of each the largest difference of features, the largest of heads and outputs, bytes sent and lines said.
     """
     graphs = {"plain": LARGE, "weighted": WEIGHTED}
-    first = os.environ["RANK"] == "0"
-    alone = {name: one_process(graph, folder / name) for name, graph in graphs.items()} if first else {}
+    cases = {f"{method} {name}": (method, name) for method in CLOSED_FORMS for name in graphs}
+    alone = {}
+    if os.environ["RANK"] == "0":
+        alone = {case: one_process(how, graphs[name], folder / case) for case, (how, name) in cases.items()}
     alone = join_workers().everywhere(alone)
     models_parts.COLUMNS_AT_ONCE, models_parts.COLUMNS_SHOWN = 3, 4  # of seven
-    found = {"weights": [difference(alone["plain"], alone["weighted"])]}
-    cases = [("weighted", way) for way in WAYS] + [("plain", "shared"), ("plain", "two machines in turn")]
-    for name, way in cases:
+    found = {"weights": [difference(alone["analytic plain"], alone["analytic weighted"])]}
+    tried = [("analytic weighted", way) for way in WAYS] + [
+        (f"{method} {graph}", way) for method in CLOSED_FORMS for graph, way in FEWER_WAYS[method]
+    ]
+    for case, way in tried:
         owner, attribute, other = WAYS[way]
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", EvergraphWarning)
             patch.setattr(owner, attribute, other)
-            together, sent = in_parts(folder / name)
-        gaps = [difference(alone[name][:1], together[:1]), difference(alone[name][1:], together[1:])]
-        found[f"{way}, {name}"] = [*gaps, sent, sum(line.category is EvergraphWarning for line in said)]
+            together, sent = in_parts(cases[case][0], folder / case)
+        gaps = [difference(alone[case][:1], together[:1]), difference(alone[case][1:], together[1:])]
+        found[f"{way}, {case}"] = [*gaps, sent, sum(line.category is EvergraphWarning for line in said)]
     return found
 
 
-def compare(folder: Path) -> dict[str, float | str]:
+def compare(folder: Path, cases: dict[str, Callable[[], eg.Learner]]) -> dict[str, float | str]:
     """Every case alone, in the first process, then together in both."""
-    alone = {name: values(make()) for name, make in CASES.items()} if os.environ["RANK"] == "0" else {}
+    alone = {name: values(make()) for name, make in cases.items()} if os.environ["RANK"] == "0" else {}
     group, seen = join_workers(), []
     alone = group.everywhere(alone)
     own = divided.DividedBatch.own
     divided.DividedBatch.own = lambda batch: (seen.append((batch.num_own, batch.num_examples)), own(batch))[1]  # type: ignore[method-assign,func-returns-value]
     found: dict[str, float | str] = {}
-    for name, make in CASES.items():
+    for name, make in cases.items():
         seen.clear()
         try:
             found[name] = difference(alone[name], values(make()))
@@ -286,5 +304,6 @@ def lose(folder: Path) -> dict[str, str]:
 
 def main(what: str, folder: Path) -> None:
     """One of the processes."""
-    report = {"compare": compare, "parts": parts, "lose": lose}[what](folder)
+    whats = {"compare": partial(compare, cases=CASES), "variants": partial(compare, cases=VARIANTS)}
+    report = {**whats, "parts": parts, "lose": lose}[what](folder)
     (folder / f"{workers().rank}.json").write_text(json.dumps(report))

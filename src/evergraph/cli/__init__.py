@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +40,7 @@ def make_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
-    warnings.showwarning = _note  # type: ignore[assignment]
+    warnings.showwarning = _notes()
     try:
         program.ready()
         prepare_streams()
@@ -109,11 +110,18 @@ def _complain(message: str) -> None:
         print(f"error: {' '.join(message.split())}", file=sys.__stderr__ if launched() > 1 else sys.stderr, flush=True)
 
 
-def _note(message: Warning | str, category: type[Warning], *place: Any) -> None:
-    """A warning of ours is a line on stderr; others stay as Python shows them."""
-    ours = issubclass(category, EvergraphWarning)
-    text = f"note: {message}\n" if ours else warnings.formatwarning(message, category, *place[:2])
-    sys.stderr.write(text)
+def _notes() -> Callable[..., None]:
+    """Shows warnings: ours as a line on stderr, each once however often a graph is read; others as Python does."""
+    said = set[str]()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        ours = issubclass(category, EvergraphWarning)
+        text = f"note: {message}\n" if ours else warnings.formatwarning(message, category, *place[:2])
+        if not ours or text not in said:
+            sys.stderr.write(text)
+        said.add(text)
+
+    return show
 
 
 def _value_given(error: Any) -> str:

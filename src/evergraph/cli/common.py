@@ -8,7 +8,7 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from evergraph.cli.parsing import names_of, parse_fan_out, parse_order, parse_settings
 from evergraph.core.settings import settings_of
 from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
-from evergraph.errors import EvergraphError, shown
+from evergraph.errors import EvergraphError, shown, tell
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
 from evergraph.experiments.engines import ENGINES, FOLDER, SCRIPT
@@ -237,6 +237,14 @@ def training_options(options: dict[str, Any]) -> dict[str, Any]:
     """The training settings that were given."""
     settings = {name: options[name] for name in TRAINING_OPTIONS if options[name] is not None}
     return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
+
+
+def tell_unused(options: dict[str, Any], methods: Iterable[str], trained: bool) -> None:
+    """Say which training settings were given for nothing, where all methods were closed forms."""
+    given = [f"--{name.replace('_', '-')}" for name in training_options(options)]
+    if given and not trained:
+        names = ", ".join(dict.fromkeys(methods))
+        tell(f"{', '.join(given)}: of no effect here; {names} learned in one pass over each task, without epochs")
 
 
 STREAM_OPTIONS = (

@@ -122,12 +122,14 @@ def compare_command(
         page = write_report([folder], folder / "report.html").page
         if failure is not None:  # the tables hold what there is
             raise failure
+    trained = any("epochs" in result["protocol"] for result in listed)
+    common.tell_unused(options, axes["method"], trained)
     if json:
         measured = [one for result in listed for one in each_test_graph(result)]
         common.print_json({"results": measured, "table": rows, "heatmaps": str(picture), "report": str(page)})
         return
     if latex:
-        sys.stdout.write(as_latex(table))
+        sys.stdout.write((f"% {note}\n" if note else "") + as_latex(table))
         return
     console = common.console()
     if len(axes["stream"]) > 1:

@@ -130,6 +130,7 @@ def learn_command(
             print(f"note: {found}; nothing was done", file=sys.stderr)
             return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
+    common.tell_unused(options, [learner.method.name], bool(last["epochs"]))
     if (
         learner.problem.kind == "classes"
         and last["epochs"]
@@ -183,6 +184,8 @@ def info_command(
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
     for key, value in about.items():
+        if key == "training" and about["tasks"] and not any(task["epochs"] for task in about["tasks"]):
+            value = "one pass over each task, without epochs"
         if key not in ("tasks", "card"):
             table.add_row(key.replace("_", " "), _shown(value))
     for key, value in card_lines(about):

@@ -60,7 +60,8 @@ def predict_command(
 ) -> None:
     """Write the most probable class of every example, and its probability: columns node, class, probability.
 
-    Where examples have several labels or numbers, there is a column for each instead.
+    Graphs have a column graph in place of node; links have link, source and target. Where examples have several labels
+    or numbers, there is a column for each in place of class and probability.
     """
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
@@ -76,7 +77,7 @@ def predict_command(
             device,
             check=None if ignore_labels else _check_labels,
             predict=lambda learner, data, rows: _predicted(learner, data, rows, classes, None, uncalibrated),
-            as_bytes=lambda prediction: _as_parquet(_columns(prediction, all_classes), pyarrow),
+            as_bytes=lambda prediction: _as_parquet(_columns(prediction, "node", all_classes), pyarrow),
         )
         return
     if launched() > 1:
@@ -89,7 +90,7 @@ def predict_command(
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
     prediction = _predicted(learner, data, parse_nodes(nodes), classes, unknown, uncalibrated)
-    columns = _columns(prediction, all_classes)
+    columns = _columns(prediction, data.level, all_classes)
     if parquet is None:
         text = _as_csv(columns)
         sys.stdout.write(text) if out is None else write_atomically(out, text)
@@ -131,15 +132,17 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
         )
 
 
-def _columns(prediction: Prediction, all_classes: bool) -> dict[str, list[Any]]:
-    """The table, column by column."""
-    examples = prediction.nodes.tolist() if prediction.names is None else prediction.names
+def _columns(prediction: Prediction, level: str, all_classes: bool) -> dict[str, list[Any]]:
+    """The table, column by column; `level` says what an example is."""
+    columns = {level: prediction.nodes.tolist() if prediction.names is None else prediction.names}
+    if prediction.ends is not None:
+        columns |= dict(zip(("source", "target"), prediction.ends.T.tolist()))
     if prediction.columns is not None:  # several labels or numbers: a column for each
         values = prediction.probabilities.T.tolist()
-        return {"example": examples} | {str(name): values[i] for i, name in enumerate(prediction.columns)}
+        return columns | {str(name): values[i] for i, name in enumerate(prediction.columns)}
     mixed = len({type(name) for name in prediction.labels}) > 1
     labels = [str(name) for name in prediction.labels] if mixed else prediction.labels
-    columns = {"node": examples, "class": labels, "probability": prediction.probabilities.tolist()}
+    columns |= {"class": labels, "probability": prediction.probabilities.tolist()}
     if prediction.strangeness is not None and prediction.unknown is not None:
         columns |= {"strangeness": prediction.strangeness.tolist()}
         columns |= {"unknown": ["yes" if aside else "no" for aside in prediction.unknown.tolist()]}

@@ -63,6 +63,7 @@ def run_command(
         download_once(spec, options["data_root"])
         result = run_one(spec, place, options)
         heatmaps([result], place / "heatmap.png")
+    common.tell_unused(options, [method], "epochs" in result["protocol"])
     if json:
         common.print_json(result)
         return
@@ -121,9 +122,10 @@ def run_all(
     for key, spec in specs.items():
         try:
             results[key] = run_one(spec, folder / key, options)
-            on_result(results)
         except Exception as error:
             errors[key] = error
+        else:
+            on_result(results)  # what it raises, a full disk say, is no cell's failure
     write_tracebacks(errors, folder)
     return all_or_error(results, errors, folder)
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label
-from evergraph.experiments.method_table import ABOUT, MethodTable, cell_text
+from evergraph.experiments.method_table import MethodTable, cell_text, legend
 from evergraph.experiments.plots import describe_metric
 from evergraph.experiments.result_file import each_test_graph
 
@@ -43,17 +43,27 @@ def result_table(results: list[dict[str, Any]]) -> Group:
     rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
     by = f" by {protocol['by']}" if "by" in protocol else ""
     about = f"{protocol['tasks']} tasks, {protocol['scenario']}{by}, "
-    pieces = f" of pieces of {protocol['pieces']}" if "pieces" in protocol else ""
-    caption = (
-        f"label scope {protocol['label_scope']}, loss {protocol['reduction']}, {protocol['epochs']} epochs{pieces}, "
-        f"lr {protocol['lr']:g}, seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
-    )
-    return _tables(rows, about, caption)
+    seeds = f"seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
+    return _tables(rows, about, ", ".join([*_training(results), seeds]))
+
+
+def _training(results: list[dict[str, Any]]) -> list[str]:
+    """How networks were trained, all values of each setting; nothing of methods that train no epochs."""
+    trained = [result["protocol"] for result in results if "epochs" in result["protocol"]]
+    if not trained:
+        return []
+    pieces = f" of pieces of {trained[0]['pieces']}" if "pieces" in trained[0] else ""
+    texts = {"label_scope": "label scope {}", "reduction": "loss {}", "epochs": f"{{}} epochs{pieces}", "lr": "lr {}"}
+    values = {key: sorted({own[key] for own in trained}) for key in texts}
+    return [
+        text.format(" or ".join(f"{value:g}" if key == "lr" else str(value) for value in values[key]))
+        for key, text in texts.items()
+    ]
 
 
 def methods_and_streams(table: MethodTable) -> Table:
     """One row per method, one column per stream; the best of each marked, and those within noise of it."""
-    shown = Table(caption=f"AP in percent. {ABOUT}", caption_justify="left")
+    shown = Table(caption=f"AP in percent. {legend(table)}", caption_justify="left")
     shown.add_column("method", no_wrap=True)
     for column in table.columns:
         shown.add_column(column, justify="right")

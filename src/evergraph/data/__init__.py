@@ -5,7 +5,7 @@ from evergraph.data.attributes import Attribute
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
-from evergraph.data.examples import make_graphs, make_links, with_links
+from evergraph.data.examples import link_ends, make_graphs, make_links, with_links
 from evergraph.data.files import as_graph
 from evergraph.data.from_tables import from_networkx, from_tables
 from evergraph.data.graph import Graph, from_pyg, make_graph
@@ -39,6 +39,7 @@ __all__ = [
     "from_pyg",
     "from_tables",
     "leak_score",
+    "link_ends",
     "make_graph",
     "make_graphs",
     "make_links",

@@ -131,6 +131,13 @@ def with_links(graph: Graph, links: Any) -> Graph:
     return graph.altered(y=y, members=members, level="link", attributes={}, splits=None)
 
 
+def link_ends(graph: Graph, links: Tensor) -> Tensor | None:
+    """The source and the target of each of these links, `(links, 2)`; None where examples are no links."""
+    if graph.level != "link" or graph.members is None:
+        return None
+    return graph.members.indices.view(-1, 2)[links]
+
+
 def narrowed(graph: Graph, examples: Tensor, groups: Tensor | None = None) -> Graph:
     """The graph with some of its examples alone, renumbered in their order.
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05  # p-values below it are called significant
+FEWEST = 3
+"""Pairs below which nothing is said about chance: of two, a paired t-test calls even 99 and 13 alike."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
 
 
 def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The p-value of a paired difference; None with fewer than two pairs, which say nothing about chance."""
+    """The p-value of a paired difference; None with too few pairs to say anything about chance."""
     gap = paired_difference(first, second)
-    return gap.p_value if gap.pairs > 1 else None
+    return gap.p_value if gap.pairs >= FEWEST else None
 
 
 def within_noise(values: Mapping[str, Sequence[float]], best: str) -> dict[str, bool | None]:

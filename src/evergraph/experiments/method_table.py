@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from evergraph.evaluation import METRICS, SUMMARIES, mean_std, within_noise
+from evergraph.evaluation.significance import FEWEST
 from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
 from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.result_file import each_test_graph
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv
 
-ABOUT = (
-    "Mean ± standard deviation over seeds and class orders. Bold: the best of the column that keeps no old data; "
-    "†: not significantly different from it (paired t-test over runs, Holm-corrected, p ≥ 0.05). "
-    "In italics: methods that keep old nodes or graphs and so do not compete; joint training is a ceiling."
+MARKS = (
+    "Bold: the best of the column that keeps no old data; †: not significantly different from it (paired t-test over "
+    "runs, Holm-corrected, p ≥ 0.05). In italics: methods that keep old nodes or graphs and so do not compete; joint "
+    "training is a ceiling."
 )
 OLD_DATA = {"graphs", "real nodes", "real graphs", "real links"}
 """What a method keeps that is old data itself."""
@@ -53,6 +54,18 @@ class MethodTable:
     rows: dict[str, list[Entry | None]]
     apart: set[str]
     measure: str = "ap"
+
+
+def legend(table: MethodTable) -> str:
+    """What the numbers and marks of a table mean."""
+    counts = sorted({len(entry.values) for entries in table.rows.values() for entry in entries if entry is not None})
+    runs = " or ".join(map(str, counts)) + (" run" if counts == [1] else " runs")
+    few = (
+        f" Noise cannot be told from difference with fewer than {FEWEST} runs."
+        if min(counts, default=0) < FEWEST
+        else ""
+    )
+    return f"Mean ± standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}"
 
 
 def keeps_old_data(result: dict[str, Any]) -> bool:
@@ -110,7 +123,7 @@ def markdown(table: MethodTable) -> str:
         name = f"*{method}*" if method in table.apart else method
         lines.append(f"| {name} | " + " | ".join(cell_text(entry, "**", "**", "†") for entry in entries) + " |")
     title = SUMMARIES[table.measure].title
-    return "\n".join([f"{title}. {ABOUT}", "", *lines]) + "\n"
+    return "\n".join([f"{title}. {legend(table)}", "", *lines]) + "\n"
 
 
 def latex(table: MethodTable) -> str:
@@ -124,8 +137,7 @@ def latex(table: MethodTable) -> str:
         ]
         rows.append([name, *cells])
     head = [" & ".join(["Method", *map(escape, table.columns)]) + r" \\"]
-    note = "\n".join(f"% {line}" for line in [f"{SUMMARIES[table.measure].title}. {ABOUT}"])
-    return f"{note}\n{tabular('l' + 'r' * len(table.columns), head, rows)}"
+    return f"% {SUMMARIES[table.measure].title}. {legend(table)}\n{tabular('l' + 'r' * len(table.columns), head, rows)}"
 
 
 def table_as_csv(table: MethodTable) -> str:

@@ -116,6 +116,7 @@ def _result(
     """What `result.json` holds."""
     metric = spec.metric or learner.problem.metric
     access = learner.method.access_at(learner.problem.level)
+    trained = any(result["log"] for result in results)  # a closed form has no epochs, and no settings of them
 
     def tested(test_graph: str, matrices: list[Rows]) -> dict[str, Any]:
         scores = [result["leak"][test_graph] for result in results if test_graph in result.get("leak", {})]
@@ -130,7 +131,7 @@ def _result(
         "model": {"name": model_name(learner.model), **learner.model.hyperparameters()},
         "protocol": {
             **first.protocol(),
-            **spec.training.protocol(),
+            **(spec.training.protocol() if trained else {}),
             **({"pieces": spec.pieces} if spec.pieces else {}),
             "problem": learner.problem.name,
             "metric": metric,

@@ -14,6 +14,7 @@ from evergraph.models.module import ModuleModel, as_model, level_of
 from evergraph.models.random_features import RandomFeatures
 from evergraph.models.readout import Paired, Pooled, Readout
 
+from evergraph.models.mixed_features import MixedFeatures  # isort: skip
 from evergraph.models.feature_graph import FeatureGraphNetwork  # isort: skip
 from evergraph.models.prompted import PromptedGCN  # isort: skip
 from evergraph.models.prototype_network import PrototypeNetwork  # isort: skip
@@ -45,6 +46,7 @@ __all__ = [
     "GraphSAGE",
     "LayerNormGCN",
     "LayerNormGraphSAGE",
+    "MixedFeatures",
     "ModuleModel",
     "Paired",
     "Pooled",

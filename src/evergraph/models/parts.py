@@ -29,6 +29,7 @@ from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.parts import Rows
 from evergraph.errors import EvergraphError
+from evergraph.models.feature_blocks import over_others, unit_rows
 
 if TYPE_CHECKING:
     from evergraph.models.base import GraphModel
@@ -112,27 +113,27 @@ class Exchange:
         """The processes so many places further and back."""
         return (self.group.rank + turn) % self.group.size, (self.group.rank - turn) % self.group.size
 
-    def step(self, values: Tensor, balances: Sequence[float]) -> list[Tensor]:
-        """P_b H = D^(b−1) (A + I) D^(−b) H for each b, from one exchange of rows.
+    def step(self, values: Tensor, balances: Sequence[float | None]) -> list[Tensor]:
+        """P_b H = D^(b−1) (A + I) D^(−b) H for each b, and D⁻¹ A H for None, from one exchange of rows.
 
         For one b rows are scaled before they are sent; for several they are sent once, and scaled where they arrive.
         """
         alone = len(balances) == 1
-        before = self.degree ** -balances[0] if alone else None
+        before = self.degree ** -balances[0] if alone and balances[0] is not None else None
         arriving = () if alone else self._arriving(self.degree, None)
         degrees = {piece.turn: rows.clone() for _, piece, rows in arriving if piece.turn}
-        totals = [values * self.degree**-balance for balance in balances]
+        totals = [torch.zeros_like(values) if b is None else values * self.degree**-b for b in balances]
         for columns, piece, rows in self._arriving(values, before):
             for balance, total in zip(balances, totals):
-                if not piece.turn:  # the first to be added: the sums are the scaled rows themselves so far
-                    dense = self.board.show(total[:, columns], rows)
+                if not piece.turn:  # the first to be added: but for None, the sums are the scaled rows so far
+                    dense = self.board.show((values if balance is None else total)[:, columns], rows)
                 else:
-                    dense = rows if alone else rows * degrees[piece.turn] ** -balance
+                    dense = rows if alone or balance is None else rows * degrees[piece.turn] ** -balance
                 piece.add_product(dense, total[:, columns])
                 del dense
         for balance, total in zip(balances, totals):
             if balance != 1:
-                total *= self.degree ** (balance - 1)
+                total *= over_others(self.degree) if balance is None else self.degree ** (balance - 1)
         return totals
 
     def _arriving(self, values: Tensor, scale: Tensor | None) -> Iterator[tuple[slice, Piece, Tensor]]:
@@ -240,16 +241,14 @@ class PartNeighbourhoods(Neighbourhoods):
 
 
 @torch.no_grad()
-def propagated(graph: Graph, inputs: list[tuple[int, float]], dtype: torch.dtype) -> list[Features]:
-    """P_b^k X̂ for each pair (k, b): what is propagated before it is projected, since both are linear."""
-    from evergraph.models.random_features import unit_rows
-
+def propagated(graph: Graph, inputs: list[tuple[int, float | None]], dtype: torch.dtype) -> list[Features]:
+    """P_b^k X̂ for each pair (k, b), None for `others`: propagated before it is projected, since both are linear."""
     key = f"propagated {dtype} {inputs}"
     if key not in graph.cache:
         x = unit_rows(graph.x.to(dtype))
         rows = graph.rows or Rows([0, graph.num_nodes], ALONE, "", lambda: graph.adjacency)
         exchange = Exchange(rows.edges(), rows, dtype, x.size(1))
-        found: dict[tuple[int, float], Features] = {pair: x for pair in inputs if not pair[0]}
+        found: dict[tuple[int, float | None], Features] = {pair: x for pair in inputs if not pair[0]}
         deepest = {balance: max(depth for depth, other in inputs if other == balance) for _, balance in inputs}
         balances = [balance for balance, depth in deepest.items() if depth]
         firsts = exchange.step(as_dense(x), balances) if balances else []

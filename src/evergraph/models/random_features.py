@@ -7,7 +7,9 @@ matrix of the features, the same at every θ. It is the case in which learning t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,16 +17,24 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import capability
 from evergraph.core.recording import linear
-from evergraph.core.settings import PositiveInt
-from evergraph.core.sparse import Features, SparseMatrix, take_rows, with_column, with_ones, with_self_loops
+from evergraph.core.settings import NonNegativeInt, PositiveInt
+from evergraph.core.sparse import (
+    Features,
+    SparseMatrix,
+    take_rows,
+    with_column,
+    with_ones,
+    with_self_loops,
+)
 from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
+from evergraph.models.block_steps import Steps, WordsWithin, column, first_rows, without_degrees
+from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
 from evergraph.models.score_pieces import Piece, arriving, reach_of
 
-Block = tuple[int, float]
-BLOCKS: tuple[Block, ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
+BLOCKS: tuple[tuple[Any, ...], ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
 AT_HAND = 2**31  # bytes of features that may be computed for a whole graph at once
 READS = ("forward", "logits", "operator", "inputs", "features")  # what the head's features rest on
 
@@ -34,58 +44,86 @@ _projections: WeakKeyDictionary[GraphModel, tuple[int, Tensor]] = WeakKeyDiction
 
 @MODELS.register(name="random-features")
 class RandomFeatures(GraphModel):
-    """Blocks of random features, each seen through several steps of propagation, under a linear head.
+    """Blocks of fixed features, each seen through several steps of propagation, under a linear head.
 
     Block (k, b) is ReLU(P_b^k X̂ W) with its rows scaled to length one before the ReLU: X̂ are the features with
     rows of length one, W random Gaussian, and P_b = D^(b−1) (A + I) D^(−b): b = ½ is GCN's normalization, b = 1
-    divides each neighbour's message by that neighbour's degree, b = 0 takes the mean.
+    divides each neighbour's message by that neighbour's degree, b = 0 takes the mean. Block (k, "others") takes the
+    mean over the neighbours without the node itself. A block with a third word, "linear", is P^k X̂ itself, rows of
+    length one, exactly or, where X has more columns than `linear_width`, hashed (`Hashing`).
 
     Args:
-        hidden: number of random features, all blocks together.
-        blocks: pairs (k, b).
+        hidden: number of random features, all random blocks together.
+        blocks: pairs (k, b), or triples (k, b, "linear").
+        linear_width: columns of a linear block at most; 0 for as many as the features have.
+        kept: which of the blocks there are by now; empty for all. A method that leaves blocks behind drops them.
     """
 
     reads_edge_weights = True
 
-    def __init__(self, hidden: PositiveInt = 5120, blocks: Sequence[Sequence[float]] = BLOCKS) -> None:
+    def __init__(
+        self,
+        hidden: PositiveInt = 5120,
+        blocks: Sequence[Sequence[Any]] = BLOCKS,
+        linear_width: NonNegativeInt = 0,
+        kept: Sequence[bool] = (),
+    ) -> None:
         super().__init__()
-        self.hidden = hidden
-        try:
-            self.blocks: list[Block] = [(int(depth), float(balance)) for depth, balance in blocks]
-        except (TypeError, ValueError):
-            raise EvergraphError(
-                f"random features: blocks={blocks!r} is not a list of pairs (depth, balance)"
-            ) from None
-        if not self.blocks or hidden < len(self.blocks):
-            raise EvergraphError(f"random features: hidden={hidden} is too narrow for {len(self.blocks)} blocks")
-        self.block_width = hidden // len(self.blocks)
+        self.hidden, self.linear_width = hidden, linear_width
+        self.all_blocks: list[Block] = parse_blocks(blocks)
+        self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
+        num_random = sum(not block.linear for block in self.all_blocks)
+        if not self.all_blocks or hidden < num_random:
+            raise EvergraphError(f"random features: hidden={hidden} is too narrow for {num_random} blocks")
+        if len(self.kept) != len(self.all_blocks) or not any(self.kept):
+            raise EvergraphError(f"random features: kept={list(kept)} does not say which of the blocks to keep")
+        self.block_width = hidden // max(num_random, 1)
         self.projection_seed: Tensor
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks that there are."""
+        return [block for block, keep in zip(self.all_blocks, self.kept) if keep]
 
     @capability(rests_on=READS)
     def of_width(self, width: int) -> RandomFeatures:
-        """A model with fewer or more features of the same kinds; training changes none of them."""
-        return RandomFeatures(width, self.blocks)
+        """A model with fewer or more random features of the same kinds; training changes none of them."""
+        return RandomFeatures(width, [block.written() for block in self.all_blocks], self.linear_width, self.kept)
 
     def hyperparameters(self) -> dict[str, object]:
         """Constructor arguments that make an equal model."""
-        return {"hidden": self.hidden, "blocks": [list(block) for block in self.blocks]}
+        settings: dict[str, object] = {"hidden": self.hidden, "blocks": [block.written() for block in self.all_blocks]}
+        if self.linear_width:
+            settings["linear_width"] = self.linear_width
+        return settings if all(self.kept) else {**settings, "kept": list(self.kept)}
 
     @property
     def num_hops(self) -> int:
         """How far the deepest block looks."""
-        return max(depth for depth, _ in self.blocks)
+        return max(block.depth for block in self.blocks)
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Draw the projection; the head starts at zero."""
         self.in_channels, self.out_channels = in_channels, out_channels
         self.register_buffer("projection_seed", torch.zeros((), dtype=torch.long))
-        self.head = nn.Parameter(torch.zeros(self.block_width * len(self.blocks) + 1, out_channels))
+        self.head = nn.Parameter(torch.zeros(sum(self.widths()) + 1, out_channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """A new projection and an empty head."""
         self.projection_seed.fill_(int(torch.randint(2**31, (1,))))
         nn.init.zeros_(self.head)
+
+    @property
+    def hashing(self) -> Hashing:
+        """How linear blocks are sketched, if they are."""
+        assert self.in_channels is not None
+        seed = int(self.projection_seed) if hasattr(self, "projection_seed") else 0
+        return Hashing.within(self.in_channels, self.linear_width or self.in_channels, seed)
+
+    def widths(self) -> list[int]:
+        """The number of features of each block that there is."""
+        return [self.hashing.width if block.linear else self.block_width for block in self.blocks]
 
     @property
     def projection(self) -> Tensor:
@@ -95,7 +133,7 @@ class RandomFeatures(GraphModel):
         drawn_seed, drawn = _projections.get(self, (None, self.head))
         if drawn_seed != seed:
             generator = torch.Generator().manual_seed(seed)
-            shape = (self.in_channels, self.block_width * len(self.blocks))
+            shape = (self.in_channels, self.block_width * sum(not block.linear for block in self.all_blocks))
             drawn = torch.randn(shape, generator=generator) * self.in_channels**-0.5
         drawn = drawn.to(self.head.device, self.head.dtype)
         _projections[self] = (seed, drawn)
@@ -123,20 +161,14 @@ class RandomFeatures(GraphModel):
     @capability(rests_on=("operator", "inputs", "graph_features"))
     def input_key(self) -> str:
         """The features depend on the projection too."""
-        return f"random features {self.hidden} {self.blocks} {self.in_channels} {int(self.projection_seed)}"
+        return f"random features {self.hyperparameters()} {self.in_channels} {int(self.projection_seed)}"
 
     @capability(rests_on=READS)
     def graph_features(self, x: Features, operator: SparseMatrix) -> Tensor:
         """The features of all nodes of a graph, with a column of ones."""
         degree = operator.row_sums().unsqueeze(1)
-        projection = self.projection.to(x.device)
-        parts = []
-        for depth, balance, columns in self._blocks():
-            h = unit_rows(x) @ projection[:, columns]
-            for _ in range(depth):
-                h = degree ** (balance - 1) * (operator @ (degree**-balance * h))
-            parts.append(self._activate(h))
-        return with_ones(torch.cat(parts, dim=1))
+        nodes, hops = operator.num_rows, self.num_hops
+        return self._side_by_side(unit_rows(x), degree, [operator] * hops, [nodes] * (hops + 1))
 
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
@@ -145,17 +177,35 @@ class RandomFeatures(GraphModel):
             assert isinstance(batch.x, Tensor)
             return batch.x
         assert self.in_channels is not None
-        degree = column(batch.x, self.in_channels)
-        parts = []
-        for depth, balance, columns in self._blocks():
-            weight = torch.cat([self.projection[:, columns], self.projection.new_zeros(1, self.block_width)])
-            h = (batch.x @ weight)[: batch.sizes[depth]]
-            for step in range(depth, 0, -1):
-                operator = batch.operator.top(batch.sizes[step - 1], batch.sizes[step])
-                h = degree[: operator.num_columns] ** -balance * h
-                h = degree[: operator.num_rows] ** (balance - 1) * (operator @ h)
-            parts.append(self._activate(h))
-        return with_ones(torch.cat(parts, dim=1))
+        degree, sizes = column(batch.x, self.in_channels), batch.sizes
+        operators = [batch.operator.top(near, far) for near, far in itertools.pairwise(sizes)]
+        return self._side_by_side(batch.x, degree, operators, sizes)
+
+    def _side_by_side(
+        self, x: Features, degree: Tensor, operators: Sequence[SparseMatrix], sizes: Sequence[int]
+    ) -> Tensor:
+        """Every block's features at the first `sizes[0]` nodes, and a column of ones.
+
+        `sizes[k]` nodes lie within k steps, and `operators[k]` goes from those within k + 1 steps to those within k. X
+        may have one more column, of degrees.
+        """
+        projection = self.projection.to(x.device)
+        extra = x.size(1) - projection.size(0)
+        steps = Steps(degree, operators, sizes)
+        words = WordsWithin(without_degrees(x, projection.size(0)), steps)
+        found = projection.new_empty(sizes[0], sum(self.widths()) + 1)
+        *parts, ones = found.split([*self.widths(), 1], dim=1)
+        ones.fill_(1)
+        for block, columns, part in zip(self.blocks, self._projected_columns(), parts):
+            if block.linear:
+                torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), (self._energy / 2) ** 0.5, out=part)
+                continue
+            weight = torch.nn.functional.pad(projection[:, columns], (0, 0, 0, extra))
+            h = first_rows(x, sizes[block.depth]) @ weight
+            for near in reversed(range(block.depth)):
+                h = steps.of(block, near) @ h
+            self._activate(h, part)
+        return found
 
     @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
     def propagates_once(self, graph: Graph) -> bool:
@@ -164,24 +214,32 @@ class RandomFeatures(GraphModel):
         dense = not isinstance(graph.x, SparseMatrix) and graph.joining is None and graph.members is None
         if not dense or column * self.head.size(0) <= AT_HAND:
             return False
-        return column * graph.num_features * sum(depth > 0 for depth, _ in self.propagated_inputs()) <= AT_HAND
+        propagated = {(depth, balance) for depth, balance in self.propagated_inputs() if depth}
+        return column * graph.num_features * len(propagated) <= AT_HAND
 
     @capability(rests_on=READS)
-    def propagated_inputs(self) -> list[Block]:
-        """(k, b) of each block: its features are those of P_b^k X̂, row by row."""
-        return list(self.blocks)
+    def propagated_inputs(self) -> list[tuple[int, float | None]]:
+        """(k, b) of each block, with None for `others`: its features are those of P_b^k X̂, row by row."""
+        return [(block.depth, block.balance) for block in self.blocks]
 
     @capability(rests_on=READS)
     def features_from(self, propagated: Sequence[Features]) -> Tensor:
         """The features of some nodes, with a column of ones, from their rows of P_b^k X̂ for each block (k, b)."""
-        pairs = zip(propagated, self._blocks())
-        return with_ones(torch.cat([self._activate(x @ self.projection[:, columns]) for x, (*_, columns) in pairs], 1))
+        rows = zip(propagated, self.blocks, self._projected_columns())
+        return with_ones(torch.cat([self._seen(block, h, columns) for h, block, columns in rows], dim=1))
+
+    def _seen(self, block: Block, h: Features, columns: slice) -> Tensor:
+        """A block's features from rows of P^k X̂."""
+        if block.linear:
+            return self.hashing.apply(unit_rows(h)) * (self._energy / 2) ** 0.5
+        return self._activate(h @ self.projection[:, columns], None)
 
     @capability(rests_on=READS)
     def feature_blocks(self) -> tuple[list[int], Tensor]:
         """The depth of each block, and the block of each feature; -1 for the column of ones."""
-        block = torch.arange(len(self.blocks)).repeat_interleave(self.block_width)
-        return [depth for depth, _ in self.blocks], torch.cat([block, block.new_full((1,), -1)])
+        widths = torch.tensor(self.widths())
+        block = torch.arange(len(self.blocks)).repeat_interleave(widths)
+        return [block.depth for block in self.blocks], torch.cat([block, block.new_full((1,), -1)])
 
     @capability(rests_on=(*READS, "graph_features"))
     def score_pieces(
@@ -194,23 +252,74 @@ class RandomFeatures(GraphModel):
         """
         x, operator, weights = x.to("cpu"), operator.to("cpu"), weights.detach().cpu().double()
         projection, pieces = self.projection.cpu().double(), []
-        for depth, balance, columns in self._blocks():
-            nodes, reach = reach_of(operator, node, depth, balance)
+        parts = weights[:-1].split(self.widths())
+        for block, columns, own in zip(self.blocks, self._projected_columns(), parts):
+            nodes, reach = reach_of(operator, node, block)
             rows = unit_rows(take_rows(x, nodes).to(torch.float64))
-            h = arriving(rows, reach) @ projection[:, columns]
-            scale = (self.block_width / len(self.blocks)) ** 0.5 / float(h.norm().clamp(min=1e-9))
-            pull = projection[:, columns] @ ((h > 0) * weights[columns]) * scale
-            pieces.append(Piece(depth, nodes, reach, rows, pull))
+            h = arriving(rows, reach)
+            if block.linear:
+                place, sign = self.hashing.map()
+                pull = own[place] * sign * (self._energy / 2) ** 0.5 / float(h.norm().clamp(min=1e-12))
+            else:
+                h = h @ projection[:, columns]
+                pull = projection[:, columns] @ ((h > 0) * own) * self._energy**0.5 / float(h.norm().clamp(min=1e-9))
+            pieces.append(Piece(block.depth, nodes, reach, rows, pull))
         return float(weights[-1]), pieces
 
-    def _blocks(self) -> list[tuple[int, float, slice]]:
-        width = self.block_width
-        return [(k, b, slice(i * width, (i + 1) * width)) for i, (k, b) in enumerate(self.blocks)]
+    @capability(rests_on=READS)
+    def lay_out(self, kept: Sequence[bool], linear_width: int) -> None:
+        """Take up a layout of blocks, with an empty head."""
+        self.kept, self.linear_width = [bool(keep) for keep in kept], linear_width
+        self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
-    def _activate(self, h: Tensor) -> Tensor:
-        """Rows of length one, ReLU, and a scale that gives all features together a mean square near one half."""
-        length = h.norm(dim=1, keepdim=True).clamp(min=1e-9)
-        return h.relu() / length * (self.block_width / len(self.blocks)) ** 0.5
+    @capability(rests_on=READS)
+    def feature_layout(self) -> Layout:
+        """How its features fall into blocks."""
+        return Layout(tuple(self.all_blocks), tuple(self.kept), tuple(self.widths()), self.hashing.width)
+
+    @capability(rests_on=READS)
+    def narrow(self, keep: Sequence[bool], linear_width: int) -> Callable[[Tensor, int], Tensor]:
+        """Drop blocks and narrow the linear ones; returns what takes sums over features to the new features.
+
+        That function folds a tensor along one of its dimensions, which holds the features.
+        """
+        before, hashing = self.widths(), self.hashing
+        left = iter(keep)
+        self.kept = [was and next(left) for was in self.kept]
+        self.linear_width = linear_width
+        linear = [block.linear for block, kept in zip(self.all_blocks, self.kept) if kept]
+        narrower = self.hashing
+
+        def fold(sums: Tensor, dim: int) -> Tensor:
+            *parts, ones = sums.split([*before, 1], dim)
+            parts = [part for part, kept in zip(parts, keep) if kept]
+            same = hashing.width == narrower.width
+            parts = [
+                hashing.fold(narrower, part, dim) if words and not same else part for part, words in zip(parts, linear)
+            ]
+            return torch.cat([*parts, ones], dim)
+
+        self.head = nn.Parameter(fold(self.head.detach(), 0))
+        return fold
+
+    def _projected_columns(self) -> list[slice]:
+        """The columns of the projection that each block reads; a linear one reads none."""
+        width, starts = self.block_width, itertools.count(0, self.block_width)
+        every = [slice(0) if block.linear else slice(start := next(starts), start + width) for block in self.all_blocks]
+        return [columns for columns, keep in zip(every, self.kept) if keep]
+
+    @property
+    def _energy(self) -> float:
+        """Twice the mean square length of a random block's rows."""
+        return self.block_width / max(sum(not block.linear for block in self.all_blocks), 1) or 1.0
+
+    def _activate(self, h: Tensor, out: Tensor | None) -> Tensor:
+        """Rows of length one, ReLU, and a scale that gives all random features together a mean square near one half.
+
+        `h` is overwritten.
+        """
+        scale = self._energy**0.5 / h.norm(dim=1, keepdim=True).clamp(min=1e-9)
+        return torch.mul(h.relu_(), scale, out=out)
 
     @capability(rests_on=("forward", "logits"))
     def output_weight(self) -> Tensor:
@@ -220,20 +329,3 @@ class RandomFeatures(GraphModel):
     def logits(self, batch: Batch) -> Tensor:
         """The head's scores."""
         return linear(self.features(batch), self.head)
-
-
-def unit_rows(x: Features) -> Features:
-    """X with rows of length one; empty rows stay empty."""
-    if not isinstance(x, SparseMatrix):
-        return x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    length = x.with_values(x.values.square()).row_sums().sqrt().clamp(min=1e-12)
-    return x.with_values(x.values / length[x.row_of_entry()])
-
-
-def column(x: Features, number: int) -> Tensor:
-    """One column of a feature matrix, `(rows, 1)`."""
-    if not isinstance(x, SparseMatrix):
-        return x[:, number : number + 1]
-    unit = torch.zeros(x.num_columns, 1, dtype=x.dtype, device=x.device)
-    unit[number] = 1
-    return x @ unit

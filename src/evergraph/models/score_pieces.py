@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.models.feature_blocks import Block
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,20 @@ def arriving(rows: Features, reach: Tensor) -> Tensor:
     return total.index_add_(0, rows.indices, rows.values * reach[rows.row_of_entry()])
 
 
-def reach_of(operator: SparseMatrix, node: int, depth: int, balance: float) -> tuple[Tensor, Tensor]:
-    """Row `node` of (D^(b−1) (A + I) D^(−b))^depth: the nodes it reads, and how much of each."""
+def reach_of(operator: SparseMatrix, node: int, block: Block) -> tuple[Tensor, Tensor]:
+    """Row `node` of P^depth, with P the block's step over A + I: the nodes it reads, and how much of each."""
     degree = operator.row_sums().double()
     nodes, amounts = torch.tensor([node]), torch.ones(1, dtype=torch.float64)
-    for _ in range(depth):
+    for _ in range(block.depth):
         rows = operator.rows(nodes)
-        row, found = rows.row_of_entry(), rows.indices
-        flow = amounts[row] * degree[nodes[row]] ** (balance - 1) * rows.values.double() * degree[found] ** -balance
-        nodes, place = torch.unique(found, return_inverse=True)
-        amounts = torch.zeros(nodes.numel(), dtype=torch.float64).index_add_(0, place, flow)
+        place, found = rows.row_of_entry(), rows.indices
+        target = nodes[place]
+        if block.balance is not None:
+            flow = degree[target] ** (block.balance - 1) * rows.values.double() * degree[found] ** -block.balance
+        else:  # the mean of the others: A + I without the node itself
+            others = (degree[target] - 1).clamp(min=0)
+            flow = (rows.values.double() - (found == target).double()) / others.clamp(min=1e-6)
+            flow = torch.where(others > 1e-6, flow, torch.zeros_like(flow))
+        nodes, position = torch.unique(found, return_inverse=True)
+        amounts = torch.zeros(nodes.numel(), dtype=torch.float64).index_add_(0, position, amounts[place] * flow)
     return nodes, amounts

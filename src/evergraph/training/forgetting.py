@@ -78,11 +78,8 @@ def forget(
 
 
 def _same_features(learner: Learner, number: int) -> bool:
-    """Whether features and the form of the sums are those of before a task; before the first one they are made anew."""
-    if not number:
-        return True
-    record, rows = learner.records[number], bool(getattr(learner.method, "factor_", None))
-    return record["layout"] == learner.model.hyperparameters() and bool(record["before"].get("task_rows_")) == rows
+    """Whether features are those of before a task; before the first one they are made anew."""
+    return not number or bool(learner.records[number]["layout"] == learner.model.hyperparameters())
 
 
 def _forgetting(learner: Learner) -> Forgetting:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.finite import is_prediction
-from evergraph.data import ClassName, Graph, Task, as_graph, with_links
+from evergraph.data import ClassName, Graph, Task, as_graph, link_ends, with_links
 from evergraph.errors import DivergedError, EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.methods import View
@@ -32,6 +32,7 @@ class Prediction:
         probabilities: of each class; with several labels, a column for each; with numbers, the numbers, a column each.
         columns: what the columns are called, where there are columns.
         names: the ids of the examples, where their graph has any.
+        ends: the two nodes of each link, source and target, where the examples are links.
         classes: the classes chosen from; `table` has a column for each.
         table: the probability of each of them, a row per example.
         strangeness: how strange each looks, from 0; where unknown classes were asked for.
@@ -43,6 +44,7 @@ class Prediction:
     probabilities: Tensor
     columns: list[ClassName] | None = None
     names: list[Any] | None = None
+    ends: Tensor | None = None
     classes: list[ClassName] | None = None
     table: Tensor | None = None
     strangeness: Tensor | None = None
@@ -72,7 +74,11 @@ def predict(
     labels, probabilities = learner.problem.read(found, units, names)
     ids = example_ids(graph)
     prediction = Prediction(
-        chosen, labels, probabilities, names=None if ids is None else [ids[i] for i in chosen.tolist()]
+        chosen,
+        labels,
+        probabilities,
+        names=None if ids is None else [ids[i] for i in chosen.tolist()],
+        ends=link_ends(graph, chosen),
     )
     if learner.problem.kind != "classes":
         prediction.columns = names

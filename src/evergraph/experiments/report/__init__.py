@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from evergraph.core.settings import checked
+from evergraph.core.settings import checked, settings_of
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import mean_std
 from evergraph.experiments.comparison import settings_apart
@@ -24,6 +24,7 @@ from evergraph.experiments.plots import FIGURES, common_metric, draw, value_limi
 from evergraph.experiments.report.answer import answers
 from evergraph.experiments.report.collect import find_runs, flat, read_runs, summary_titles
 from evergraph.persistence.files import make_folder, write_atomically
+from evergraph.training import Training
 from evergraph.version import __version__
 
 SCRIPTS = ("base.js", "chart.js", "answer.js", "table.js", "heatmap.js", "figures.js", "cost.js", "page.js")
@@ -72,8 +73,11 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
     shared = ("stream", "seeds", "protocol.", "model.")  # what runs must share for their methods to be comparable
     differ = [key for key in keys if len({own.get(key) for own in settings}) > 1]
     unlike = [key for key in differ if key.startswith(shared)]
-    if "model.name" in unlike:  # different models have different settings: name only those that all of them have
-        unlike = [key for key in unlike if not key.startswith("model.") or all(key in own for own in settings)]
+    # different models have different settings, and a closed form none of training: name only those that all runs have
+    own_ones = {f"protocol.{key}" for key in settings_of(Training)}
+    if "model.name" in unlike:
+        own_ones |= {key for key in unlike if key.startswith("model.")}
+    unlike = [key for key in unlike if key not in own_ones or all(key in own for own in settings)]
     return {
         "title": " and ".join(dict.fromkeys(run["stream"] for run in runs)),
         "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),

@@ -15,7 +15,7 @@ function answerCard(found) {
   fact("keeps", known(run.kept_bytes) ? showBytes(run.kept_bytes) : null);
   const called = (number) => (DATA.answers.length > 1 ? RUNS[number].method : RUNS[number].label);
   const names = found.tied.map(called);
-  const noise = found.rivals < 2 ? "" : !found.told ? "Too few seeds to tell noise from difference: run at least two. "
+  const noise = found.rivals < 2 ? "" : !found.told ? "Too few seeds to tell noise from difference: run at least three. "
     : names.length ? `Within noise of it: ${names.join(", ")}. ` : "No other method is within noise of it. ";
   const top = found.ceiling === null ? "" : `Ceiling, trained on all old data: ${called(found.ceiling)}, ` +
     `${plusMinus(RUNS[found.ceiling], AP)}${unitOf(run)}.`;
@@ -42,7 +42,9 @@ function drawAnswers() {
       : html("span", { class: cell.best ? "best" : null },
         show(cell.mean, DIGITS) + (cell.runs > 1 ? " ± " + show(cell.std, DIGITS) : "") +
         (cell.tied && !cell.best ? " †" : ""))))));
+  const tied = rows.some(({ cells }) => cells.some((cell) => cell?.tied && !cell.best));
   find("streams-table").append(html("div", { class: "scroll" }, html("table", { class: "stacked" },
     html("caption", { class: "unseen" }, "Methods and streams"), html("thead", {}, head), html("tbody", {}, body))),
-    html("p", { class: "quiet" }, `${TITLES[AP]}. ★ best of the column without old data; † within noise of it.`));
+    html("p", { class: "quiet" },
+      `${TITLES[AP]}. ★ best of the column without old data${tied ? "; † within noise of it" : ""}.`));
 }

@@ -17,14 +17,14 @@ from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, View
-from evergraph.methods.closed_form.block_prediction import BlockPrediction
+from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
 from evergraph.methods.closed_form.drift import follow_drift
-from evergraph.methods.closed_form.familiarity import evenly, strangeness
+from evergraph.methods.closed_form.familiarity import dense_rows, evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, solve
+from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, among, solve
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -132,7 +132,7 @@ class Analytic(Method):
         model, vote = context.model, None
         trained = self._choose(context)
         if self._in_blocks(context.problem, model) and context.count(context.task.val):
-            self._choose_smoothing(context, trained)
+            self._count_smoothing(context, trained, self.smoothing_)
             vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
             self._choose_voting(context, trained, vote)
         self.conclude(model)
@@ -140,7 +140,7 @@ class Analytic(Method):
 
     def conclude(self, model: GraphModel) -> None:
         """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
-        self.smooths_ = self.smoothing_[0] - self.smoothing_[1] > 2 * sum(self.smoothing_) ** 0.5
+        self.smooths_ = clearly_more(self.smoothing_)
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     def write(self, problem: Problem, model: GraphModel) -> None:
@@ -151,7 +151,11 @@ class Analytic(Method):
         final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
         if in_blocks:
             self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
+            self._write_elsewhere(model)
         head.copy_(final)
+
+    def _write_elsewhere(self, model: GraphModel) -> None:
+        """Write a head of its own for graphs with edges between tasks: none here."""
 
     def _choose(self, context: Context) -> Tensor:
         """Count the hits of every ridge; the head that training nodes alone make with the chosen one."""
@@ -171,8 +175,10 @@ class Analytic(Method):
 
     def _add(self, context: Context) -> None:
         """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
-        if context.batcher.y.dim() > 1:
-            self._add_columns(context)
+        if context.batcher.y.dim() > 1:  # rows of labels or numbers
+            check_targets(context, len(self.class_sizes_))
+            self._accumulate(context, None)
+            self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
             return
         self.add_to_sums(context, self._sizes(context))
         self._learn_units(context)
@@ -202,13 +208,16 @@ class Analytic(Method):
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
         """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
+        self._accumulate(context, sign * self._weights(sizes))
+
+    def _accumulate(self, context: Context, weights: Tensor | None) -> None:
+        """Add a task's examples to the sums, by the weight of their class if they have one."""
         features, head = linear_head(context.model)
-        weights = self._weights(sizes)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
         for part in BOTH:
-            nodes = getattr(context.task, part).to(weights.device)
+            examples = getattr(context.task, part).to(context.device)
             before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(context, features, head, nodes, sign * weights, before, exact=exact)
+            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact=exact)
         self.gram_, self.cross_ = gram, cross
 
     @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
@@ -217,19 +226,6 @@ class Analytic(Method):
         if self.encoder != "frozen":
             return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
         return Forgetting(self)
-
-    def _add_columns(self, context: Context) -> None:
-        """The same where examples have rows of labels or numbers."""
-        check_targets(context, len(self.class_sizes_))
-        features, head = linear_head(context.model)
-        gram, cross = dict(self.gram_), dict(self.cross_)
-        for part in BOTH:
-            examples = getattr(context.task, part).to(context.device)
-            before = Sums(gram[part], cross[part]) if part in gram else None
-            exact = 0 < self.ridge < SMALL
-            gram[part], cross[part] = accumulate(context, features, head, examples, None, before, exact=exact)
-        self.gram_, self.cross_ = gram, cross
-        self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
 
     def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
         """Whether depths vote and edges are judged: where nodes have classes, and features fall into blocks."""
@@ -255,8 +251,8 @@ class Analytic(Method):
         hits = context.total(own).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
-    def _choose_smoothing(self, context: Context, head: Tensor) -> None:
-        """Count the nodes that smoothing puts right, and wrong; it needs more than two standard errors between them."""
+    def _count_smoothing(self, context: Context, head: Tensor, counts: list[int]) -> None:
+        """Add to `counts` the nodes that smoothing a head's predictions puts right, and wrong."""
         whole, nodes = context.batcher, context.task.val.to(context.device)
         if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
             return
@@ -265,7 +261,7 @@ class Analytic(Method):
         adjacency = context.task.graph.adjacency.to(scores.dtype).to(scores.device)
         smoothed = self._prediction(context.model).smooth(adjacency, scores)
         truth = whole.y[nodes]
-        count_changes(self.smoothing_, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
+        count_changes(counts, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
 
     def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
         """Count the nodes that the vote puts right, and wrong."""
@@ -288,16 +284,10 @@ class Analytic(Method):
         return rows_of(block_of_row, self.blocks_)
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """The sum of the head and of one head for each smaller depth."""
-        return head + self._shallow(model, ridge, parts)
-
-    def _shallow(self, model: GraphModel, ridge: float, parts: Sequence[str]) -> Tensor:
-        """The sum of one head on the blocks of each depth below the largest that the head reads."""
-        blocks = capable(model, "feature_blocks")
-        assert blocks is not None
-        depths, block_of_row = blocks()
+        """The sum of the head and of one head on the blocks of each depth below the largest that it reads."""
+        depths, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
-        total = torch.zeros_like(self.cross_["train"])
+        total = head.clone()
         for depth in sorted({depth for depth in depths if depth < deepest}):
             rows = rows_of(block_of_row, [other == depth for other in depths])
             total += self.solve([ridge], parts, rows)[0]
@@ -309,17 +299,19 @@ class Analytic(Method):
         graph_features = capable(model, "graph_features")
         assert graph_features is not None
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
+        vote = next(iter(self.vote_.values()), head)
+        smooths = self.smooths_ and self.smoothing > 0
         return BlockPrediction(
             head=head,
-            vote=next(iter(self.vote_.values()), head),
+            vote=vote,
             task_of_unit=torch.nn.functional.pad(tasks, (0, head.size(1) - tasks.numel()), value=-1),
             graph_features=graph_features,
             temperature=self.temperature,
             smoothing=self.smoothing,
             judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
-            votes=self.votes_,
-            smooths=self.smooths_ and self.smoothing > 0,
+            smooths=smooths,
             doubt=self.doubt_,
+            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0, smooths) if smooths else Way(head, 1),
         )
 
     def _learn_doubt(self, context: Context) -> None:
@@ -385,12 +377,12 @@ class Analytic(Method):
         """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
         head = linear_head(view.model)[1].detach()
-        rows = evenly(torch.arange(head.size(0))).to(head.device)
+        rows = evenly(dense_rows(view.model, head.size(0))).to(head.device)
         return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
 
     def gram_among(self, part: str, rows: Tensor) -> Tensor:
         """G of one part, among some features."""
-        return self.gram_[part][rows].index_select(1, rows)
+        return among(self.gram_[part], rows)
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))

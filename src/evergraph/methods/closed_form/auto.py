@@ -1,85 +1,301 @@
-"""`auto`: the closed-form learner with its encoder chosen by the first task, for people who just want it to work."""
+"""`auto`: the closed-form learner that chooses its features as the stream goes on, for people who want it to work."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import RIDGES, Analytic
-from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.sums import SMALL, accumulate, solve
+from evergraph.methods.closed_form.analytic import BOTH, HELD_OUT
+from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
+from evergraph.methods.closed_form.block_sets import (
+    GRID,
+    MIXED,
+    OWN,
+    PREFERRED,
+    best_ridge,
+    cheapest_near,
+    climbed,
+    first_near,
+    head_sets,
+    leader,
+    own_sets,
+    vote_sets,
+)
+from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
+from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
 from evergraph.methods.state import state
+from evergraph.models.base import GraphModel
+from evergraph.models.feature_blocks import Layout
 
-DEPTHS: tuple[tuple[int, ...], ...] = ((1, 2), (0, 1, 2), (0, 1), (1,), (0,))
-"""Sets of propagation depths to choose from; the first is taken unless another is clearly better."""
+SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
+SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
+FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 
 
 @METHODS.register
 @dataclass(repr=False)
-class Auto(Analytic):
-    """`analytic`, with the depths of propagation chosen on the first task's validation nodes.
+class Auto(BudgetedAnalytic):
+    """`analytic`, with the blocks of features that the head reads chosen while the stream goes on.
 
-    Graphs differ in how much a node's neighbours say about it: where edges mostly join nodes of one class,
-    two steps of propagation are best; where they do not, none is. Each candidate set of depths is fitted on
-    the first task's training nodes; the first candidate on the list is kept unless another puts more of the
-    validation nodes right than wrong by more than three standard errors: four others are tried, and one task's
-    classes may be easier without a graph than those to come. Everything else (ridge, smoothing, voting) is chosen
-    as `analytic` chooses it, while the stream goes on.
+    Graphs differ in how much a node's neighbours say about it and in what way: where edges mostly join nodes of one
+    class, a node is best mixed with its neighbours; elsewhere what a node says and what its neighbours say are best
+    read side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at
+    each task every set and every ridge is solved on the training nodes so far and tried on the task's validation
+    nodes. The hits are added up over the tasks, and the set and ridge with most of them are taken: at the next task
+    others may lead. Once the sums of all sets take more than an eighth of the budget, the cheapest set within a
+    standard error of the leader is kept and the other blocks are dropped for good. Graphs with edges between tasks are
+    read in a way of their own (`elsewhere`).
 
     Args:
-        ridge: as in `analytic`; 0 chooses.
+        ridge: as in `analytic`; 0 chooses, from 0.05 to 625.
         balance: as in `analytic`.
         premium: as in `analytic`.
         encoder: as in `analytic`; so are `judge_edges`, `smoothing`, `temperature` and
             `learn_validation`.
+        memory: what the sums may take, e.g. `500MB`: linear blocks are exact where they fit, else sketched.
     """
 
     name = "auto"
     family = "closed form"
-    reference = "analytic, with its encoder chosen by the first task; see docs/analytic.md"
+    reference = "analytic, with its features chosen along the stream; see docs/analytic.md"
     levels = ("node",)
     kinds = ("classes",)
+    model = "mixed-features"
 
-    depths_: list[int] = state(list)
+    set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
+    own_: str = state(str)  # the set that speaks for a node's own features in the vote
+    chosen_: str = state(str)  # the set that the head reads
+    elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
+    own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
+    own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
+    smoothing_elsewhere_: list[int] = state(lambda: [0, 0])  # as `smoothing_`, for the head `smooth`
 
     def start_task(self, context: Context) -> None:
         """Refuse a model whose features do not fall into blocks."""
-        if capable(context.model, "feature_blocks") is None:
+        if capable(context.model, "feature_layout") is None:
             raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
         super().start_task(context)
 
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
-        """At the first task choose the depths; then as `analytic`."""
-        if not self.tasks_:
-            depths, _ = capable(context.model, "feature_blocks")()  # type: ignore[misc]
-            self.depths_ = list(self._choose_depths(context))
-            self.blocks_ = [depth in self.depths_ for depth in depths]
+        """As `analytic`; then drop what is not worth its place, and whatever is still a node."""
         super().end_task(context)
+        self._drop(context)
+        self._forget_nodes()
 
-    def _choose_depths(self, context: Context) -> tuple[int, ...]:
-        """The first candidate, or the best of those that are clearly better."""
-        depths, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
-        candidates = [chosen for chosen in DEPTHS if set(chosen) <= set(depths)] or [tuple(sorted(set(depths)))]
-        if not context.count(context.task.val) or len(candidates) == 1:
-            return candidates[0]
-        features, head = linear_head(context.model)
-        own = context.batcher.y[context.own(context.train)]
-        sizes = context.total(torch.bincount(own, minlength=head.size(1))).double()
-        weights, ridge = sizes.clamp(min=1) ** -self.balance, self.ridge or RIDGES[1]
-        sums = accumulate(context, features, head, context.train, weights, None, exact=ridge < SMALL)
-        rows = [rows_of(block_of_row, [depth in chosen for depth in depths]) for chosen in candidates]
-        hits = validation_hits(context, [solve([ridge], [sums], chosen)[0] for chosen in rows])
-        clear, right = [], context.total(hits.sum(1)).tolist()
-        for number in range(1, len(candidates)):
-            changes = [0, 0]
-            count_changes(changes, hits[0], hits[number])
-            changes = context.total(torch.tensor(changes)).tolist()
-            if changes[0] - changes[1] > 3 * sum(changes) ** 0.5:
-                clear.append(number)
-        return candidates[max(clear, key=lambda number: right[number], default=0)]
+    def _sets(self, model: GraphModel) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
+        """The sets that a head and the voice of own features may read, among the blocks that there are."""
+        layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
+        found = []
+        for sets in (head_sets(layout.blocks), own_sets(layout.blocks)):
+            live = {name: chosen for name, chosen in sets.items() if not self.set_hits_ or name in self.set_hits_}
+            found.append({name: layout.among_present(chosen) for name, chosen in live.items()})
+        return found[0], found[1]
+
+    def _choose(self, context: Context) -> Tensor:
+        """Count the hits of every set and ridge; the training nodes' head of the set and the ridge with most."""
+        _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
+        for_head, for_own = self._sets(context.model)
+        for name, blocks in {**for_own, **for_head}.items():
+            places = self._places(name)
+            ridges = [self._ridges[place] for place in places]
+            self._count(name, places, self.hits(context, ridges, rows_of(block_of_row, blocks)))
+        validated = self.validated_ + context.count(context.task.val)
+        if self._too_much():
+            for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
+        self._lead(for_head, for_own, validated)
+        return self.solve([self.chosen_ridge()], ("train",), rows_of(block_of_row, self.blocks_))[0]
+
+    def _worth_keeping(
+        self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
+    ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
+        """One set for the head, and one for own features that reads no linear block but those of the head."""
+        sets, widths = {**for_own, **for_head}, self.block_widths_
+        cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
+        for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
+        if for_own:
+            present = capable(model, "feature_layout")().present  # type: ignore[misc]
+            free = [not block.linear or read for block, read in zip(present, *for_head.values())]
+            cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
+            for_own = _only(for_own, first_near(self.set_hits_, cheap or list(for_own), validated))
+        self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
+        return for_head, for_own
+
+    def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
+        """Take the head's set with most hits, and of those near the best for own features the first."""
+        self.chosen_ = leader(self.set_hits_, list(for_head))
+        self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
+        self.blocks_ = for_head[self.chosen_]
+
+    def conclude(self, model: GraphModel) -> None:
+        """As `analytic`; and the sets by the hits as they stand."""
+        super().conclude(model)
+        for_head, for_own = self._sets(model)
+        self._lead(for_head, for_own, self.validated_)
+        self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
+
+    @property
+    def _ridges(self) -> Sequence[float]:
+        return [self.ridge] if self.ridge else GRID
+
+    def chosen_ridge(self) -> float:
+        """The ridge with most hits of the chosen set."""
+        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
+
+    def _places(self, name: str) -> list[int]:
+        """The ridges to try: all while that is cheap; else first every other one, then the best and a neighbour.
+
+        Its two neighbours take turns from task to task.
+        """
+        every = range(len(self._ridges))
+        if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
+            return list(every)
+        if name not in self.set_hits_:
+            return list(every[1::2])
+        best = best_ridge(self.set_hits_[name])
+        return [place for place in every if place in (best, best + (1 if self.tasks_ % 2 else -1))]
+
+    def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
+        """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
+        before = self.set_hits_.get(name, [0] * len(self._ridges))
+        nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
+        self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}
+
+    # graphs with edges between tasks
+
+    def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
+        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features."""
+        return torch.stack([self._voice(model, blocks, parts) for blocks in self.voices(model)]).sum(0)
+
+    def _voice(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
+        """One head of the vote.
+
+        All have one ridge, the best of the deepest up to 1: a larger one shrinks the scores, and with them what the
+        vote can say about edges.
+        """
+        tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
+        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
+        return self.solve([self._ridges[best_ridge(tried)]], parts, rows)[0]
+
+    def voices(self, model: GraphModel) -> list[list[bool]]:
+        """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
+        return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
+
+    def _own(self, model: GraphModel) -> list[bool]:
+        """The blocks that speak for a node's own features."""
+        return self._sets(model)[1].get(self.own_, [])
+
+    def _ways(self, model: GraphModel, parts: Sequence[str], vote: Tensor) -> dict[str, Tensor]:
+        """Heads that may decide where edges join tasks."""
+        ways = {"vote": vote, MIXED: self._voice(model, self.voices(model)[0], parts)}
+        if self.own_:
+            rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+            ways[OWN] = self.solve([self._own_alone(model)[1]], parts, rows)[0]
+        return ways
+
+    def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+        """Count what tells which of the ways decides where edges join tasks.
+
+        In a task's own graph neighbours give the task away, which they do not where edges join tasks; what they say
+        about the class is what is left when the task's classes alone are to choose from.
+        """
+        ways = self._ways(context.model, ("train",), vote)
+        super()._choose_voting(context, ways[MIXED], vote)
+        self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
+        units = torch.nonzero(self._arrived(context)).reshape(-1)
+        if OWN in ways and units.numel() > 1:
+            hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
+            for way in ("vote", MIXED):
+                changes = [0, 0]
+                count_changes(changes, hits[way], hits[OWN])
+                counted = context.total(torch.tensor(changes)).tolist()
+                before = self.own_within_.get(way, [0, 0])
+                self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
+
+    def _own_alone(self, model: GraphModel) -> tuple[float, float]:
+        """What own features explain of the variance of all tasks' validation nodes, and with which ridge they do most.
+
+        All classes compete, and heads are those of the training nodes alone. It needs no node: with the validation
+        nodes' sums the squared error of a head W is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W). From the middle of the grid the
+        ridge moves for as long as more is explained.
+        """
+        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+        cross = self.cross_[BOTH[1]]
+        sizes = cross[-1]  # the last feature is one at every node
+        variance = float(sizes.sum() - sizes.square().sum() / sizes.sum().clamp(min=1e-12))
+
+        def explained(place: int) -> float:
+            head = self.solve([self._ridges[place]], BOTH[:1], rows)[0]
+            error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head, rows)
+            return 1 - error / variance if variance > 0 else 0.0
+
+        place = climbed(explained, len(self._ridges))
+        return explained(place), self._ridges[place]
+
+    def elsewhere(self) -> str:
+        """What decides where edges join tasks.
+
+        Own features, where they say something when all classes compete, and put clearly more nodes right within their
+        tasks than what is mixed with neighbours, and more than the vote. Else the vote, where own features say
+        something and it costs no more than the premium; else the head on nodes mixed with their neighbours.
+        """
+        speaks = self.own_explains_ > SPEAKS
+        right, wrong = self.own_within_.get("vote", [0, 0])
+        if speaks and right > wrong and clearly_more(self.own_within_[MIXED]):
+            return OWN
+        return "vote" if speaks and self.votes_ else MIXED
+
+    def _write_elsewhere(self, model: GraphModel) -> None:
+        """The head for graphs with edges between tasks, where it is not the vote."""
+        (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
+        learned = BOTH if self.learn_validation else BOTH[:1]
+        ways = {} if way == "vote" else self._ways(model, learned, vote)
+        self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
+
+    def _prediction(self, model: GraphModel) -> BlockPrediction:
+        """With what decides where edges join tasks."""
+        prediction, way = super()._prediction(model), self.elsewhere()
+        head = next(iter(self.elsewhere_.get(way, {}).values()), None)
+        if head is None:
+            return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
+        smooths = way == MIXED and self.smoothing > 0 and clearly_more(self.smoothing_elsewhere_)
+        judgements = 2 if way == MIXED and not smooths else 0
+        return dataclasses.replace(prediction, elsewhere=Way(head, judgements, smooths))
+
+    # what is kept
+
+    def _too_much(self) -> bool:
+        """Whether the sums of all sets take more than their share of the budget."""
+        kept = [*self.factor_.values(), *self.gram_.values()]
+        return sum(part.numel() * part.element_size() for part in kept) > SIDE_BY_SIDE * self.budget()
+
+    def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
+        """Those for graphs with edges between tasks too."""
+        super()._fold_heads(fold)
+        self.elsewhere_ = {
+            way: {name: fold(head, 0) for name, head in heads.items()} for way, heads in self.elsewhere_.items()
+        }
+
+    def _drop(self, context: Context) -> None:
+        """Drop the blocks that no set reads any more."""
+        for_head, for_own = self._sets(context.model)
+        read = [any(blocks) for blocks in zip(*for_head.values(), *for_own.values(), *self.voices(context.model))]
+        if not all(read):
+            layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
+            fold = self._narrow(context.model, read, layout.linear_width)
+            held_out = context.cache[HELD_OUT]
+            context.cache[HELD_OUT] = tuple(None if head is None else fold(head, 0) for head in held_out)
+            context.task.graph.cache.clear()  # features of blocks that are gone
+
+
+def _only(sets: dict[str, list[bool]], name: str) -> dict[str, list[bool]]:
+    """One of the sets."""
+    return {name: sets[name]}

@@ -25,6 +25,21 @@ ROUNDS = 5  # of smoothing
 FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
 
 
+class Way(NamedTuple):
+    """What decides where a graph has edges between tasks.
+
+    Args:
+        head: the head that reads the features.
+        judgements: how often edges are judged, and features computed over the weighted ones: better features judge
+            better. With 0 features are those of the graph as it stands.
+        smooths: whether the head's probabilities are mixed with the neighbours', over the weighted edges.
+    """
+
+    head: Tensor
+    judgements: int
+    smooths: bool = False
+
+
 class Reading(NamedTuple):
     """How a graph is read: scores are features @ head.
 
@@ -53,9 +68,9 @@ class BlockPrediction:
         temperature: of the softmax that makes probabilities of least-squares scores.
         smoothing: share of the neighbours' probabilities in a smoothed prediction.
         judges: whether edges are judged.
-        votes: whether the vote may decide.
-        smooths: whether predictions are smoothed.
+        smooths: whether the head's predictions are smoothed.
         doubt: share of edges within a task that are taken for others: the largest in training's graphs.
+        elsewhere: what decides where there are edges between tasks.
     """
 
     head: Tensor
@@ -65,9 +80,9 @@ class BlockPrediction:
     temperature: float
     smoothing: float
     judges: bool
-    votes: bool
     smooths: bool
     doubt: float
+    elsewhere: Way
 
     def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
@@ -79,14 +94,14 @@ class BlockPrediction:
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
         """Which head reads which features, and whether its probabilities are smoothed."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
-        foreign, edges = share > FEW + self.doubt, adjacency
-        if foreign and (self.votes or not self.smooths):
-            if self.votes:  # better features judge better: once more
-                weighted, _ = self.judge(adjacency, self.graph_features(x, with_self_loops(weighted)), joining)
+        if share <= FEW + self.doubt:
+            return Reading(self.head, features, adjacency, adjacency if self.smooths else None)
+        edges, way = adjacency, self.elsewhere
+        for judgement in range(way.judgements):
+            if judgement:
+                weighted, _ = self.judge(adjacency, features, joining)
             features, edges = self.graph_features(x, with_self_loops(weighted)), weighted
-        if foreign and self.votes:
-            return Reading(self.vote, features, edges, None)
-        return Reading(self.head, features, edges, (weighted if foreign else adjacency) if self.smooths else None)
+        return Reading(way.head, features, edges, weighted if way.smooths else None)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Softmax over the units in use."""

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.methods.base import View
-from evergraph.models.base import NODES_AT_ONCE
+from evergraph.methods.closed_form.hits import rows_of
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
 MOST_FEATURES = 1024  # of which the leverage is taken: an even choice from all of them
 DAMPING = 0.2  # of the leverage, in units of the mean diagonal entry per class
@@ -16,6 +17,14 @@ DAMPING = 0.2  # of the leverage, in units of the mean diagonal entry per class
 def evenly(rows: Tensor) -> Tensor:
     """An even choice of at most 1,024 features."""
     return rows[torch.linspace(0, rows.numel() - 1, min(rows.numel(), MOST_FEATURES)).long()]
+
+
+def dense_rows(model: GraphModel, width: int) -> Tensor:
+    """The features, of so many, that are seldom zero: random ones, where there are some."""
+    layout, blocks = capable(model, "feature_layout"), capable(model, "feature_blocks")
+    if layout is None or blocks is None or all(block.linear for block in layout().present):
+        return torch.arange(width)
+    return rows_of(blocks()[1], [not block.linear for block in layout().present])
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evergraph.methods.closed_form.analytic import Analytic
 
 ROUNDING = 1e-12  # what is left of a sum, as a share of what it was, that is nothing but rounding
-COUNTS = ("hits_", "set_hits_", "smoothing_", "voting_", "validated_")
+COUNTS = ("hits_", "set_hits_", "smoothing_", "voting_", "validated_", "own_within_", "smoothing_elsewhere_")
 """State to which every task adds what its validation nodes say."""
 
 Small = dict[str, Any]

@@ -5,6 +5,7 @@ y is one-hot where examples have classes; else their row of labels or numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context
 from evergraph.models.base import NODES_AT_ONCE
 
+PANEL = 1024  # columns of a symmetric product that are computed at once
+FEW_RUNS = 16  # of features side by side, up to which they are copied run by run
 SMALL = 0.01  # a ridge below needs products in float64
 
 
@@ -61,17 +64,42 @@ def accumulate(
         if exact:
             rows = rows.double()
         if weights is None:
-            gram += rows.T @ rows
+            gram += symmetric_product(rows, rows)
             cross[:, : batch.y.size(1)] += rows.T.double() @ batch.y.double()
             continue
         weighted = rows * weights[batch.y].unsqueeze(1).to(rows.dtype)
-        gram += weighted.T @ rows
+        gram += symmetric_product(weighted, rows)
         cross.index_add_(1, batch.y, weighted.T.double())
     if group.size > 1:
         gram, cross = group.sum([gram, cross])
         if before is not None:
             gram, cross = gram + before.gram, cross + before.cross
     return Sums(gram, cross)
+
+
+def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
+    """leftᵀ right where it is symmetric: the panels on and above the diagonal are computed, those below are copies."""
+    width = left.size(1)
+    product = left.new_empty(width, width)
+    for start in range(0, width, PANEL):
+        stop = min(start + PANEL, width)
+        torch.mm(left[:, start:stop].T, right[:, start:], out=product[start:stop, start:])
+        product[stop:, start:stop] = product[start:stop, stop:].T
+    return product
+
+
+def among(gram: Tensor, rows: Tensor) -> Tensor:
+    """A copy of G among some features, which mostly stand side by side: run by run, since a gather is slow."""
+    ends = torch.nonzero(rows.diff() != 1).reshape(-1).add(1).tolist()
+    runs = list(itertools.pairwise([0, *ends, rows.numel()]))
+    if len(runs) > FEW_RUNS:
+        rows = rows.to(gram.device)
+        return gram[rows].index_select(1, rows)
+    found, starts = gram.new_empty(rows.numel(), rows.numel()), [int(rows[first]) for first, _ in runs]
+    for (top, bottom), row in zip(runs, starts):
+        for (left, right), column in zip(runs, starts):
+            found[top:bottom, left:right] = gram[row : row + bottom - top, column : column + right - left]
+    return found
 
 
 def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = None) -> list[Tensor]:
@@ -81,9 +109,9 @@ def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = N
     """
     first = sums[0].gram
     rows = torch.arange(first.size(0), device=first.device) if rows is None else rows.to(first.device)
-    gram = first[rows].index_select(1, rows)
+    gram = among(first, rows)
     for other in sums[1:]:
-        gram += other.gram[rows].index_select(1, rows)
+        gram += among(other.gram, rows)
     cross = torch.stack([part.cross for part in sums]).sum(0)
     if not is_finite([gram, cross]):
         raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")

@@ -1,0 +1,38 @@
+"""Random and exact features side by side: what `auto` chooses from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from evergraph.core.settings import NonNegativeInt, PositiveInt
+from evergraph.models.base import MODELS
+from evergraph.models.random_features import BLOCKS, RandomFeatures
+
+MIXED: tuple[tuple[Any, ...], ...] = (
+    *BLOCKS, (1, "others"), (2, "others"), (0, 0.5, "linear"), (1, "others", "linear"), (2, "others", "linear"),
+)  # fmt: skip
+
+
+@MODELS.register(name="mixed-features")
+class MixedFeatures(RandomFeatures):
+    """`random-features` with more to choose from: neighbours apart from the node itself, and exact linear blocks.
+
+    Beside the blocks of `random-features` it has the neighbours' mean without the node itself, one and two steps away,
+    as random features, and a node's own features, that mean and that of two steps as they are.
+
+    Args:
+        hidden: number of random features, all random blocks together.
+        blocks: as in `random-features`.
+        linear_width: columns of a linear block at most; 0 for as many as the features have.
+        kept: which of the blocks there are by now; empty for all.
+    """
+
+    def __init__(
+        self,
+        hidden: PositiveInt = 7168,
+        blocks: Sequence[Sequence[Any]] = MIXED,
+        linear_width: NonNegativeInt = 0,
+        kept: Sequence[bool] = (),
+    ) -> None:
+        super().__init__(hidden, blocks, linear_width, kept)

@@ -1,0 +1,315 @@
+"""`auto`: blocks of features against their formula, factors against the Gram matrix, sums within a memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+import evergraph as eg
+from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.data.datasets.sbm import sbm
+from evergraph.data.graph import Graph
+from evergraph.methods.base import Context
+from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
+from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
+from evergraph.methods.closed_form.hits import rows_of, validation_hits
+from evergraph.methods.closed_form.sums import Sums, among, solve, symmetric_product
+from evergraph.models.base import neighbourhoods
+from evergraph.models.feature_blocks import Block, Hashing
+
+BLOCKS = ((0, 0.5, "linear"), (1, "others"), (1, "others", "linear"), (2, "others", "linear"), (2, 0.5, "linear"))
+
+
+@pytest.fixture
+def graph() -> Graph:
+    made = sbm(nodes=60, classes=6, degree=3, features=9, signal=3.0, seed=2)
+    words = torch.where(as_dense(made.x) > 0.5, as_dense(made.x), torch.zeros(()))
+    made.x = SparseMatrix.from_scipy(sp.csr_matrix(words.numpy()))
+    return made
+
+
+def built(graph: Graph, **settings: object) -> eg.RandomFeatures:
+    torch.manual_seed(3)
+    model = eg.RandomFeatures(hidden=4, blocks=BLOCKS, **settings).double()  # type: ignore[arg-type]
+    model.setup(graph.num_features, 6)
+    return model.double()
+
+
+def unit(h: Tensor) -> Tensor:
+    return h / h.norm(dim=1, keepdim=True).clamp(min=1e-12)
+
+
+def written_out(model: eg.RandomFeatures, graph: Graph) -> Tensor:
+    """Node after node: the mean over its neighbours, the words hashed one by one."""
+    x, adjacency = unit(as_dense(graph.x).double()), graph.adjacency.dense().double()
+    place, sign = model.hashing.map()
+    parts = []
+    for block in BLOCKS:
+        h = x @ model.projection if block[-1] != "linear" else x
+        for _ in range(int(block[0])):
+            if block[1] == "others":
+                rows = [h[adjacency[v] > 0].mean(0) if adjacency[v].any() else 0 * h[v] for v in range(len(h))]
+                h = torch.stack(rows)
+            else:
+                looped = adjacency + torch.eye(len(h), dtype=torch.float64)
+                scale = looped.sum(1) ** -0.5
+                h = scale[:, None] * (looped @ (scale[:, None] * h))
+        if block[-1] == "linear":
+            hashed = torch.zeros(len(h), model.hashing.width, dtype=torch.float64)
+            for word in range(h.size(1)):
+                hashed[:, place[word]] += sign[word] * unit(h)[:, word]
+            parts.append(hashed * (4 / 2) ** 0.5)
+        else:
+            parts.append(unit(h).relu() * 4**0.5)
+    return torch.cat([*parts, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
+
+
+@pytest.mark.parametrize("propagate", [True, False], ids=["whole graph", "batches"])
+@pytest.mark.parametrize("linear_width", [0, 4], ids=["exact", "hashed"])
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+def test_blocks_are_the_formula(graph: Graph, propagate: bool, linear_width: int, sparse: bool) -> None:
+    model = built(graph, linear_width=linear_width)
+    if not sparse:
+        graph.x = as_dense(graph.x)
+    nodes = torch.tensor([5, 17, 50, 3])
+    found = model.features(neighbourhoods(model, graph, propagate=propagate).batch(nodes))
+    assert torch.allclose(found, written_out(model, graph)[nodes], atol=1e-7)
+
+
+def test_dropped_and_narrowed_blocks_are_those_of_a_model_made_so(graph: Graph) -> None:
+    wide, keep = built(graph), [True, False, True, False, True]
+    rows = neighbourhoods(wide, graph).x
+    fold = wide.narrow(keep, 4)
+    narrow = built(graph, linear_width=4, kept=keep)
+    assert wide.hyperparameters() == narrow.hyperparameters()
+    expected = neighbourhoods(narrow, graph).x
+    assert torch.allclose(fold(rows, 1), expected)  # type: ignore[arg-type]
+    again = wide.narrow([True] * 3, 2)
+    assert torch.allclose(again(expected, 1), neighbourhoods(built(graph, linear_width=2, kept=keep), graph).x)
+
+
+def test_hashing_is_unbiased_with_the_error_that_it_states() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = unit(torch.randn(2, 64, generator=generator, dtype=torch.float64))
+    found = []
+    for seed in range(400):
+        hashed = Hashing.within(64, 16, seed).apply(torch.stack([x, y]))
+        found.append(float(hashed[0] @ hashed[1]))
+    error = torch.tensor(found) - float(x @ y)
+    stated = (2 / 16) ** 0.5
+    assert error.abs().mean() < stated
+    assert error.square().mean() ** 0.5 < stated
+    assert abs(error.mean()) < 3 * stated / 20  # 3 standard errors of 400
+
+
+def factor_and_sums() -> tuple[Factor, Sums, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(12, 30, generator=generator, dtype=torch.float64)
+    rows[3] = rows[5]  # a direction less
+    y, weights = torch.arange(12) % 3, torch.rand(12, generator=generator, dtype=torch.float64) + 0.1
+    weights[3] = weights[5]
+    gram, cross = torch.zeros(30, 30, dtype=torch.float64), torch.zeros(30, 3, dtype=torch.float64)
+    for row, unit_, weight in zip(rows, y, weights):
+        gram += weight * torch.outer(row, row)
+        cross[:, unit_] += weight * row
+    return weighed(rows, y, weights, 3), Sums(gram, cross), rows
+
+
+def test_a_rotated_factor_has_the_same_sums_and_no_node() -> None:
+    factor, sums, rows = factor_and_sums()
+    turned = rotated(factor)
+    assert turned.rows.size(0) == 11
+    assert torch.allclose(turned.gram(), sums.gram)
+    assert torch.allclose(turned.rows.T @ turned.targets, sums.cross)
+    product = turned.rows @ turned.rows.T
+    assert torch.allclose(product, torch.diag(product.diagonal()), atol=1e-9)
+    alike = (unit(turned.rows) @ unit(rows).T).abs()
+    assert alike.max() < 0.95
+
+
+@pytest.mark.parametrize("blocks", [[0, 1], [1], [0]])
+def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int]) -> None:
+    factor, sums, _ = factor_and_sums()
+    block_of_row = torch.tensor([0] * 10 + [1] * 19 + [-1])
+    rows = torch.nonzero(torch.isin(block_of_row, torch.tensor([*blocks, -1]))).reshape(-1)
+    kept = {
+        "train": rotated(Factor(*(part[:7] for part in factor))),
+        "val": rotated(Factor(*(part[7:] for part in factor))),
+    }
+    for found, expected in zip(
+        FactoredSums(kept, block_of_row).solve([0.3, 2.0], ("train", "val"), rows), solve([0.3, 2.0], [sums], rows)
+    ):
+        assert torch.allclose(found, expected, atol=1e-9)
+
+
+def learned(graph: Graph, memory: str, tasks: int = 3) -> eg.Learner:
+    learner = eg.Learner(eg.MixedFeatures(hidden=28), eg.Auto(memory=memory), dtype=torch.float64)
+    for task in list(eg.TaskStream(graph, 2))[:tasks]:
+        learner.learn(task)
+    return learner
+
+
+def test_both_forms_of_the_sums_give_one_head(graph: Graph) -> None:
+    factored = learned(graph, "1GB", tasks=2)
+    method = factored.method
+    assert isinstance(method, eg.Auto)
+    assert set(method.factor_) == {"train", "val"}
+    rows = torch.arange(factored.model.output_weight().size(0))
+    before = method.solve([0.5], ("train", "val"), rows)[0]
+    gram = method.gram("train")
+    method.make_dense()
+    assert torch.allclose(method.gram_["train"], gram)
+    assert torch.allclose(method.solve([0.5], ("train", "val"), rows)[0], before, atol=1e-9)
+
+
+def test_no_row_of_the_sums_is_a_node(graph: Graph) -> None:
+    learner = learned(graph, "1GB", tasks=1)
+    task = eg.TaskStream(graph, 2)[0]
+    nodes = unit(neighbourhoods(learner.model, task.graph).x)  # type: ignore[arg-type]
+    kept = unit(learner.method.factor_["train"])
+    assert (kept @ nodes.T).abs().max() < 0.999
+    assert not learner.method.fresh_
+
+
+@pytest.mark.parametrize("memory", ["40KB", "20KB"])
+def test_the_sums_stay_within_the_budget(graph: Graph, memory: str) -> None:
+    learner = learned(graph, memory)
+    method = learner.method
+    kept = [*method.factor_.values(), *method.gram_.values()]
+    assert sum(part.numel() * part.element_size() for part in kept) <= int(memory[:-2]) * 1000
+    assert learner.evaluate(eg.TaskStream(graph, 2)).ap > 30
+
+
+def test_a_budget_that_holds_nothing_is_one_line(graph: Graph) -> None:
+    with pytest.raises(eg.EvergraphError, match="cannot hold the sums"):
+        learned(graph, "1KB")
+    with pytest.raises(eg.EvergraphError, match="must be an amount"):
+        eg.Auto(memory="1%")
+
+
+@pytest.mark.parametrize("memory", ["1GB", "30KB"])
+def test_resumes_identically(graph: Graph, tmp_path: object, memory: str) -> None:
+    unbroken = learned(graph, memory, tasks=1)
+    unbroken.save(f"{tmp_path}/learner")
+    loaded = eg.Learner.load(f"{tmp_path}/learner")
+    task = eg.TaskStream(graph, 2)[1]
+    for learner in (unbroken, loaded):
+        learner.learn(task)
+    assert torch.equal(unbroken.model.output_weight(), loaded.model.output_weight())
+    assert unbroken.method.set_hits_ == loaded.method.set_hits_
+    assert unbroken.method.elsewhere() == loaded.method.elsewhere()
+
+
+def test_most_hits_lead_and_the_cheapest_near_them_is_kept() -> None:
+    counts = {"a": [50, 60, 60], "b": [90, 95, 80], "c": [93, 80, 70]}
+    assert best_ridge([0] * 7) == 2  # 1, without a validation node
+    assert leader(counts, ["a", "b", "c"]) == "b"
+    cost = {"a": 1, "b": 30, "c": 20}
+    assert cheapest_near(counts, ["a", "b", "c"], cost, validated=120) == "c"
+    assert cheapest_near({**counts, "c": [90, 80, 70]}, ["a", "b", "c"], cost, validated=96) == "b"
+
+
+def test_sets_that_are_equal_come_once() -> None:
+    sets = head_sets([Block(1), Block(0)])
+    assert sets == {"smooth": [True, False], "smooth and own": [True, True], "apart": [False, True]}
+
+
+def test_what_own_features_explain_is_the_squared_error_of_all_validation_nodes(graph: Graph) -> None:
+    learner = learned(graph, "1GB")
+    method, model = learner.method, learner.model
+    assert isinstance(method, eg.Auto)
+    _, block_of_row = model.feature_blocks()
+    rows = rows_of(block_of_row, method._own(model))
+    squares, sizes = [0.0] * len(method._ridges), torch.zeros(6, dtype=torch.float64)
+    for number, head in enumerate(method.solve(method._ridges, ("train",), rows)):
+        for task in eg.TaskStream(graph, 2):
+            features = neighbourhoods(model, task.graph).x
+            for node in task.val.tolist():
+                label = int(task.graph.y[node])
+                weight = method.class_sizes_[label] ** -method.balance
+                wanted = torch.eye(6, dtype=torch.float64)[label]
+                squares[number] += weight * float((features[node] @ head - wanted).square().sum())  # type: ignore[index]
+                sizes[label] += weight * (number == 0)
+    variance = float((sizes * (1 - sizes / sizes.sum())).sum())
+    share, ridge = method._own_alone(model)
+    assert share == method.own_explains_ == pytest.approx(1 - min(squares) / variance, abs=1e-9)
+    assert ridge == method._ridges[squares.index(min(squares))]
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [1, 4, 3, 2, 1], [1, 2, 5, 4, 0], [7]])
+def test_climbing_ends_at_the_top_of_a_single_hill(values: list[float]) -> None:
+    assert climbed(lambda place: values[place], len(values)) == values.index(max(values))
+
+
+def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
+    found = []
+
+    class Asked(eg.Auto):
+        def hits(self, context: Context, ridges: Sequence[float], rows: Tensor) -> list[int]:
+            assert self.fresh_["val"]
+            heads = self.solve(ridges, ("train",), rows)
+            found.append((super().hits(context, ridges, rows), validation_hits(context, heads).sum(1).tolist()))
+            return found[-1][0]
+
+    learner = eg.Learner(eg.MixedFeatures(hidden=140), Asked(memory="1GB"), dtype=torch.float64, device="cpu")
+    learner.fit(eg.TaskStream(graph, 2))
+    assert len(found) > 10
+    assert all(hits == naive for hits, naive in found)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 5, 6, 9], [*range(0, 80, 2)]], ids=["runs", "scattered"])
+def test_sums_among_some_features_are_those_entries(rows: list[int]) -> None:
+    gram, among_them = torch.randn(81, 81), torch.tensor(rows)
+    assert torch.equal(among(gram, among_them), gram[among_them][:, among_them])
+
+
+@pytest.mark.parametrize(
+    ("explained", "over_vote", "over_mixed", "votes", "decides"),
+    [
+        (0.3, [9, 4], [30, 5], True, "own"),
+        (0.01, [9, 4], [30, 5], True, "smooth"),
+        (0.3, [9, 4], [9, 5], True, "vote"),
+        (0.3, [4, 4], [30, 5], True, "vote"),
+        (0.3, [9, 4], [9, 5], False, "smooth"),
+    ],
+    ids=["own is clearly better", "own says nothing", "within the error", "no better than the vote", "dear vote"],
+)
+def test_what_decides_where_edges_join_tasks(
+    explained: float, over_vote: list[int], over_mixed: list[int], votes: bool, decides: str
+) -> None:
+    method = eg.Auto()
+    method.own_explains_, method.votes_ = explained, votes
+    method.own_within_ = {"vote": over_vote, "smooth": over_mixed}
+    assert method.elsewhere() == decides
+
+
+def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
+    learner = learned(graph, "1GB", tasks=2)
+    task = eg.TaskStream(graph, 2)[2]
+    found = []
+
+    class Asked(eg.Auto):
+        def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+            units = torch.nonzero(self._arrived(context)).reshape(-1)
+            among = validation_hits(context, [head, vote], units).sum(1).tolist()
+            rows = context.batcher.x[context.task.val]  # type: ignore[index]
+            for hits, weights in zip(among, (head, vote)):
+                best = [max(units.tolist(), key=lambda unit: float(row @ weights[:, unit])) for row in rows]
+                found.append((hits, sum(b == int(y) for b, y in zip(best, context.batcher.y[context.task.val]))))
+            super()._choose_voting(context, head, vote)
+
+    learner.method.__class__ = Asked
+    learner.learn(task)
+    assert len(found) == 2
+    assert all(hits == naive for hits, naive in found)
+
+
+@pytest.mark.parametrize("width", [3, 1024, 2100])
+def test_a_symmetric_product_is_the_product(width: int) -> None:
+    rows = torch.randn(4, width, dtype=torch.float64)
+    weighted = rows * torch.rand(4, 1, dtype=torch.float64)
+    assert torch.allclose(symmetric_product(weighted, rows), weighted.T @ rows)
