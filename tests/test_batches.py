@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import evergraph as eg
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Neighbourhoods
 from evergraph.data.datasets.sbm import sbm
 from evergraph.models.gcn import gcn_operator
@@ -19,7 +20,11 @@ def cut(graph: eg.Graph, num_hops: int, fan_out: tuple[int, ...] | None = None, 
     return Neighbourhoods(graph.x.double(), operator, graph.y, num_hops, fan_out)
 
 
-def test_batches_hold_exactly_the_nodes_within_reach(graph: eg.Graph) -> None:
+@pytest.mark.parametrize("marked", [0, 1000])  # neighbours met are sorted, or marked
+def test_batches_hold_exactly_the_nodes_within_reach(
+    graph: eg.Graph, marked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergraph.data.batching.MARKED", marked)
     seeds = torch.tensor([17, 3, 99])
     batch = cut(graph, 3).batch(seeds)
     assert batch.nodes[:3].tolist() == [17, 3, 99]
@@ -33,6 +38,15 @@ def test_batches_hold_exactly_the_nodes_within_reach(graph: eg.Graph) -> None:
     assert batch.num_hops == 3
     assert torch.equal(batch.y, graph.y[seeds])
     assert torch.equal(batch.x, graph.x.double()[batch.nodes])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_sparse_inputs_are_the_nodes_own(graph: eg.Graph, dtype: torch.dtype) -> None:
+    x = SparseMatrix.from_dense(graph.x.clamp(min=0).to(dtype))
+    batch = Neighbourhoods(x, gcn_operator(graph), graph.y, 2).batch(torch.tensor([17, 3, 99]))
+    assert isinstance(batch.x, SparseMatrix)
+    assert batch.x.dtype == dtype
+    assert torch.equal(batch.x.dense(), x.dense()[batch.nodes])
 
 
 def test_a_layers_operator_is_the_graphs_own(graph: eg.Graph) -> None:

@@ -152,11 +152,12 @@ def test_every_method_has_its_step_over_the_plain_one(monkeypatch: pytest.Monkey
     from evergraph.data.datasets.sbm import sbm
 
     stream = TaskStream(sbm(nodes=80, classes=4, degree=5, features=6, seed=0), 2)
-    monkeypatch.setattr("benchmarks.methods.alternate", lambda contenders, **more: dict.fromkeys(contenders, 2.0))
+    monkeypatch.setattr("benchmarks.methods.alternate", lambda contenders, **more: {"plain": 2.0, "method": 4.0})
     found = method_figures(stream, 0, torch.device("cpu"))
     assert set(found["steps_over_plain"]) == set(METHODS) - {"analytic", "auto"}
     assert found["steps_run_besides"]["lwf"] == "the network as it was after the last task"
-    assert "ewc" not in found["steps_run_besides"]
+    assert set(found["steps_above"]) == set(found["steps_over_plain"]) - set(found["steps_run_besides"])
+    assert "ewc" in found["steps_above"]
     steps = SecondTaskSteps(stream, make_method("curvature"), "gcn", "cpu")
     before = [value.detach().clone() for value in steps.executor.context.model.parameters()]
     assert float(steps()) > 0  # type: ignore[arg-type]
@@ -245,7 +246,11 @@ def test_targets_say_whether_they_are_met() -> None:
 
 def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.MonkeyPatch) -> None:
     figures: dict[str, Any] = {key: 1.0 for key in TARGETS if not key.startswith(("gpu", "large"))}
-    by_method = {"steps_over_plain": {"ewc": 1.25}, "steps_run_besides": {"ewc": "nothing but this"}}
+    by_method = {
+        "steps_over_plain": {"ewc": 1.25, "gpm": 2.0},
+        "steps_run_besides": {"ewc": "nothing but this"},
+        "steps_above": ["gpm"],
+    }
 
     def parts(*given: object) -> object:
         found = given[-1]
@@ -266,6 +271,7 @@ def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.Monke
     assert "a small one" in plain.stdout
     assert "1.25" in plain.stdout
     assert "nothing but this" in plain.stdout
+    assert "above 1.6" in plain.stdout
     assert figure_table(told).row_count == len(figures)
 
 

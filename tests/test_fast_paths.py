@@ -1,5 +1,6 @@
 """Every shortcut against the plain way, in float64 where arithmetic is compared, and on whole runs."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -29,10 +30,10 @@ from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods import make_method
 from evergraph.methods.base import Context, Method
-from evergraph.models.base import stays_sparse
+from evergraph.models.base import GraphModel, stays_sparse
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
-from evergraph.training.executors import AheadExecutor, CapturedExecutor, WholeBatchExecutor
+from evergraph.training.executors import AheadExecutor, CapturedExecutor, PlainExecutor, WholeBatchExecutor
 from evergraph.training.executors.captured import cut_rows, padded_batch, rounded_up
 from evergraph.training.executors.cuda_graphs import can_capture, cuda_graph_of
 from evergraph.training.loop import make_optimizer, train_step
@@ -491,6 +492,100 @@ def test_a_seed_s_results_do_not_depend_on_the_shortcuts(name: str, kind: str) -
     (found, accuracies), (plain, plain_accuracies) = trained(*FAST_PATHS), trained()
     assert accuracies == plain_accuracies
     assert all(relative(found[key], plain[key]) < 2e-5 for key in plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "model"),
+    [
+        ("queue-curvature", {"queue_size": 5, "strength": 1.0}, GCN(hidden=7, propagate_inputs=False)),
+        ("queue-curvature", {"queue_size": 5, "strength": 1.0}, GCN(hidden=7, num_layers=3)),
+        ("queue-curvature+ewc", {}, GCN(hidden=7)),
+        ("batch-curvature+queue-curvature", {}, GCN(hidden=7)),
+        ("gpm", {}, GCN(hidden=7, propagate_inputs=False)),
+        ("gpm", {"head": "tasks"}, GCN(hidden=7, propagate_inputs=True)),
+        ("gpm+ewc", {}, GCN(hidden=7)),
+        ("ncl", {"rank": 4}, GCN(hidden=7, propagate_inputs=False)),
+        ("er-gnn+gpm", {}, GCN(hidden=7)),
+        ("hpn", {"threshold": 0.3}, eg.PrototypeNetwork(dim=3, capacity=30)),
+        ("hpn", {"threshold": 0.3, "extractors": "first-task"}, eg.PrototypeNetwork(dim=3, capacity=30)),
+    ],
+)
+@pytest.mark.parametrize("batch_size", [0, 9])
+def test_structure_changes_nothing_in_float64(
+    name: str, settings: dict[str, object], model: GraphModel, batch_size: int
+) -> None:
+    stream = TaskStream(sparse_graph(), 2)
+
+    def trained(*names: str) -> dict[str, Tensor]:
+        with fast_paths(*names):
+            method = make_method(name, settings)
+            learner = eg.Learner(
+                copy.deepcopy(model), method, epochs=3, batch_size=batch_size, dtype=torch.float64, device="cpu"
+            )
+            return copy_params(learner.fit(stream).model)
+
+    found, plain = trained("structure"), trained()
+    assert all(relative(found[key], plain[key]) < 1e-10 for key in plain if plain[key].norm())
+
+
+class Twice(GCN):
+    """A model whose first weight reaches the outputs in another way too."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        return super().logits(batch) + self.weights[0].sum()
+
+
+@pytest.mark.parametrize("name", ["gpm", "queue-curvature"])
+def test_a_model_of_one_s_own_is_differentiated_as_a_whole(name: str) -> None:
+    stream = TaskStream(sparse_graph(), 2)
+
+    def trained(*names: str) -> dict[str, Tensor]:
+        with fast_paths(*names):
+            learner = eg.Learner(Twice(hidden=7), name, epochs=2, batch_size=9, dtype=torch.float64, device="cpu")
+            return copy_params(learner.fit(stream).model)
+
+    found, plain = trained("structure"), trained()
+    assert all(relative(found[key], plain[key]) < 1e-10 for key in plain)
+
+
+def test_a_step_s_own_products_serve_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_asked_for(*_: object) -> None:
+        raise AssertionError("the queue's nodes were read in a batch of their own")
+
+    monkeypatch.setattr("evergraph.methods.online_curvature.queue.pull", not_asked_for)
+    stream, method = TaskStream(sparse_graph(), 2), make_method("queue-curvature", {"queue_size": 5})
+    eg.Learner(GCN(hidden=7), method, epochs=2, batch_size=9, device="cpu").fit(stream)
+    context = context_of(sparse_graph(), past=1)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    context.batch_size = 9
+    assert AheadExecutor.suits(context, Method())
+    assert not AheadExecutor.suits(context, method)  # the step before decides what its batch shall hold
+
+
+def test_a_batch_may_hold_further_examples() -> None:
+    context = context_of(sparse_graph())
+    method = eg.Compose(Reads([3, 5, 5]), Method(), Reads([60, 1]))
+    context.method, seeds = method, torch.tensor([5, 2, 7])
+    executor = PlainExecutor(context, lambda batch: batch.y)
+    batch = executor.cut(seeds)
+    assert batch.nodes[: batch.num_seeds].tolist() == [5, 2, 7, 1, 3, 60]
+    assert batch.num_examples == 3
+    assert torch.equal(batch.y, context.batcher.y[seeds])
+    assert relative(context.model(batch), context.model(context.batcher.batch(seeds))) < 1e-14
+    context.method = Method()
+    assert executor.cut(seeds).chosen is None
+
+
+class Reads(Method):
+    """A method that reads some nodes at every step."""
+
+    name = "reads"
+
+    def __init__(self, nodes: list[int]) -> None:
+        self.nodes = torch.tensor(nodes)
+
+    def further_examples(self, context: Context) -> Tensor:
+        return self.nodes
 
 
 def test_propagating_inputs_is_decided_by_what_a_batch_reads() -> None:

@@ -151,7 +151,12 @@ def step_table(figures: dict[str, Any]) -> Table:
     for method in figures[columns[0]]:
         ratios = [f"{figures[name][method]:.2f}" for name in columns]
         eager = figures.get("gpu_steps_eager", {}).get(method)
-        more = [besides.get(method, ""), f"on the GPU {eager}" if eager else ""]
+        above = [column for column in columns if method in figures.get(column.replace("over_plain", "above"), ())]
+        more = [
+            besides.get(method, ""),
+            f"above {bound}, with nothing besides" if above else "",
+            f"on the GPU {eager}" if eager else "",
+        ]
         table.add_row(method, *ratios, "; ".join(filter(None, more)))
     return table
 

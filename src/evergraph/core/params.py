@@ -53,3 +53,15 @@ class Displacement(Mapping[str, Tensor]):
         long as the anchors do.
         """
         return self.count, self.total[name]
+
+
+class FirstLayerDisplacement(Displacement):
+    """The same, for a method that reads the first hidden layer's tangent alone (`Step.layers`).
+
+    A model that knows this may carry it no further; the outputs' tangent is then zero.
+    """
+
+    @capability(rests_on=("__getitem__",))
+    def first_layer_alone(self) -> bool:
+        """Whether nobody reads the outputs' tangent."""
+        return True

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from evergraph.core.params import Direction
 from evergraph.core.sparse import Features
 
 
@@ -42,14 +43,28 @@ def recording() -> bool:
     return _products is not None
 
 
-_layers: list[Tensor] | None = None
+class Layer(NamedTuple):
+    """What a hidden layer has put out, before activation.
+
+    Args:
+        out: its output.
+        direction: along which the pass carried a tangent; None for none.
+        tangent: the output's.
+    """
+
+    out: Tensor
+    direction: Direction | None = None
+    tangent: Tensor | None = None
+
+
+_layers: list[Layer] | None = None
 
 
 @contextmanager
-def noted_layers(wanted: bool = True) -> Iterator[list[Tensor]]:
-    """Within it, a forward pass leaves what its hidden layers put out, before activation, in the list, where wanted."""
+def noted_layers(wanted: bool = True) -> Iterator[list[Layer]]:
+    """Within it, a forward pass leaves what its hidden layers put out in the list, where wanted."""
     global _layers
-    found: list[Tensor] = []
+    found: list[Layer] = []
     before, _layers = _layers, found if wanted else None
     try:
         yield found
@@ -57,10 +72,10 @@ def noted_layers(wanted: bool = True) -> Iterator[list[Tensor]]:
         _layers = before
 
 
-def noted(hidden: Tensor) -> Tensor:
+def noted(hidden: Tensor, direction: Direction | None = None, tangent: Tensor | None = None) -> Tensor:
     """What a hidden layer has put out, noted where somebody wants to know."""
     if _layers is not None:
-        _layers.append(hidden)
+        _layers.append(Layer(hidden, direction, tangent))
     return hidden
 
 

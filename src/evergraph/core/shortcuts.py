@@ -2,7 +2,9 @@
 
 - `bags`: float32 products with a sparse matrix on a CPU run as embedding bags (FBGEMM's kernels).
 - `anchors`: the first layer at the anchors, which stand still during a task, is computed once per task.
-- `structure`: Fisher diagonals of a two-layer GCN from its equations instead of one gradient per node.
+- `structure`: what follows from a model's equations: Fisher diagonals of a two-layer GCN without a gradient per node,
+  gradients in a queue as factors, products with the first layer's gradient from what reaches that layer, atoms of a
+  prototype network that stand still.
 - `capture`: training steps on a GPU are recorded once as a CUDA graph and replayed.
 - `sparse`: very sparse inputs stay sparse on a GPU, where the model multiplies them as they are, and the sparse
   matrices of a step that is repeated have a kernel of their own (`evergraph.core.row_pieces`).

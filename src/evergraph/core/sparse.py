@@ -237,34 +237,38 @@ class SparseMatrix:
         )  # fmt: skip
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        product: Tensor = _SparseProduct.apply(dense, self)
+        product: Tensor = _SparseProduct.apply(dense, self, None)
         return product
 
 
 class _SparseProduct(torch.autograd.Function):
-    """Y = A W for constant sparse A. Linear, so the tangent is A Ẇ and the cotangent Aᵀ G."""
+    """Y = A W for constant sparse A. Linear, so the tangent is A Ẇ and the cotangent Aᵀ G.
+
+    `flipped` is Aᵀ where it is known already: a backward pass through a backward pass multiplies by A once more.
+    """
 
     @staticmethod
-    def forward(dense: Tensor, matrix: SparseMatrix) -> Tensor:
+    def forward(dense: Tensor, matrix: SparseMatrix, flipped: SparseMatrix | None) -> Tensor:
         return matrix.multiply(dense)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, SparseMatrix], output: Tensor) -> None:
-        ctx.matrix = inputs[1]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, SparseMatrix, SparseMatrix | None], output: Tensor) -> None:
+        _, ctx.matrix, ctx.flipped = inputs
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        return ctx.matrix.t() @ cotangents[0], None
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, None, None]:
+        flipped = ctx.matrix.t() if ctx.flipped is None else ctx.flipped
+        return _SparseProduct.apply(cotangents[0], flipped, ctx.matrix), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        return ctx.matrix @ tangents[0]
+    def jvp(ctx: Any, *tangents: Tensor) -> Any:
+        return _SparseProduct.apply(tangents[0], ctx.matrix, ctx.flipped)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], dense: Tensor, matrix: SparseMatrix) -> Any:
+    def vmap(info: Any, in_dims: tuple[int, None, None], dense: Tensor, matrix: SparseMatrix, flipped: Any) -> Any:
         # a batch of dense factors stands side by side in the columns of one
         stacked = dense.movedim(in_dims[0], 1)  # (columns of A, batch, columns of W)
-        product = matrix @ stacked.flatten(1)
+        product = _SparseProduct.apply(stacked.flatten(1), matrix, flipped)
         return product.unflatten(1, stacked.shape[1:]), 1
 
 

@@ -57,9 +57,8 @@ class _AnchoredProduct(torch.autograd.Function):
     def forward(
         weight: Tensor, total: Tensor, at_total: Tensor, matrix: Features, count: int, operator: Features | None
     ) -> tuple[Tensor, Tensor]:
-        moved = product(matrix, torch.sub(total, weight, alpha=count)).neg_()  # −D in one pass over the weights
-        if operator is not None:
-            moved = product(operator, moved)
+        moved = product(matrix, torch.sub(total, weight, alpha=count))  # −D in one pass over the weights
+        moved = (moved if operator is None else product(operator, moved)).neg_()
         return (at_total + moved).div_(count), moved
 
     @staticmethod

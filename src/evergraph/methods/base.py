@@ -65,7 +65,8 @@ class Method(metaclass=Checked):
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
     besides: ClassVar[str] = ""
-    """What its steps run by definition besides one pass of the model over the batch: another network, another graph."""
+    """What its steps run by definition besides one pass of the model over the batch: another network or graph, or the
+    same network once more. Whatever else a step does has to be cheap: `evergraph bench` names methods that are not."""
     reads_layers: ClassVar[bool] = False
     """Whether its steps read what the model's hidden layers put out (`Step.layers`)."""
     step_state: ClassVar[tuple[str, ...]] = ()
@@ -94,6 +95,14 @@ class Method(metaclass=Checked):
     def epochs(self, context: Context, planned: int) -> int:
         """How many epochs the loop shall train this task; `planned` is what the configuration says."""
         return planned
+
+    def further_examples(self, context: Context) -> Tensor | None:
+        """Examples of the task that the next step's batch shall hold besides its own, for a method that reads them.
+
+        They take no part in the loss; `step.layers` has what hidden layers put out at them too. None where no step of
+        the task asks for any.
+        """
+        return None
 
     # within a step
 

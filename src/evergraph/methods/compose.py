@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer, No, capability, capable
@@ -104,6 +105,11 @@ class Compose(Method):
         for method in self.methods:
             planned = method.epochs(context, planned)
         return planned
+
+    def further_examples(self, context: Context) -> Tensor | None:
+        """Those of all parts."""
+        asked = [more for method in self.methods if (more := method.further_examples(context)) is not None]
+        return torch.cat(asked) if asked else None
 
     def directions(self, context: Context) -> list[Direction]:
         """All directions, one method after another."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, Params, named_params
+from evergraph.core.recording import Layer
 from evergraph.core.workers import ALONE, workers
 from evergraph.data.arrays import ClassName
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -118,7 +119,7 @@ class Step:
     logits: Tensor
     loss: Tensor
     tangents: list[Tensor] = field(default_factory=list)
-    layers: list[Tensor] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
 
     @property
     def model(self) -> GraphModel:

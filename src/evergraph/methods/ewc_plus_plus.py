@@ -32,7 +32,7 @@ class EWCPlusPlus(Quadratic):
 
     name = "ewc++"
     family = "Fisher, diagonal"
-    besides = "a backward pass of its own, for the Fisher diagonal"
+    besides = "the network backwards a second time, for the Fisher diagonal"
     reference = "Chaudhry et al.: Riemannian Walk for Incremental Learning, ECCV 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 

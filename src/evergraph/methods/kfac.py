@@ -41,7 +41,6 @@ class KFAC(KroneckerMemory):
 
     name = "kfac"
     family = "Fisher, Kronecker"
-    besides = "products with a square matrix as wide as each layer's input, unless a rank is set"
     reference = "Ritter, Botev and Barber: Online Structured Laplace Approximations, NeurIPS 2018"
     search_space = search_over(strength=(1e-1, 1e10))
 

@@ -10,7 +10,7 @@ from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative, Positive
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step, search_over
-from evergraph.methods.quadratic import Quadratic
+from evergraph.methods.quadratic import Quadratic, in_pieces
 from evergraph.methods.state import state
 
 
@@ -53,8 +53,9 @@ class SI(Quadratic):
     def after_step(self, step: Step) -> None:
         """ω ← ω − g · δθ."""
         for name, gradient in self._gradient.items():
-            moved = step.context.params[name].detach() - self._before[name]
-            self.path_[name].addcmul_(gradient, moved, value=-1.0)
+            now = step.context.params[name].detach()
+            for path, of_loss, after, before in in_pieces(self.path_[name], gradient, now, self._before[name]):
+                path.addcmul_(of_loss, after - before, value=-1.0)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

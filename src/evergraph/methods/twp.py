@@ -49,7 +49,7 @@ class TWP(Quadratic):
 
     name = "twp"
     family = "importance, topology"
-    besides = "a backward pass through the gradient"
+    besides = "the network a second time, forwards and backwards, for the gradient of its gradient's norm"
     reference = "Liu, Yang and Wang: Overcoming Catastrophic Forgetting in Graph Neural Networks, AAAI 2021"
     levels = ("node",)
     search_space = search_over(task_weight=(1e-2, 1e8), topology_weight=(1e-2, 1e8))
@@ -90,7 +90,7 @@ class TWP(Quadratic):
             return None
         params = list(step.model.parameters())
         grads = torch.autograd.grad(step.loss, params, create_graph=True, allow_unused=True)
-        norm = torch.stack([grad.abs().sum() for grad in grads if grad is not None]).sum()
+        norm = torch.stack([torch.linalg.vector_norm(grad, 1) for grad in grads if grad is not None]).sum()
         return self.strength * self.sparsity * norm
 
     @capability(rests_on=STEP_HOOKS)

@@ -63,10 +63,10 @@ def fixed_rows(batch: Batch, weight: Tensor, number: int, *, propagate: bool) ->
     assert batch.source is not None
     product = fixed_product(batch.source, weight, propagate=propagate)
     if product is None or not batch.lasting:
-        return None if product is None else product[batch.nodes[:number]]
+        return None if product is None else product.index_select(0, batch.nodes[:number])
     kept = _products[batch.source]
     if kept.rows is None or kept.nodes is not batch.nodes:
-        kept.rows, kept.nodes = product[batch.nodes[:number]], batch.nodes
+        kept.rows, kept.nodes = product.index_select(0, batch.nodes[:number]), batch.nodes
     return kept.rows
 
 

@@ -113,16 +113,16 @@ class GCN(StackedWeights):
 
     def logits(self, batch: Batch) -> Tensor:
         """The layer equations, from the batch's outermost nodes inwards."""
-        hidden: Features = batch.x
+        weight, propagated = self.weights[0], self.num_layers > batch.num_hops
+        hidden = linear(batch.x, weight) if propagated else convolve(batch.layer(0), batch.x, weight)
+        return self.after_first_layer(batch, hidden)
+
+    @capability(rests_on=OUTPUTS)
+    def after_first_layer(self, batch: Batch, hidden: Tensor) -> Tensor:
+        """Logits of the seeds from the first layer's output."""
         skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
-        for number, weight in enumerate(self.weights):
-            if number:
-                assert isinstance(hidden, Tensor)
-                hidden = with_ones(self.activate(noted(hidden), number))
-            hidden = (
-                linear(hidden, weight) if number < skipped else convolve(batch.layer(number - skipped), hidden, weight)
-            )
-        assert isinstance(hidden, Tensor)
+        for number, weight in enumerate(list(self.weights)[1:], start=1):
+            hidden = convolve(batch.layer(number - skipped), with_ones(self.activate(noted(hidden), number)), weight)
         return hidden
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
@@ -176,10 +176,14 @@ class GCN(StackedWeights):
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
         """Logits and their tangent along `direction`: each sparse product serves both at once."""
         hidden, moved = self._first_layer(batch, direction)
+        if capable(direction, "first_layer_alone") is not None and self.num_layers > 1:
+            outputs = self.after_first_layer(batch, noted(hidden, direction, moved))
+            return outputs, torch.zeros_like(outputs)
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
+            hidden = noted(hidden, direction, moved)
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
-            hidden = with_ones(F.relu(noted(hidden)))
+            hidden = with_ones(F.relu(hidden))
             operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
             first = _propagate_first(operator, weight)
             if first:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, No, capability
-from evergraph.core.recording import linear
+from evergraph.core.recording import linear, noted
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix, with_ones
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.models.base import MODELS, Form, GraphModel
+from evergraph.models.held_atoms import LARGEST, HeldAtoms, Match, nearest
 from evergraph.models.sage import mean_operator
 from evergraph.models.weights import draw, grown_with_bias
 
 LEVELS = ("atom", "node", "class")
 HOPS = 2
-_made: WeakKeyDictionary[Batch, tuple[Tensor, list[Tensor], list[Tensor]]] = WeakKeyDictionary()
 
 
 @MODELS.register(name="prototype-network")
@@ -50,6 +48,7 @@ class PrototypeNetwork(GraphModel):
         self.dim, self.capacity = dim, capacity
         self.node_extractors, self.structure_extractors = node_extractors, structure_extractors
         self.established: Tensor
+        self.held: HeldAtoms | None = None
 
     @property
     def num_atoms(self) -> int:
@@ -106,16 +105,51 @@ class PrototypeNetwork(GraphModel):
 
     def atoms(self, batch: Batch) -> Tensor:
         """The atoms of each seed, of length one: `(seeds, atoms, dim)`."""
+        if (held := self._held_for(batch)) is not None:
+            return held.atoms[batch.nodes[: batch.sizes[0]]]
         seeds, near = batch.sizes[0], batch.sizes[1]
         own, around = (batch.x @ self.own)[:seeds], batch.x @ self.around
         one = batch.layer(1) @ around[:near]
         two = batch.layer(1) @ (batch.layer(0) @ around)
-        return F.normalize(torch.cat([own, one, two], dim=1).view(seeds, self.num_atoms, self.dim), dim=-1)
+        return self._as_atoms(own, one, two)
+
+    def _as_atoms(self, *parts: Tensor) -> Tensor:
+        return F.normalize(torch.cat(parts, dim=1).unflatten(1, (self.num_atoms, self.dim)), dim=-1)
+
+    @torch.no_grad()
+    def hold(self, batcher: Neighbourhoods, count: int) -> None:
+        """The extractors and the first atom prototypes stand still while batches of a graph are trained on.
+
+        What follows is computed here, for all its nodes, unless that takes too much memory or neighbours are sampled.
+        """
+        self.held = None
+        width = self.num_atoms * self.dim
+        if batcher.fan_out is not None or batcher.operator.num_rows * width * self.own.element_size() > LARGEST:
+            return
+        around = batcher.operator @ (batcher.x @ self.around)
+        atoms = self._as_atoms(batcher.x @ self.own, around, batcher.operator @ around)
+        match = nearest(atoms, F.normalize(self.prototypes[0][:count], dim=1)) if count else None
+        self.held = HeldAtoms(batcher, atoms, match)
+
+    def let_go(self) -> None:
+        """Nothing stands still any more."""
+        self.held = None
+
+    def _held_for(self, batch: Batch) -> HeldAtoms | None:
+        return self.held if self.training and self.held is not None and self.held.source is batch.source else None
+
+    def held_match(self, batch: Batch) -> Match | None:
+        """What the atoms of each seed match among the prototypes that stand still; None where that is not known."""
+        held = self._held_for(batch)
+        return None if held is None or held.match is None else held.match.of(batch.nodes[: batch.sizes[0]])
 
     @capability(rests_on=("forward", "logits", "atoms", "match", "above"))
-    def levels(self, atoms: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """From atoms to the embeddings of all three levels, and what they match: `(examples, vectors, dim)` each."""
-        embeddings, matched = [atoms], [self.match(0, atoms)]
+    def levels(self, atoms: Tensor, known: Match | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """From atoms to the embeddings of all three levels, and what they match: `(examples, vectors, dim)` each.
+
+        `known` is what the atoms match among the first prototypes.
+        """
+        embeddings, matched = [atoms], [self.match(0, atoms, known)]
         for level in (1, 2):
             embeddings.append(self.above(level, matched[-1]))
             matched.append(self.match(level, embeddings[-1]))
@@ -126,30 +160,31 @@ class PrototypeNetwork(GraphModel):
         weight = (self.to_node, self.to_class)[level - 1]
         return F.normalize(with_ones(below.flatten(1)) @ weight, dim=-1).unsqueeze(1)
 
-    def seen(self, batch: Batch) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The atoms of a batch and what `levels` makes of them; what a training pass over it has just made, once."""
-        if (made := _made.pop(batch, None)) is not None:
-            return made
-        atoms = self.atoms(batch)
-        return atoms, *self.levels(atoms)
-
-    def match(self, level: int, embeddings: Tensor) -> Tensor:
+    def match(self, level: int, embeddings: Tensor, known: Match | None = None) -> Tensor:
         """The prototype nearest to each embedding, of length one; the embedding itself where there is none."""
-        known = self.known(level)
-        return known[self.nearest(level, embeddings)] if known.size(0) else embeddings
+        found = self.nearest(level, embeddings, known)
+        if found is None:
+            return embeddings
+        chosen = self.prototypes[level].index_select(0, found.prototype.flatten()).view_as(embeddings)
+        return F.normalize(chosen, dim=-1)
 
-    def known(self, level: int) -> Tensor:
-        """The prototypes of a level, of length one."""
-        return F.normalize(self.prototypes[level][: int(self.established[level])], dim=1)
+    def known(self, level: int, start: int = 0) -> Tensor:
+        """The prototypes of a level, of length one, from number `start` on."""
+        return F.normalize(self.prototypes[level][start : int(self.established[level])], dim=1)
 
-    def nearest(self, level: int, embeddings: Tensor) -> Tensor:
-        """The number of the prototype with the largest cosine."""
-        return (embeddings.detach() @ self.known(level).detach().T).argmax(-1)
+    def nearest(self, level: int, embeddings: Tensor, known: Match | None = None) -> Match | None:
+        """The prototypes with the largest cosines; None where there are none.
+
+        `known` is what is nearest among the first ones: the others alone are compared.
+        """
+        rest = self.known(level, known.among if known is not None else 0).detach()
+        if known is not None:
+            return known.or_nearer(embeddings.detach(), rest)
+        return nearest(embeddings.detach(), rest) if rest.size(0) else None
 
     def logits(self, batch: Batch) -> Tensor:
-        """The head on all that was matched."""
-        atoms = self.atoms(batch)
-        embeddings, matched = self.levels(atoms)
-        if self.training:
-            _made[batch] = (atoms, embeddings, matched)
+        """The head on all that was matched. What it notes are the embeddings of all levels, then what they match."""
+        embeddings, matched = self.levels(self.atoms(batch), self.held_match(batch))
+        for level in (*embeddings, *matched):
+            noted(level)
         return linear(with_ones(torch.cat([level.flatten(1) for level in matched], dim=1)), self.head)

@@ -12,12 +12,14 @@ from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.settings import BelowOne, Bounds, NonNegative
+from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import with_ones
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, View, search_over
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
+from evergraph.models.held_atoms import Match
 from evergraph.models.prototype_network import LEVELS, PrototypeNetwork
 
 
@@ -50,12 +52,12 @@ class HPN(Method):
 
     name = "hpn"
     family = "prototypes"
-    besides = "a pass that matches embeddings with prototypes"
     reference = "Zhang, Song and Tao: Hierarchical Prototype Networks for Continual Graph Representation, TPAMI 2022"
     access = Access(keeps=("prototypes",), old_labels=True)
     levels = ("node",)
     kinds = ("classes",)
     model = "prototype-network"
+    reads_layers = True
     training = MappingProxyType({"weight_decay": 0.0, "lr": 0.01})
     search_space = search_over(threshold=(0.05, 0.5), distance=(0.01, 10.0), diversity=(1e-3, 1.0))
     hold = ()
@@ -83,12 +85,21 @@ class HPN(Method):
     def penalty(self, step: Step) -> Tensor:
         """The embeddings' own cross entropy, their distance to prototypes, and the extractors' likeness."""
         model = network(step.model)
-        atoms, embeddings, matched = model.seen(step.batch)
-        outputs = with_ones(atoms.flatten(1)) @ model.embedding_head
+        embeddings, matched = levels_of(step)
+        outputs = with_ones(embeddings[0].flatten(1)) @ model.embedding_head
         gaps = [(one - other).square().sum(-1).mean(1) for one, other in zip(embeddings, matched)]
         per_example = step.problem.loss(outputs, step.batch.y) + self.distance * torch.stack(gaps).sum(0)
-        alike = likeness(model.own, model.node_extractors) + likeness(model.around, model.structure_extractors)
+        alike = step.context.cache.get("likeness")
+        if alike is None:
+            alike = likeness(model.own, model.node_extractors) + likeness(model.around, model.structure_extractors)
+            if not self.extractors_learn:  # then it is the same at every step
+                step.context.cache["likeness"] = alike = alike.detach()
         return step.context.reduced(per_example + self.diversity * alike)
+
+    @property
+    def extractors_learn(self) -> bool:
+        """Whether the extractors are trained on this task."""
+        return self.extractors == "first-task" and not self.tasks_
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> Answer:
@@ -98,10 +109,12 @@ class HPN(Method):
     def prepare(self, context: Context) -> None:
         """What stands still: the extractors, unless they are to learn this task, and the prototypes of earlier ones."""
         model = network(context.model)
-        learns = self.extractors == "first-task" and not self.tasks_
+        learns = self.extractors_learn
         counts = [0 if learns else len(model.own), 0 if learns else len(model.around), *self.before_]
         fixed = zip((model.own, model.around, *model.prototypes), counts)
         context.cache["fixed"] = [value.detach()[:count].clone() for value, count in fixed]
+        if not learns and fast("structure"):
+            model.hold(context.batcher, self.before_[0] if self.before_ else 0)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
@@ -111,24 +124,26 @@ class HPN(Method):
             value[: len(held)] = held
         if step.context.epoch < step.context.cache["first epoch with prototypes"]:
             return
-        embeddings = model.atoms(step.batch)
+        embeddings, known = model.atoms(step.batch), model.held_match(step.batch)
         for level in range(len(LEVELS)):  # each level sees what the one below has just become
             if level:
-                embeddings = model.above(level, model.match(level - 1, embeddings))
-            establish(model, level, embeddings.flatten(0, 1), self.threshold)
+                embeddings, known = model.above(level, model.match(level - 1, embeddings, known)), None
+            known = model.nearest(level, embeddings, known)
+            establish(model, level, embeddings.flatten(0, 1), self.threshold, known)
 
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
         """Remember which classes match which atom prototypes."""
         model = network(context.model)
+        model.let_go()
         shape = (int(model.established[0]), model.out_channels or 0)
         matched = [torch.zeros(shape, dtype=torch.bool, device=context.device) for _ in range(model.num_atoms)]
         for before, now in zip(self.matched_, matched):
             now[: before.size(0), : before.size(1)] = before
         for batch in context.batches(NODES_AT_ONCE):
-            nearest = model.nearest(0, model.atoms(batch)) if shape[0] else batch.y.new_zeros(batch.num_examples, 0)
-            for prototypes, now in zip(nearest.T, matched):
-                now[prototypes, batch.y] = True
+            if (found := model.nearest(0, model.atoms(batch))) is not None:
+                for prototypes, now in zip(found.prototype.T, matched):
+                    now[prototypes, batch.y] = True
         self.matched_ = matched
         self.before_ = model.established.tolist()
         self.prototype_bytes_ = sum(self.before_) * model.dim * model.own.element_size()
@@ -163,13 +178,28 @@ def network(model: GraphModel) -> PrototypeNetwork:
     return cast(PrototypeNetwork, model)
 
 
-def establish(model: PrototypeNetwork, level: int, embeddings: Tensor, threshold: float) -> None:
-    """Make prototypes of embeddings, one by one, until each has one with a cosine of at least 1 − threshold."""
+def levels_of(step: Step) -> tuple[list[Tensor], list[Tensor]]:
+    """The embeddings of a step's examples on all levels, and what they match: as its own pass has made them."""
+    made = [layer.out for layer in step.layers]
+    if len(made) == 2 * len(LEVELS) and made[0].size(0) == step.batch.num_examples:
+        return made[: len(LEVELS)], made[len(LEVELS) :]
+    model = network(step.model)  # of a step that several processes share, each has made a part
+    return model.levels(model.atoms(step.batch), model.held_match(step.batch))
+
+
+def establish(
+    model: PrototypeNetwork, level: int, embeddings: Tensor, threshold: float, known: Match | None = None
+) -> None:
+    """Make prototypes of embeddings, one by one, until each has one with a cosine of at least 1 − threshold.
+
+    `known` is what is nearest to each embedding among the prototypes that there are.
+    """
     count = int(model.established[level])
-    known = F.normalize(model.prototypes[level][:count], dim=1)
-    left = embeddings[embeddings.norm(dim=1) > 0]
-    if count:
-        left = left[(left @ known.T).max(1).values < 1 - threshold]
+    known = model.nearest(level, embeddings) if known is None else known
+    far = embeddings.norm(dim=1) > 0
+    if known is not None:
+        far &= known.cosine.flatten() < 1 - threshold
+    left = embeddings[far]
     while left.size(0) and count < model.capacity:
         model.prototypes[level][count] = left[0]
         count += 1

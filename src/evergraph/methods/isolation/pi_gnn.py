@@ -149,19 +149,19 @@ class PIGNN(MemoryMethod):
         return self.rectifies(context)
 
     def observe(self, step: Step) -> None:
-        """Remember where the step began."""
-        if self.tasks_:
-            step.context.cache["before"] = copy_params(step.model)
+        """At the first step of a phase, remember what stands still during it."""
+        if self.tasks_ and step.context.cache.get("held", (None,))[0] != self.rectifies(step.context):
+            step.context.cache["held"] = (self.rectifies(step.context), copy_params(step.model))
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
         """Put back what stands still: the new entries while rectifying, all others while isolating."""
         if not self.tasks_:
             return
-        before, rectifies = step.context.cache["before"], self.rectifies(step.context)
+        rectifies, held = step.context.cache["held"]
         for name, value in step.model.named_parameters():
             old, new = step.context.cache["new"][name]
-            value.copy_(torch.where(old if rectifies else new, value, before[name]))
+            torch.where(old if rectifies else new, value, held[name], out=value)
 
     def store(self, context: Context, nodes: Tensor) -> Piece:
         """The nodes with what the model sees of their surroundings."""

@@ -34,7 +34,7 @@ class InterpolatedCurvature(AnchoredCurvature):
     """
 
     name = "interpolated-curvature"
-    besides = "a pass at each anchor"
+    besides = "the network at each anchor"
 
     strength: NonNegative = 0.001
     estimator: Estimator = "exact"

@@ -16,7 +16,8 @@ from evergraph.core.recording import recorded_products
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import SparseMatrix, product
 from evergraph.core.workers import workers
-from evergraph.methods.base import Context
+from evergraph.data.batching import Batch, Neighbourhoods
+from evergraph.methods.base import Context, Step
 
 SEEDS, NODES, INPUTS, NUMBER = "seeds", "nodes", "inputs of ", "rows of "
 """Beside each weight's cotangents, under its name: whose gradients, the nodes of the first layer's rows; the inputs of
@@ -28,25 +29,58 @@ def factors_pay(context: Context) -> bool:
     batcher = context.batcher
     exact = batcher.fan_out is None and batcher.members is None
     at_hand = context.device.type == "cpu" and isinstance(batcher.x, SparseMatrix) and workers().size == 1
-    return fast("structure") and exact and at_hand and capable(context.model, "first_layer") is not None
+    shown = all(capable(context.model, name) is not None for name in ("first_layer", "after_first_layer"))
+    return fast("structure") and exact and at_hand and shown
 
 
-def node_factors(context: Context, seed: Tensor, score: Tensor) -> Params:
-    """The factors of the gradient of score · outputs at one node."""
-    batch = context.batcher.batch(seed)
-    with torch.enable_grad(), recorded_products() as products:
-        outputs = context.model(batch)
-    cotangents = torch.autograd.grad(outputs, [made.out for made in products], score)
+def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> Params:
+    """The factors of the gradient of score · outputs at one node of a step's batch."""
+    after = capable(context.model, "after_first_layer")
+    assert after is not None
     names = {id(value): name for name, value in context.params.items()}
-    factors: Params = {SEEDS: seed, NODES: batch.nodes[: cotangents[0].size(0)]}
-    for number, (made, cotangent) in enumerate(zip(products, cotangents)):
-        name = names[id(made.weight)]
+    first = next(iter(names.values()))
+    batch = _beyond_first_layer(context).batch(seed)
+    nodes = batch.nodes
+    if step.layers:  # the pass over the batch has the first layer's output
+        out = step.layers[0].out.detach()
+        hidden = out.index_select(0, _places(context, step.batch, out.size(0), nodes))
+    else:
+        hidden = _first_layer_rows(context, seed, nodes.numel())
+    hidden.requires_grad_()
+    with torch.enable_grad(), recorded_products() as products:
+        outputs = after(batch, hidden)
+    made = {names[id(each.weight)]: each for each in products}
+    cotangents = torch.autograd.grad(outputs, [hidden, *(each.out for each in made.values())], score)
+    factors: Params = {SEEDS: seed, NODES: nodes}
+    for name, cotangent in zip([first, *made], cotangents):
         factors[name] = cotangent
         factors[NUMBER + name] = seed.new_full((1,), cotangent.size(0))
-        if number:
-            assert isinstance(made.rows, Tensor)
-            factors[INPUTS + name] = made.rows.detach()
+        if name in made:
+            rows = made[name].rows
+            assert isinstance(rows, Tensor)
+            factors[INPUTS + name] = rows.detach()
     return factors
+
+
+def _beyond_first_layer(context: Context) -> Neighbourhoods:
+    """Cuts batches for all layers but the first; they hold no inputs."""
+    if "beyond first layer" not in context.cache:
+        whole = context.batcher
+        nothing = whole.operator.values.new_empty(whole.operator.num_rows, 0)
+        hops = len(context.params) - 1  # a weight matrix for each layer
+        context.cache["beyond first layer"] = Neighbourhoods(nothing, whole.operator, whole.y, hops)
+    batcher: Neighbourhoods = context.cache["beyond first layer"]
+    return batcher
+
+
+def _first_layer_rows(context: Context, seed: Tensor, rows: int) -> Tensor:
+    """The first layer's output at the first rows of a node's batch, computed."""
+    first_layer = capable(context.model, "first_layer")
+    assert first_layer is not None
+    hidden = next(iter(context.params.values())).detach()
+    for matrix in reversed(first_layer(context.batcher.batch(seed))):
+        hidden = product(matrix, hidden)
+    return hidden[:rows]
 
 
 def pushed(queue: Params, new: Params, capacity: int) -> Params:
@@ -69,36 +103,71 @@ def _first_weight(queue: Params) -> str:
 
 
 def pull(context: Context, queue: Params, displacement: Direction, scale: Tensor | float) -> Params:
-    """scale · Σ_q (g_q · D) g_q over the queue's gradients g_q, by weight."""
+    """scale · Σ_q (g_q · D) g_q over the queue's gradients g_q, by weight, from a batch of the queue's nodes."""
     first_layer = capable(context.model, "first_layer")
     assert first_layer is not None
     batch = context.batcher.batch(queue[SEEDS].unique())
     inputs = first_layer(batch)  # matrices whose product with the weight is the layer's output
-    rows = inputs[0].size(0)
-    in_order, order = batch.nodes[:rows].sort()
-    place = order[torch.searchsorted(in_order, queue[NODES])]
-    weights = [name for name in displacement if NUMBER + name in queue]
-    gradients = torch.arange(queue[SEEDS].numel(), device=batch.nodes.device)
-    owner = {name: gradients.repeat_interleave(queue[NUMBER + name]) for name in weights}
-    inner = queue[weights[0]].new_zeros(gradients.numel())  # g_q · D
-    for name in weights:
-        if INPUTS + name in queue:
-            moved = queue[INPUTS + name] @ displacement[name]
-        else:
-            moved = displacement[name]
-            for matrix in reversed(inputs):
-                moved = product(matrix, moved)
-            moved = moved[place]
-        inner.index_add_(0, owner[name], (moved * queue[name]).sum(1))
-    inner *= scale
+    moved = displacement[_first_weight(queue)]
+    for matrix in reversed(inputs):
+        moved = product(matrix, moved)
+    place = _places(context, batch, inputs[0].size(0), queue[NODES])
+    cotangents = _weighted(queue, moved.index_select(0, place), displacement, scale)
     pulls = {}
-    for name in weights:
-        cotangents = inner[owner[name]].unsqueeze(1) * queue[name]
+    for name, cotangent in cotangents.items():
         if INPUTS + name in queue:
-            pulls[name] = queue[INPUTS + name].T @ cotangents
+            pulls[name] = queue[INPUTS + name].T @ cotangent
             continue
-        gathered = cotangents.new_zeros(rows, cotangents.size(1)).index_add_(0, place, cotangents)
+        gathered = torch.zeros_like(moved).index_add_(0, place, cotangent)
         for matrix in inputs:
             gathered = product(matrix.t(), gathered)
         pulls[name] = gathered
     return pulls
+
+
+def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tensor | float) -> Tensor | None:
+    """A term of the step's objective whose gradient is `pull`, where the step's batch holds the queue's nodes.
+
+    Then the products of the first layer, forwards and backwards, serve the step and the queue at once. None where the
+    batch does not hold them, or its pass did not carry the tangent along D.
+    """
+    layer = next((each for each in step.layers if each.direction is displacement), None)
+    if layer is None or layer.tangent is None:
+        return None
+    place = _places(step.context, step.batch, layer.out.size(0), queue[NODES])
+    if bool((place < 0).any()):
+        return None
+    cotangents = _weighted(queue, layer.tangent.index_select(0, place), displacement, scale)
+    params, terms = step.context.params, []
+    for name, cotangent in cotangents.items():
+        inputs = queue.get(INPUTS + name)
+        if inputs is None:  # gathered by row, so that nothing of the layer's output is picked, forwards or backwards
+            cotangent = torch.zeros_like(layer.out).index_add_(0, place, cotangent)
+        rows = layer.out if inputs is None else inputs @ params[name]
+        terms.append(rows.flatten() @ cotangent.flatten())
+    return torch.stack(terms).sum()
+
+
+def _places(context: Context, batch: Batch, rows: int, nodes: Tensor) -> Tensor:
+    """Where nodes stand among the first rows of a batch; −1 where they do not."""
+    if "places" not in context.cache:
+        context.cache["places"] = torch.full((context.batcher.operator.num_rows,), -1, device=nodes.device)
+    places: Tensor = context.cache["places"]
+    places[batch.nodes[:rows]] = torch.arange(rows, device=nodes.device)
+    found = places.index_select(0, nodes)
+    places[batch.nodes[:rows]] = -1
+    return found
+
+
+def _weighted(queue: Params, first: Tensor, displacement: Direction, scale: Tensor | float) -> Params:
+    """scale · (g_q · D) times the cotangents of each g_q, by weight; `first` is the first layer's tangent along D."""
+    weights = [name for name in displacement if NUMBER + name in queue]
+    gradients = torch.arange(queue[SEEDS].numel(), device=first.device)
+    owner = {name: gradients.repeat_interleave(queue[NUMBER + name]) for name in weights}
+    inner = first.new_zeros(gradients.numel())  # g_q · D
+    for name in weights:
+        inputs = queue.get(INPUTS + name)
+        moved = first if inputs is None else inputs @ displacement[name]
+        inner.index_add_(0, owner[name], (moved * queue[name]).sum(1))
+    inner *= scale
+    return {name: inner[owner[name]].unsqueeze(1) * queue[name] for name in weights}

@@ -29,7 +29,7 @@ def rows_pay(step: Step, capacity: int) -> bool:
         return False
     if step.context.batcher.fan_out is not None:
         return False
-    return capacity * _most_neighbours(step) * step.layers[0].size(1) <= LARGEST
+    return capacity * _most_neighbours(step) * step.layers[0].out.size(1) <= LARGEST
 
 
 def _most_neighbours(step: Step) -> int:
@@ -39,7 +39,7 @@ def _most_neighbours(step: Step) -> int:
 def empty_table(step: Step, capacity: int) -> Params:
     """Room for so many gradients."""
     (first, _), *others = step.context.params.items()
-    layer, width = step.layers[0], _most_neighbours(step)
+    layer, width = step.layers[0].out, _most_neighbours(step)
     table = {
         first: layer.detach().new_zeros(capacity, width, layer.size(1)),
         NODES: torch.zeros(capacity, width, dtype=torch.long, device=layer.device),
@@ -50,7 +50,7 @@ def empty_table(step: Step, capacity: int) -> Params:
 def push(step: Step, table: Params, place: Tensor, example: Tensor, cotangent: Tensor) -> None:
     """Put the gradient for a cotangent at the outputs of one example at a place of the table."""
     (first, _), *others = step.context.params.items()
-    layer = step.layers[0]
+    layer = step.layers[0].out
     found = torch.autograd.grad(step.logits, [layer, *(value for _, value in others)], cotangent, retain_graph=True)
     readers = step.batch.layer(step.batch.num_hops - 1)
     seed = example if step.batch.chosen is None else step.batch.chosen[example]

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.core.params import Params
+from evergraph.core.params import Direction, FirstLayerDisplacement, Params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature import gradient_rows
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
-from evergraph.methods.online_curvature.factored_gradients import SEEDS, factors_pay, node_factors, pull, pushed
+from evergraph.methods.online_curvature.factored_gradients import (
+    SEEDS,
+    factors_pay,
+    node_factors,
+    pull,
+    pull_within,
+    pushed,
+)
 from evergraph.methods.state import state
 
 QueueRule = Literal["text", "algorithm"]
@@ -45,7 +52,6 @@ class QueueCurvature(AnchoredCurvature):
 
     name = "queue-curvature"
     reads_layers = True
-    besides = "a backward pass for one node, and a queue of gradients"
 
     queue_size: PositiveInt = 128
     queue_rule: QueueRule = "text"
@@ -62,21 +68,46 @@ class QueueCurvature(AnchoredCurvature):
         super().end_task(context)
         self.queue_, self.pushed_ = {}, {}
 
+    def further_examples(self, context: Context) -> Tensor | None:
+        """The queue's nodes, where gradients are kept as factors: one pass serves them and the step."""
+        if not (self.active and self._factored(context)):
+            return None
+        return self.queue_[SEEDS] if self.queue_ else context.train[:0]
+
+    def directions(self, context: Context) -> list[Direction]:
+        """D, where the pass over the batch is to serve the queue."""
+        if not (self.active and self._factored(context)):
+            return []
+        direction = FirstLayerDisplacement(context.params, self.num_anchors_, self.anchor_sum_)
+        context.cache["queue's direction"] = direction
+        return [direction]
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Where gradients are kept as factors: a term whose gradient is the pull, if the step's batch has the nodes."""
+        if not (self.active and self._factored(step.context)):
+            return None
+        node, score = self._drawn(step)
+        seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
+        self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score, step), self.capacity)
+        direction = step.context.cache["queue's direction"]
+        term = pull_within(step, self.queue_, direction, self._scale(step))
+        step.context.cache["queue pulled"] = term is not None
+        return term
+
     def observe(self, step: Step) -> None:
-        """The gradient of one random node's sampled log-likelihood, into the queue."""
-        if not self.active:
-            return
+        """The gradient of one random node's sampled log-likelihood, written out, into the queue."""
+        if self.active and not self._factored(step.context):
+            node, score = self._drawn(step)
+            self._push(step, node, torch.zeros_like(step.logits).index_copy(0, node, score))
+
+    def _drawn(self, step: Step) -> tuple[Tensor, Tensor]:
+        """A random node of the batch and the gradient of its sampled log-likelihood at its outputs; counted."""
         node = random_integers(step.batch.num_examples, (1,), step.context.device, step.context.generator)
         outputs = step.logits.detach()[node]
-        score = step.problem.score(outputs, step.problem.sample(outputs, step.context.generator))
         if not self.pushed_:
             self.pushed_ = {"count": torch.zeros(1, dtype=torch.long, device=step.context.device)}
-        if self._factored(step.context):
-            seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
-            self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score), self.capacity)
-        else:
-            self._push(step, node, torch.zeros_like(step.logits).index_copy(0, node, score))
         self.pushed_["count"] += 1
+        return node, step.problem.score(outputs, step.problem.sample(outputs, step.context.generator))
 
     def _factored(self, context: Context) -> bool:
         """Whether gradients are kept as factors: a queue that is begun goes on as it is."""
@@ -88,14 +119,14 @@ class QueueCurvature(AnchoredCurvature):
         if not self.queue_ and gradient_rows.rows_pay(step, self.capacity):
             self.queue_ = gradient_rows.empty_table(step, self.capacity)
         if gradient_rows.NODES in self.queue_:
-            place = self.pushed_["count"] % self.capacity
+            place = (self.pushed_["count"] - 1) % self.capacity
             return gradient_rows.push(step, self.queue_, place, node, cotangent)
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
         if not self.queue_:
             self.queue_ = {
                 name: value.detach().new_zeros(self.capacity, *value.shape) for name, value in params.items()
             }
-        place = self.pushed_["count"] % self.capacity
+        place = (self.pushed_["count"] - 1) % self.capacity
         for row, grad in zip(self.queue_.values(), grads):
             row.index_copy_(0, place, torch.zeros_like(row[:1]) if grad is None else grad.unsqueeze(0))
 
@@ -104,16 +135,21 @@ class QueueCurvature(AnchoredCurvature):
         """Gradients held at most; Algorithm 1 pops before a push when more than M are held: M+1 after the push."""
         return self.queue_size + (1 if self.queue_rule == "algorithm" else 0)
 
-    def edit_grads(self, step: Step) -> None:
-        """Add n/|Q| · strength · Σ_q (g_q · D) g_q."""
-        if not self.active:
-            return
-        displacement = self.displacement(step.context)
+    def _scale(self, step: Step) -> Tensor:
+        """n/|Q| · strength."""
         held = self.pushed_["count"].clamp(max=self.capacity).to(step.logits.dtype)  # rows beyond are zero
-        scale = self.scale(1, "mean") / (1 if self.over_nodes == "sum" else held)
+        scale = self.scale(1, "mean") / (torch.ones_like(held) if self.over_nodes == "sum" else held)
         if self.over_nodes == "loss" and step.context.reduction == "sum":
             scale = scale * step.batch.num_examples  # the mean over the queue stands for the mean over the batch
-        if self._factored(step.context):
+        return scale
+
+    def edit_grads(self, step: Step) -> None:
+        """Add n/|Q| · strength · Σ_q (g_q · D) g_q, unless the step's own pass has."""
+        factored = self.active and self._factored(step.context)
+        if not self.active or (factored and step.context.cache["queue pulled"]):
+            return
+        displacement, scale = self.displacement(step.context), self._scale(step)
+        if factored:
             pulls = pull(step.context, self.queue_, displacement, scale)
         elif gradient_rows.NODES in self.queue_:
             pulls = gradient_rows.pull(step, self.queue_, displacement, scale)

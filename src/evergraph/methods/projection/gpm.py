@@ -18,6 +18,7 @@ from evergraph.curvature import measuring
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.kronecker import require_shown_layers
+from evergraph.methods.projection.inner_products import inner_products, watch_first_layer
 from evergraph.methods.state import state
 
 
@@ -45,9 +46,9 @@ class GPM(Method):
 
     name = "gpm"
     family = "projection"
-    besides = "products with a basis of each layer's inputs"
     reference = "Saha, Garg and Roy: Gradient Projection Memory for Continual Learning, ICLR 2021"
     access = Access(keeps=("statistics",))
+    reads_layers = True
     training = MappingProxyType({"label_scope": "seen"})
     search_space = search_over(threshold=[0.9, 0.95, 0.97, 0.99, 0.999])
     hold = ("threshold",)
@@ -73,12 +74,17 @@ class GPM(Method):
                 self.basis_ = {key: basis for key, basis in self.basis_.items() if key != name}
                 self.held_[name] = now[name][:, context.old].clone()
 
+    def observe(self, step: Step) -> None:
+        """What comes back to the first layer gives Bᵀ∇ there."""
+        if self.num_tasks_:
+            watch_first_layer(self, step)
+
     def edit_grads(self, step: Step) -> None:
         """∇ ← ∇ − B Bᵀ∇."""
         for name, value in step.model.named_parameters():
             if value.grad is not None and name in self.basis_ and self.num_tasks_:
                 basis = self.basis_[name]
-                value.grad.addmm_(basis, basis.T @ value.grad, alpha=-1)
+                value.grad.addmm_(basis, inner_products(step, name, basis, value.grad), alpha=-1)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:

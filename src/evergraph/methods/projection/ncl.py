@@ -13,6 +13,7 @@ from evergraph.core.settings import Positive, PositiveInt
 from evergraph.curvature.labels import Labels
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.kronecker import KroneckerMemory, leading_eigenvectors
+from evergraph.methods.projection.inner_products import inner_products, watch_first_layer
 from evergraph.methods.quadratic import in_pieces
 
 
@@ -44,8 +45,8 @@ class NCL(KroneckerMemory):
 
     name = "ncl"
     family = "projection"
-    besides = "products with eigenvectors of each layer's inputs and outputs"
     reference = "Kao et al.: Natural continual learning: success is a journey, not (just) a destination, NeurIPS 2021"
+    reads_layers = True
     training = MappingProxyType({"optimizer": "sgd", "lr": 0.05, "reduction": "mean", "weight_decay": 0.0})
     search_space = MappingProxyType({"prior": (1e-8, 1e-1), "lr": (1e-3, 1.0)})
     hold = ()
@@ -61,6 +62,11 @@ class NCL(KroneckerMemory):
             for name, factor in self.factors_.items()
         }
 
+    def observe(self, step: Step) -> None:
+        """What comes back to the first layer gives Uᵀ∇ there."""
+        if self.anchor_:
+            watch_first_layer(self, step)
+
     def edit_grads(self, step: Step) -> None:
         """prior · (Λ⁻¹ ∇ + θ − μ) in the gradient's place; against a summed loss, times the batch's size."""
         if not self.anchor_:
@@ -71,12 +77,13 @@ class NCL(KroneckerMemory):
                 if value.grad is None:
                     value.grad = torch.zeros_like(value)
                 else:
-                    self.precondition(step.context, name, value.grad)
+                    self.precondition(step, name, value.grad)
                 for grad, now, then in in_pieces(value.grad, value, self.anchor_[name]):
                     grad.add_(now - then, alpha=scale)
 
-    def precondition(self, context: Context, name: str, grad: Tensor) -> None:
+    def precondition(self, step: Step, name: str, grad: Tensor) -> None:
         """prior · Λ⁻¹ ∇ for one parameter, in the gradient's place."""
+        context = step.context
         if name not in self.factors_:
             grad.mul_(self.prior / (self.prior + self.diagonal_[name]))
             return
@@ -87,7 +94,8 @@ class NCL(KroneckerMemory):
             taken = curvature / (self.prior + curvature)  # 1 − prior / (prior + curvature)
             context.cache[key] = (u.to(grad.dtype), v.to(grad.dtype), taken.to(grad.dtype))
         u, v, taken = context.cache[key]
-        grad.addmm_(u, (taken * (u.T @ grad @ v)) @ v.T, alpha=-1)  # in the order that is cheapest for thin u
+        inner = inner_products(step, name, u, grad)
+        grad.addmm_(u, (taken * (inner @ v)) @ v.T, alpha=-1)  # in the order that is cheapest for thin u
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

@@ -31,6 +31,8 @@ class AheadExecutor(PlainExecutor):
         """On a CPU with a core to spare, for mini-batches with exact neighbourhoods."""
         if context.device.type != "cpu" or context.batch_size is None or context.batcher.fan_out is not None:
             return False
+        if method.further_examples(context) is not None:  # which the step before decides
+            return False
         return torch.get_num_threads() > 1 and context.num_train > context.batch_size
 
     def batches(self, seeds: Tensor) -> Iterator[Batch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer
@@ -21,8 +22,19 @@ class PlainExecutor(Executor):
         return True
 
     def batches(self, seeds: Tensor) -> Iterator[Batch]:
-        """Consecutive pieces of the seeds with their neighbourhoods."""
-        return self.context.batcher.batches(seeds, self.context.batch_size)
+        """Consecutive pieces of the seeds with their neighbourhoods, and with whatever else the method reads."""
+        for piece in torch.split(seeds, self.context.batch_size or max(seeds.numel(), 1)):
+            yield self.cut(piece)
+
+    def cut(self, examples: Tensor) -> Batch:
+        """The batch of some examples."""
+        context = self.context
+        further = context.method.further_examples(context) if context.method is not None else None
+        if further is None:
+            return context.batcher.batch(examples)
+        further = further[~torch.isin(further, examples)].unique()
+        batch = context.batcher.batch(torch.cat([examples, further]))
+        return batch.choose(torch.arange(examples.numel(), device=examples.device), context.batcher.y[examples])
 
     def step(self, batch: Batch) -> Tensor:
         """The loop's step."""
