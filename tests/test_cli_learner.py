@@ -107,7 +107,7 @@ def test_auto_is_the_default(evergraph, graph_file, tmp_path):
     assert said["epochs"] == 0
     info = json.loads(evergraph("info", folder, "--json")[1])
     assert (info["method"]["name"], info["model"]["name"]) == ("auto", eg.Auto.model)
-    learner = Learner(eg.RandomFeatures(hidden=64), "auto", device="cpu")
+    learner = Learner(eg.MixedFeatures(hidden=64), "auto", device="cpu")
     learner.learn(eg.Task.of(find_graph(graph)[0]))
     kept = Learner.load(folder, device="cpu")
     assert kept.training == learner.training

@@ -140,7 +140,7 @@ def test_weights_of_replayed_examples() -> None:
 
 
 STREAM = eg.TaskStream(eg.stream("sbm:nodes=200,classes=6,features=8").graph, 2)
-REPLAYING = [name for name, kind in eg.METHODS.items() if "memory" in kind().hyperparameters()]
+REPLAYING = [name for name, kind in eg.METHODS.items() if "per_class" in kind().hyperparameters()]
 
 
 def after_each_task(method: eg.Method, model: eg.GraphModel | None = None) -> list[eg.Method]:

@@ -80,7 +80,7 @@ def test_the_field_has_every_method_and_its_memories_are_equal_in_bytes() -> Non
     rows = protocol.rows()
     assert {row["method"] for row in rows.values()} >= METHODS.keys() - DUPLICATES
     for name, row in rows.items():
-        has_memory = any("memory" in settings_of(METHODS[part]) for part in parts_of(row["method"]))
+        has_memory = any("per_class" in settings_of(METHODS[part]) for part in parts_of(row["method"]))
         assert has_memory == name.endswith(("-500KB", "-2MB")), name
         protocol.spec(row, range(3)).check()
     for choice in protocol.choices():

@@ -157,7 +157,9 @@ def test_elsewhere_new_examples_weigh_by_the_size_their_class_has_reached(small_
             weight = float(reached[y[node]]) ** -0.75
             gram += weight * torch.outer(features[node], features[node])
             cross[:, y[node]] += weight * features[node]
-    rows = torch.cat([(torch.tensor([depth > 0 for depth, _ in model.blocks])).repeat_interleave(4), torch.ones(1) > 0])
+    rows = torch.cat(
+        [(torch.tensor([block.depth > 0 for block in model.blocks])).repeat_interleave(4), torch.ones(1) > 0]
+    )
     rows = rows.nonzero().reshape(-1)
     gram, cross = gram[rows][:, rows], cross[rows]
     ridge = 0.2 * float(gram.diagonal()[gram.diagonal() > 0].mean()) / 6

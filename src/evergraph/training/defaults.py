@@ -8,7 +8,7 @@ import torch
 
 from evergraph.core.workers import workers
 from evergraph.errors import EvergraphError
-from evergraph.methods import METHODS
+from evergraph.models import MODELS
 from evergraph.problems import PROBLEMS, LinkPrediction, NodeClassification
 
 DEFAULT_METHOD = "auto"
@@ -20,11 +20,12 @@ DEFAULT_ELSEWHERE = "curvature"
 def default_method(model: str | None, problem: str = NodeClassification.name) -> str:
     """The method where none is named.
 
-    Nodes with classes: `auto`, or for a model that is not its own what protects any model. Graphs and links with
+    Nodes with classes: `auto`, or for a model that it cannot choose blocks of what protects any model. Graphs and links with
     classes, and links to predict: the closed form, with a model of its own. Elsewhere, where some targets may not be
     known, and for other models the paper's regularizer.
     """
-    kind, own = PROBLEMS[problem], model is None or model == METHODS[DEFAULT_METHOD].model
+    kind = PROBLEMS[problem]
+    own = model is None or (model in MODELS and hasattr(MODELS[model], "feature_layout"))
     if kind.kind == "classes" and kind.level == "node":
         return DEFAULT_METHOD if own else DEFAULT_FOR_A_MODEL
     all_known = kind.kind == "classes" or problem == LinkPrediction.name

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evergraph.errors import EvergraphError
+from evergraph.core.finite import is_finite
+from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.closed_form.sums import symmetric_product
 
 
@@ -110,6 +111,8 @@ class FactoredSums:
         product = torch.zeros(size, size, dtype=torch.float64, device=kept[0].rows.device)
         for block in blocks:
             product += self._product(block)[place, place]
+        if not is_finite([product]):
+            raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
         targets = torch.cat([factor.targets for factor in kept])
         square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(product.device)]
         classes = max(int((targets != 0).any(0).sum()), 1)
