@@ -20,9 +20,9 @@ DEFAULT_ELSEWHERE = "curvature"
 def default_method(model: str | None, problem: str = NodeClassification.name) -> str:
     """The method where none is named.
 
-    Nodes with classes: `auto`, or for a model that it cannot choose blocks of what protects any model. Graphs and links with
-    classes, and links to predict: the closed form, with a model of its own. Elsewhere, where some targets may not be
-    known, and for other models the paper's regularizer.
+    Nodes with classes: `auto`, or for a model that it cannot choose blocks of what protects any model. Graphs and links
+    with classes, and links to predict: the closed form, with a model of its own. Elsewhere, where some targets may not
+    be known, and for other models the paper's regularizer.
     """
     kind = PROBLEMS[problem]
     own = model is None or (model in MODELS and hasattr(MODELS[model], "feature_layout"))
