@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from evergraph.core.finite import is_finite
-from evergraph.errors import DivergedError, EvergraphError
-from evergraph.methods.closed_form.sums import symmetric_product
+from evergraph.errors import DivergedError
+from evergraph.methods.closed_form.sums import factorized, symmetric_product
 
 
 class Factor(NamedTuple):
@@ -117,17 +117,7 @@ class FactoredSums:
         square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(product.device)]
         classes = max(int((targets != 0).any(0).sum()), 1)
         unit = float(square[square > 0].mean()) / classes
-        diagonal, solved = product.diagonal().clone(), []
-        for ridge in ridges:
-            product.diagonal().copy_(diagonal + ridge * unit)
-            lower, failed = torch.linalg.cholesky_ex(product)
-            if int(failed):
-                raise EvergraphError(
-                    f"ridge={ridge:g} is too small for these features: their sums are singular to float64's precision; "
-                    "raise it, or use ridge=0 to choose one"
-                )
-            solved.append(torch.cholesky_solve(targets.double(), lower))
-        return solved
+        return [torch.cholesky_solve(targets.double(), lower) for _, lower in factorized(product, ridges, unit)]
 
     def _squares(self, factor: Factor) -> Tensor:
         """The diagonal of the factor's G."""

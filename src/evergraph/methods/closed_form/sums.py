@@ -6,7 +6,7 @@ y is one-hot where examples have classes; else their row of labels or numbers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -102,6 +102,20 @@ def among(gram: Tensor, rows: Tensor) -> Tensor:
     return found
 
 
+def factorized(matrix: Tensor, ridges: Sequence[float], unit: float) -> Iterator[tuple[float, Tensor]]:
+    """Each ridge, and the Cholesky factor of the matrix plus ridge · unit · I; its diagonal is written over."""
+    diagonal = matrix.diagonal().clone()
+    for ridge in ridges:
+        matrix.diagonal().copy_(diagonal + ridge * unit)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if int(failed):
+            raise EvergraphError(
+                f"ridge={ridge:g} is too small for these features: their sums are singular to float64's precision; "
+                "raise it, or use ridge=0 to choose one"
+            )
+        yield ridge, factor
+
+
 def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = None) -> list[Tensor]:
     """W = (G + ridge · mean diagonal / classes · I)⁻¹ B for each ridge, from the sums together.
 
@@ -119,14 +133,7 @@ def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = N
     diagonal = gram.diagonal().clone()
     unit = float(diagonal[diagonal > 0].mean()) / classes  # a feature may be zero at every node
     heads = []
-    for ridge in ridges:
-        gram.diagonal().copy_(diagonal + ridge * unit)
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        if int(failed):
-            raise EvergraphError(
-                f"ridge={ridge:g} is too small for these features: their sums are singular to float64's precision; "
-                "raise it, or use ridge=0 to choose one"
-            )
+    for ridge, factor in factorized(gram, ridges, unit):
         heads.append(torch.zeros_like(cross))
         heads[-1][rows] = torch.cholesky_solve(cross[rows], factor)
         if not bool(torch.isfinite(heads[-1]).all()):
