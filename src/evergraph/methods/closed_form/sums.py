@@ -130,7 +130,7 @@ def solve(ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = N
     if not is_finite([gram, cross]):
         raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
     classes = max(int((cross != 0).any(0).sum()), 1)
-    diagonal = gram.diagonal().clone()
+    diagonal = gram.diagonal()
     unit = float(diagonal[diagonal > 0].mean()) / classes  # a feature may be zero at every node
     heads = []
     for ridge, factor in factorized(gram, ridges, unit):
