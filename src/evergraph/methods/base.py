@@ -62,6 +62,8 @@ class Method(metaclass=Checked):
     """What `evergraph tune` searches: settings of the method and, under their own names, of `Training`."""
     alone: ClassVar[str] = ""
     """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
+    ends_last: ClassVar[bool] = False
+    """Whether `end_task` comes after that of all methods it is composed with: it reads, or changes, what they leave."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
     """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
     besides: ClassVar[str] = ""

@@ -193,9 +193,14 @@ class Compose(Method):
         """Those of all parts."""
         return tuple(method.phase(context) for method in self.methods)
 
+    @property
+    def ends_last(self) -> bool:  # type: ignore[override]
+        """If one part does."""
+        return any(method.ends_last for method in self.methods)
+
     def end_task(self, context: Context) -> None:
-        """Each in turn."""
-        for method in self.methods:
+        """Each in turn, those that end last at the end."""
+        for method in sorted(self.methods, key=lambda method: method.ends_last):
             method.end_task(context)
 
     def predict(self, view: View) -> Tensor | None:

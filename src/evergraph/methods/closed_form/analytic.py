@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
-from evergraph.core.params import Params, copy_params
+from evergraph.core.params import Params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.methods.access import Access
-from evergraph.methods.base import METHODS, Context, Method, View
+from evergraph.methods.base import METHODS, Context, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
-from evergraph.methods.closed_form.drift import follow_drift
+from evergraph.methods.closed_form.drift import MovingEncoder
 from evergraph.methods.closed_form.familiarity import dense_rows, evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
@@ -37,7 +37,7 @@ HELD_OUT = "heads that have not learned from the validation nodes"  # in a conte
 
 @METHODS.register
 @dataclass(repr=False)
-class Analytic(Method):
+class Analytic(MovingEncoder):
     """min over W of Σ_v w_v ‖φ_v W − onehot(y_v)‖² + ridge · (mean diagonal of G / classes) ‖W‖², over all tasks.
 
     φ are the inputs of the model's output layer. The loss is quadratic in W with the constant curvature
@@ -61,8 +61,8 @@ class Analytic(Method):
         premium: the share of validation nodes that a vote of all depths may cost on the graphs of training, for
             what it saves on graphs with edges between tasks.
         encoder: `frozen` never trains the encoder; `first` trains it on the first task by the usual loop;
-            `continual` trains it on every task (protect it with another method in `Compose`) and carries
-            the sums over to the new features by the linear map that fits best on the current task's nodes.
+            `continual` trains it on every task, composed with a method that protects it; the sums follow by the
+            linear map that fits best on what that method keeps of earlier tasks, and stay where it keeps nothing.
         judge_edges: judge the edges at test time; off, the graph is taken as it is.
         smoothing: share of the neighbours' probabilities in the prediction, five rounds; 0 never smooths.
         temperature: of the softmax that makes probabilities of least-squares scores.
@@ -94,6 +94,8 @@ class Analytic(Method):
     validated_: int = state(int)
     tasks_: int = state(int)
     encoder_before_: Params = state(dict, like="params", new="values")
+    trained_head_: Params = state(dict, like="params")  # between tasks: the head of training, under its name
+    drift_: list[float] = state(list)  # at each task: the share of the kept examples' change that the map misses
     vote_: Params = state(dict, like="params")  # the head of the vote, under the head's name
     blocks_: list[bool] = state(list)  # which blocks of features the head reads
     task_of_unit_: list[int] = state(list)
@@ -103,29 +105,16 @@ class Analytic(Method):
 
     # learning
 
-    def epochs(self, context: Context, planned: int) -> int:
-        """A frozen encoder needs no training."""
-        trained = self.encoder == "continual" or (self.encoder == "first" and context.index == 0)
-        return planned if trained else 0
-
-    def start_task(self, context: Context) -> None:
-        """Refuse a model without a linear head; keep the encoder's parameters, to see how far it drifts."""
-        linear_head(context.model)
-        drifts = self.encoder == "continual" and self.tasks_
-        self.encoder_before_ = copy_params(context.model) if drifts else {}
-
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
-        if self.encoder_before_:
-            self.gram_, self.cross_ = follow_drift(context, self.encoder_before_, self.gram_, self.cross_)
+        self.follow(context)
         self._add(context)
         self.decide(context)
         self.write(context.problem, context.model)
         self._learn_doubt(context)
         self.tasks_ += 1
-        self.encoder_before_ = {}
 
     def decide(self, context: Context) -> None:
         """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""

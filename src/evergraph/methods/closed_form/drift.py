@@ -1,38 +1,125 @@
-"""An encoder that moves: sums over its features, carried over to the features that it has now."""
+"""An encoder that moves under a closed-form head: sums over its features follow, and training keeps a head of its own."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from evergraph.core.params import Params
+from evergraph.core.params import Params, copy_params
 from evergraph.data.batching import Batch
-from evergraph.methods.base import Context
+from evergraph.data.tasks import Task
+from evergraph.errors import EvergraphError, tell
+from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.head import linear_head
-from evergraph.models.base import NODES_AT_ONCE
+from evergraph.models.base import GraphModel
 
-Parts = dict[str, Tensor]
+DAMPING = 1e-4  # of the mean diagonal of the kept examples' Gram matrix
+KEPT = "what is kept of earlier tasks, before this one is added"  # in a context's cache: examples, and their weights
 
 
-def follow_drift(context: Context, encoder_before: Params, gram: Parts, cross: Parts) -> tuple[Parts, Parts]:
-    """TᵀGT and TᵀB, with φ_before T ≈ φ_after in least squares on the current task's nodes."""
-    features, _ = linear_head(context.model)
-    old = {f"model.{name}": value for name, value in encoder_before.items()}
-    before_before = torch.zeros_like(gram["train"])
-    before_after = torch.zeros_like(before_before)
-    for batch in context.batches(NODES_AT_ONCE):
-        after = features(batch).double()
+class MovingEncoder(Method):
+    """What a closed form needs whose encoder is trained: on the first task alone, or on every one.
+
+    Two heads take turns in the model: while a task is learned the one that is trained, by which other methods protect
+    the encoder; between tasks the one that is solved. Sums over earlier tasks' features were taken where the encoder
+    stood then. Those nodes are gone, and the current task's move in another way; but what other methods keep of
+    earlier tasks (a memory, prototypes) shows where they went: the sums follow by the linear map T that takes the old
+    features of these examples to their new ones, if it comes nearer than no map at examples left out of its fit.
+    """
+
+    ends_last = True
+
+    encoder: Literal["frozen", "first", "continual"]
+    tasks_: int
+    gram_: dict[str, Tensor]
+    cross_: dict[str, Tensor]
+    encoder_before_: Params
+    trained_head_: Params
+    drift_: list[float]
+
+    def adapt_model(self, model: GraphModel, task: Task) -> None:
+        """Put the head back that training left."""
+        for name, value in self.trained_head_.items():
+            model.get_parameter(name).data.copy_(value)
+        self.trained_head_ = {}
+
+    def epochs(self, context: Context, planned: int) -> int:
+        """A frozen encoder needs no training."""
+        trained = self.encoder == "continual" or (self.encoder == "first" and context.index == 0)
+        return planned if trained else 0
+
+    def start_task(self, context: Context) -> None:
+        """Refuse a model without a linear head, or with nothing else; keep the encoder as it stands."""
+        _, head = linear_head(context.model)
+        if self.encoder != "frozen" and all(value is head for value in context.model.parameters()):
+            kind = type(context.model).__name__
+            raise EvergraphError(
+                f"encoder={self.encoder}: {kind} has nothing to train below its head; name a model that has, "
+                "e.g. --model sage"
+            )
+        drifts = self.encoder == "continual" and self.tasks_
+        self.encoder_before_ = copy_params(context.model) if drifts else {}
+
+    def prepare(self, context: Context) -> None:
+        """Take hold of what other methods keep of earlier tasks, before they keep some of this one too."""
+        if self.encoder_before_:
+            context.cache[KEPT] = kept_examples(context)
+
+    def follow(self, context: Context) -> None:
+        """Carry the sums over to the features as they are now, and remember the head that was trained."""
+        features, head = linear_head(context.model)
+        if self.encoder == "continual":
+            name = next(name for name, value in context.model.named_parameters() if value is head)
+            self.trained_head_ = {name: head.detach().clone()}
+        if not self.encoder_before_:
+            return
+        if context.cache[KEPT] is None:
+            tell(
+                "analytic: nothing is kept of earlier tasks that shows how the encoder moved, and their sums stay as "
+                "they were; compose it with a method that keeps examples or prototypes, e.g. ssm+analytic"
+            )
+            return
+        batch, weights = context.cache[KEPT]
+        old = {f"model.{name}": value for name, value in self.encoder_before_.items()}
         before = functional_call(_Features(context.model), old, (batch,)).double()
-        before_before.addmm_(before.T, before)
-        before_after.addmm_(before.T, after)
-    # damped towards the identity: directions that the task does not show are taken not to drift
-    damping = 1e-3 * float(before_before.diagonal().mean())
-    before_before.diagonal().add_(damping)
-    before_after.diagonal().add_(damping)
-    change = torch.cholesky_solve(before_after, torch.linalg.cholesky(before_before))
-    moved = {part: change.T @ sums @ change for part, sums in gram.items()}
-    return moved, {part: change.T @ sums for part, sums in cross.items()}
+        change, missed = linear_change(before, features(batch).double(), weights.double())
+        self.drift_ = [*self.drift_, missed]
+        if missed < 1:
+            self.gram_ = {part: change.T @ sums @ change for part, sums in self.gram_.items()}
+            self.cross_ = {part: change.T @ sums for part, sums in self.cross_.items()}
+        self.encoder_before_ = {}
+
+
+def kept_examples(context: Context) -> tuple[Batch, Tensor] | None:
+    """Examples of earlier tasks that another part of the method keeps, and how many nodes each stands for."""
+    for name in ("stand_ins", "own_stand_ins"):
+        claim = context.capability_of_a_part(name)
+        found: tuple[Batch, Tensor] | None = claim(context) if claim is not None else None
+        if found is not None:
+            return found
+    return None
+
+
+def linear_change(before: Tensor, after: Tensor, weights: Tensor, damping: float = DAMPING) -> tuple[Tensor, float]:
+    """T with before · T ≈ after in weighted least squares, and the share of the change that it misses.
+
+    Damped towards the identity: directions that no example shows are taken not to move. What T misses is measured at
+    each example by the fit without it: residual i of the fit of all, over 1 − h_i with h_i the weight of example i in
+    its own prediction, which is exact for least squares. 1 is as far off as no map at all.
+    """
+    weighted = weights.unsqueeze(1) * before
+    gram = before.T @ weighted
+    gram.diagonal().add_(damping * float(gram.diagonal().mean()))
+    factor, moved = torch.linalg.cholesky(gram), after - before
+    correction = torch.cholesky_solve(weighted.T @ moved, factor)
+    own_share = (torch.cholesky_solve(before.T, factor).T * weighted).sum(1, keepdim=True)
+    missed = (moved - before @ correction) / (1 - own_share).clamp(min=1e-12)
+    total = float((weights * moved.square().sum(1)).sum())
+    share = float((weights * missed.square().sum(1)).sum()) / total if total else 0.0
+    return correction + torch.eye(correction.size(0), dtype=correction.dtype, device=correction.device), share
 
 
 class _Features(torch.nn.Module):

@@ -120,6 +120,11 @@ class StandInCurvature(AnchoredCurvature):
         made: tuple[Batch, Tensor] = context.cache[sums]
         return made
 
+    @capability(rests_on=("examples",))
+    def own_stand_ins(self, context: Context) -> tuple[Batch, Tensor] | None:
+        """As `examples`; None where there are none, or a memory has them."""
+        return self.examples(context) if self.stand_ins_ else None
+
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
         """Drawn labels come from the device's own random numbers."""
