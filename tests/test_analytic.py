@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 import evergraph as eg
 from evergraph.core.sparse import SparseMatrix, as_dense
-from evergraph.data.batching import Batch
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.closed_form.analytic import Analytic
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.judged_edges import judge_edges
-from evergraph.models.base import GraphModel, neighbourhoods
+from evergraph.models.base import neighbourhoods
 from evergraph.models.random_features import unit_rows
 
 BLOCKS = ((0, 0.5), (1, 1.0), (2, 0.5), (2, 0.0))
@@ -334,64 +333,6 @@ def test_negative_settings_are_refused() -> None:
         eg.Analytic(smoothing=-0.1)
     with pytest.raises(eg.EvergraphError, match="temperature"):
         eg.Analytic(temperature=0.0)
-
-
-class LinearFeatures(GraphModel):
-    """φ = X M: features that drift by a linear map when M changes."""
-
-    def setup(self, in_channels: int, out_channels: int) -> None:
-        self.in_channels, self.out_channels = in_channels, out_channels
-        self.mix = nn.Parameter(torch.eye(in_channels))
-        self.head = nn.Parameter(torch.zeros(in_channels, out_channels))
-
-    def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Tensor, int]:
-        return as_dense(graph.x), 0
-
-    @eg.capability(rests_on=("forward", "logits"))
-    def features(self, batch: Batch) -> Tensor:
-        return batch.x @ self.mix
-
-    @eg.capability(rests_on=("forward", "logits"))
-    def output_weight(self) -> Tensor:
-        return self.head
-
-    def logits(self, batch: Batch) -> Tensor:
-        return self.features(batch) @ self.head
-
-
-class Drift(eg.Method):
-    """Moves the encoder by a known map at the end of the second task."""
-
-    def end_task(self, context: object) -> None:
-        if context.index == 1:
-            generator = torch.Generator().manual_seed(0)
-            with torch.no_grad():
-                change = torch.randn(7, 7, generator=generator, dtype=torch.float64)
-                context.model.mix.copy_(context.model.mix @ change)
-
-
-def test_statistics_follow_a_linear_drift_of_the_encoder(graph: Graph) -> None:
-    stream = eg.TaskStream(graph, 2)
-    method = eg.Analytic(ridge=0.3, encoder="continual")
-    learner = eg.Learner(LinearFeatures(), eg.Compose(Drift(), method), epochs=0, dtype=torch.float64)
-    learner.learn(stream[0])
-    learner.learn(stream[1])
-    expected = torch.zeros(7, 7, dtype=torch.float64)
-    for task in list(stream)[:2]:
-        x = as_dense(task.graph.x).double() @ learner.model.mix.detach()
-        sizes = torch.bincount(task.graph.y[task.train], minlength=6).double()
-        weights = sizes[task.graph.y[task.train]] ** -0.75
-        expected += x[task.train].T @ (weights[:, None] * x[task.train])
-    assert torch.allclose(method.gram_["train"], expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("kind", ["first", "continual"])
-def test_trained_encoders_learn_all_tasks(kind: str) -> None:
-    stream = eg.stream("digits")
-    closed = eg.Analytic(encoder=kind)
-    method = closed if kind == "first" else eg.Compose(eg.OnlineCurvature(strength=1.0, ema=0.0), closed)
-    learner = eg.Learner(eg.GCN(hidden=64), method, epochs=3)
-    assert learner.fit(stream).evaluate(stream).ap > 85
 
 
 def test_a_model_without_a_linear_head_is_refused(small_stream: eg.TaskStream) -> None:

@@ -16,7 +16,10 @@ from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.models.base import GraphModel
 
-DAMPING = 1e-4  # of the mean diagonal of the kept examples' Gram matrix
+DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)  # of the mean diagonal of the kept examples' Gram matrix
+UNLIKE = (
+    0.5  # relative distance of that matrix, scaled, from the sums, from which on the examples do not stand for them
+)
 KEPT = "what is kept of earlier tasks, before this one is added"  # in a context's cache: examples, and their weights
 
 
@@ -27,7 +30,9 @@ class MovingEncoder(Method):
     the encoder; between tasks the one that is solved. Sums over earlier tasks' features were taken where the encoder
     stood then. Those nodes are gone, and the current task's move in another way; but what other methods keep of
     earlier tasks (a memory, prototypes) shows where they went: the sums follow by the linear map T that takes the old
-    features of these examples to their new ones, if it comes nearer than no map at examples left out of its fit.
+    features of these examples to their new ones. They stay where the examples look unlike the nodes that they stand
+    for (nodes kept without neighbours, to a model that reads neighbours apart), or where no map comes nearer than none
+    at examples left out of its fit.
     """
 
     ends_last = True
@@ -76,6 +81,8 @@ class MovingEncoder(Method):
             self.trained_head_ = {name: head.detach().clone()}
         if not self.encoder_before_:
             return
+        old = {f"model.{name}": value for name, value in self.encoder_before_.items()}
+        self.encoder_before_ = {}
         if context.cache[KEPT] is None:
             tell(
                 "analytic: nothing is kept of earlier tasks that shows how the encoder moved, and their sums stay as "
@@ -83,14 +90,18 @@ class MovingEncoder(Method):
             )
             return
         batch, weights = context.cache[KEPT]
-        old = {f"model.{name}": value for name, value in self.encoder_before_.items()}
         before = functional_call(_Features(context.model), old, (batch,)).double()
+        if unlikeness(before, weights.double(), self.gram_["train"]) > UNLIKE:
+            tell(
+                f"analytic: what is kept of earlier tasks looks to {type(context.model).__name__} unlike the nodes it "
+                "stands for, and their sums stay as they were; keep examples with their neighbours, e.g. ssm+analytic"
+            )
+            return
         change, missed = linear_change(before, features(batch).double(), weights.double())
         self.drift_ = [*self.drift_, missed]
         if missed < 1:
             self.gram_ = {part: change.T @ sums @ change for part, sums in self.gram_.items()}
             self.cross_ = {part: change.T @ sums for part, sums in self.cross_.items()}
-        self.encoder_before_ = {}
 
 
 def kept_examples(context: Context) -> tuple[Batch, Tensor] | None:
@@ -103,23 +114,34 @@ def kept_examples(context: Context) -> tuple[Batch, Tensor] | None:
     return None
 
 
-def linear_change(before: Tensor, after: Tensor, weights: Tensor, damping: float = DAMPING) -> tuple[Tensor, float]:
+def unlikeness(rows: Tensor, weights: Tensor, gram: Tensor) -> float:
+    """The relative distance of the examples' Gram matrix, scaled to the same trace, from that of all nodes."""
+    own = rows.T @ (weights.unsqueeze(1) * rows)
+    return float((own * (gram.trace() / own.trace()) - gram).norm() / gram.norm())
+
+
+def linear_change(before: Tensor, after: Tensor, weights: Tensor) -> tuple[Tensor, float]:
     """T with before · T ≈ after in weighted least squares, and the share of the change that it misses.
 
     Damped towards the identity: directions that no example shows are taken not to move. What T misses is measured at
     each example by the fit without it: residual i of the fit of all, over 1 − h_i with h_i the weight of example i in
-    its own prediction, which is exact for least squares. 1 is as far off as no map at all.
+    its own prediction, which is exact for least squares. 1 is as far off as no map at all. The damping is the one of
+    `DAMPINGS` that misses least.
     """
-    weighted = weights.unsqueeze(1) * before
-    gram = before.T @ weighted
-    gram.diagonal().add_(damping * float(gram.diagonal().mean()))
-    factor, moved = torch.linalg.cholesky(gram), after - before
-    correction = torch.cholesky_solve(weighted.T @ moved, factor)
-    own_share = (torch.cholesky_solve(before.T, factor).T * weighted).sum(1, keepdim=True)
-    missed = (moved - before @ correction) / (1 - own_share).clamp(min=1e-12)
-    total = float((weights * moved.square().sum(1)).sum())
-    share = float((weights * missed.square().sum(1)).sum()) / total if total else 0.0
-    return correction + torch.eye(correction.size(0), dtype=correction.dtype, device=correction.device), share
+    moved, weigh = after - before, weights.unsqueeze(1)
+    total = float((weigh * moved.square()).sum())
+    gram = before.T @ (weigh * before)
+    values, vectors = torch.linalg.eigh(gram)
+    rows, pulled = before @ vectors, vectors.T @ (before.T @ (weigh * moved))
+    found = []
+    for damping in DAMPINGS:
+        inverse = 1 / (values.clamp(min=0) + damping * float(gram.diagonal().mean()))
+        correction = inverse.unsqueeze(1) * pulled
+        left = 1 - (rows.square() @ inverse) * weights
+        missed = (moved - rows @ correction) / left.clamp(min=1e-12).unsqueeze(1)
+        found.append((float((weigh * missed.square()).sum()) / total if total else 0.0, damping, vectors @ correction))
+    share, _, correction = min(found, key=lambda fit: fit[:2])
+    return correction + torch.eye(gram.size(0), dtype=gram.dtype, device=gram.device), share
 
 
 class _Features(torch.nn.Module):
