@@ -1,10 +1,16 @@
-"""`auto` on seven real graphs, three seeds by three random orders, on both test graphs.
+"""`auto`, or another method, on seven real graphs, three seeds by three random orders, on both test graphs.
 
 Every run learns the whole stream once and is tested on each task's own graph and on the graph of all tasks. A run is
 one line of `runs.jsonl`, written as it ends; what was run before is not run again. The longest runs come first, one
 thread each:
 
     python -m benchmarks.seven_graphs --data-root DATA --out results/seven-graphs --workers 16
+
+Another method, its settings, its model and its training are named as on the command line of `evergraph run`:
+
+    python -m benchmarks.seven_graphs --data-root DATA --out results/seven-graphs-encoder --seeds 1 \\
+        --method stand-in-curvature+analytic --set encoder=continual --model sage --model-set dropout=0.5 \\
+        --training batch_size=0 --training epochs=100
 """
 
 from __future__ import annotations
@@ -18,9 +24,12 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
+
+from evergraph.cli.parsing import parse_settings
 
 GRAPHS = (
     "corafull-knn",
@@ -33,7 +42,7 @@ GRAPHS = (
 )
 """The longest first."""
 TEST_GRAPHS = ("task", "seen")
-CHOICES = ("chosen_", "own_", "set_hits_", "own_within_", "own_explains_", "voting_", "smooths_", "doubt_")
+CHOICES = ("chosen_", "own_", "set_hits_", "own_within_", "own_explains_", "voting_", "smooths_", "doubt_", "drift_")
 """What a run's line says about what was chosen."""
 
 Cell = tuple[str, str, int]
@@ -44,7 +53,51 @@ def cells(graphs: list[str], orders: int, seeds: int) -> Iterator[Cell]:
     yield from itertools.product(graphs, [f"random:{number}" for number in range(orders)], range(seeds))
 
 
-def measure(cell: Cell, method: str, data_root: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Contender:
+    """A method, its model and its training, as text; what is not named is the method's own.
+
+    Args:
+        method: by name; `a+b` composes.
+        settings: of the method.
+        model: by name.
+        model_settings: of the model.
+        training: settings of the training.
+    """
+
+    method: str = "auto"
+    settings: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    model_settings: dict[str, str] = field(default_factory=dict)
+    training: dict[str, str] = field(default_factory=dict)
+
+    def learner(self, seed: int) -> Any:
+        """A learner that has learned nothing."""
+        import evergraph as eg
+        from evergraph.core.settings import parse_setting
+
+        method = eg.make_method(self.method, self.settings)
+        model = eg.make_model(self.model or method.model, **self.model_settings)
+        training = {
+            key: parse_setting(eg.Training, key, value, owner="training") for key, value in self.training.items()
+        }
+        return eg.Learner(model, method, eg.Training(**{**method.training, **training}), seed=seed, device="cpu")
+
+    def row(self) -> dict[str, Any]:
+        """What a run's line says of it; of the method alone its name."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    def key(self) -> str:
+        """What tells it apart from others."""
+        return json.dumps(self.row(), sort_keys=True)
+
+
+def contender_of(row: dict[str, Any]) -> Contender:
+    """The contender of a run's line."""
+    return Contender(**{f.name: row[f.name] for f in fields(Contender) if f.name in row})
+
+
+def measure(cell: Cell, contender: Contender, data_root: str) -> dict[str, Any]:
     """Learn one stream, and test it."""
     import torch
 
@@ -54,18 +107,31 @@ def measure(cell: Cell, method: str, data_root: str) -> dict[str, Any]:
     graph, order, seed = cell
     stream = eg.stream(graph, data_root=data_root, order=order, seed=seed)
     start, used = time.perf_counter(), time.process_time()
-    learner = eg.Learner(method=method, seed=seed, device="cpu").fit(stream)
-    row: dict[str, Any] = {"graph": graph, "order": order, "seed": seed, "method": method}
+    learner = contender.learner(seed).fit(stream)
+    row: dict[str, Any] = {"graph": graph, "order": order, "seed": seed, **contender.row()}
     row["learn_s"] = round(time.perf_counter() - start, 2)
     for test_graph in TEST_GRAPHS:
         start = time.perf_counter()
         row[test_graph] = round(learner.evaluate(stream, test_graph=test_graph).ap, 3)
         row[f"{test_graph}_s"] = round(time.perf_counter() - start, 2)
     row["processor_s"] = round(time.process_time() - used, 1)
-    row.update({key.strip("_"): getattr(learner.method, key) for key in CHOICES if hasattr(learner.method, key)})
-    if hasattr(learner.method, "elsewhere"):
-        row["elsewhere"] = learner.method.elsewhere()
+    row |= {"kept_bytes": learner.method.kept_bytes(), "keeps": list(learner.method.access.keeps)}
+    row["labels"] = labels_used(learner, stream)
+    for part in learner.method.parts():
+        row.update({key.strip("_"): getattr(part, key) for key in CHOICES if hasattr(part, key)})
+        if hasattr(part, "elsewhere"):
+            row["elsewhere"] = part.elsewhere()
     return row
+
+
+def labels_used(learner: Any, stream: Any) -> str:
+    """The share of labels that training steps and the final head learned from, in percent."""
+    sizes = [[part.numel() for part in (task.train, task.val, task.test)] for task in stream]
+    train, val, test = (sum(column) for column in zip(*sizes))
+    both = any(getattr(part, "learn_validation", False) for part in learner.method.parts())
+    shares = [train] if any(entry["epochs"] for entry in learner.history) else []
+    shares += [train + val] if both else [] if shares else [train]
+    return ", ".join(f"{100 * share / (train + val + test):.0f} %" for share in shares)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -74,17 +140,22 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """AP in percent, mean and standard deviation over the runs of each graph and method."""
-    lines = ["| graph | method | runs | task | seen | decides on seen | learning, s | processor, s |"]
-    lines.append("|---|---|--:|--:|--:|---|--:|--:|")
-    for graph, method in dict.fromkeys((row["graph"], row["method"]) for row in rows):
-        own = [row for row in rows if (row["graph"], row["method"]) == (graph, method)]
+    """AP in percent, mean and standard deviation over the runs of each graph and contender."""
+    lines = [
+        "| graph | method | runs | task | seen | decides on seen | labels | MB kept | learning, s | processor, s |"
+    ]
+    lines.append("|---|---|--:|--:|--:|---|---|--:|--:|--:|")
+    for graph, key in dict.fromkeys((row["graph"], contender_of(row).key()) for row in rows):
+        own = [row for row in rows if (row["graph"], contender_of(row).key()) == (graph, key)]
         figures = [[row[name] for row in own] for name in TEST_GRAPHS]
         spread = " | ".join(f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in figures)
         ways = [row.get("elsewhere", "") for row in own]
         chosen = ", ".join(f"{way} {ways.count(way)}" for way in dict.fromkeys(ways) if way)
         seconds = " | ".join(f"{mean(row[name] for row in own):.0f}" for name in ("learn_s", "processor_s"))
-        lines.append(f"| {graph} | {method} | {len(own)} | {spread} | {chosen} | {seconds} |")
+        kept = [row["kept_bytes"] for row in own if "kept_bytes" in row]
+        costs = f"{own[-1].get('labels', '')} | {f'{mean(kept) / 1e6:.1f}' if kept else ''}"
+        name = " ".join(filter(None, (own[0]["method"], own[0].get("model", ""))))
+        lines.append(f"| {graph} | {name} | {len(own)} | {spread} | {chosen} | {costs} | {seconds} |")
     return "\n".join(lines)
 
 
@@ -94,6 +165,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--out", type=Path, default=Path("results/seven-graphs"))
     parser.add_argument("--method", default="auto")
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="a setting of the method")
+    parser.add_argument("--model", default="", help="the method's own by default")
+    parser.add_argument("--model-set", action="append", metavar="KEY=VALUE", help="a setting of the model")
+    parser.add_argument("--training", action="append", metavar="KEY=VALUE", help="a setting of the training")
     parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
     parser.add_argument("--orders", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
@@ -102,11 +177,14 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     asked.out.mkdir(parents=True, exist_ok=True)
     path = asked.out / "runs.jsonl"
-    known = {(row["graph"], row["order"], row["seed"], row["method"]) for row in read(path)}
-    missing = [cell for cell in cells(asked.graphs, asked.orders, asked.seeds) if (*cell, asked.method) not in known]
+    parsed = (parse_settings(asked.set), asked.model, parse_settings(asked.model_set, "--model-set"))
+    contender = Contender(asked.method, *parsed, parse_settings(asked.training, "--training"))
+    contender.learner(0)  # what is wrong with it is said before anything runs
+    known = {(row["graph"], row["order"], row["seed"], contender_of(row).key()) for row in read(path)}
+    missing = [cell for cell in cells(asked.graphs, asked.orders, asked.seeds) if (*cell, contender.key()) not in known]
     failed = 0
     with ProcessPoolExecutor(asked.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(measure, cell, asked.method, asked.data_root): cell for cell in missing}
+        running = {pool.submit(measure, cell, contender, asked.data_root): cell for cell in missing}
         for done in as_completed(running):
             if (error := done.exception()) is not None:
                 failed += 1

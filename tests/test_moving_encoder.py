@@ -130,7 +130,7 @@ def test_sums_follow_a_linear_drift(stream: eg.TaskStream) -> None:
 @pytest.mark.parametrize("model", [eg.GCN, eg.GraphSAGE])
 @pytest.mark.parametrize("protector", PROTECTED)
 def test_sums_follow_a_trained_encoder(stream: eg.TaskStream, protector: str, model: type[GraphModel]) -> None:
-    """Nearer to sums recomputed from the old nodes than sums that stay; not where nodes were kept without neighbours."""
+    """Nearer to sums recomputed from the old nodes than sums that stay; they stay where nodes were kept alone."""
     apart = model is eg.GraphSAGE and protector in ("er-gnn", "reservoir")
     learner = learner_of(f"{protector}+analytic", model(hidden=10))
     stayed = torch.zeros(())
@@ -203,7 +203,7 @@ def test_a_model_with_nothing_to_train_is_refused(stream: eg.TaskStream, encoder
 
 
 def test_one_command(evergraph, tmp_path: Path, without_pictures: None) -> None:
-    status, out, err = evergraph(
+    status, _, err = evergraph(
         "run", "sbm:nodes=90,classes=4,degree=4,features=6", "--method", "ssm+analytic", "--set", "encoder=continual",
         "--set", "per_class=5", "--model", "sage", "--hidden", "8", "--epochs", "3", "--out", tmp_path / "run",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""An encoder that moves under a closed-form head: sums over its features follow, and training keeps a head of its own."""
+"""An encoder that moves under a closed-form head: the sums over its features follow; training has its own head."""
 
 from __future__ import annotations
 
