@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.baselines import has_pyg_sampler
+from benchmarks.closed_form import auto_figures, auto_streams
 from benchmarks.figures import Figures, ahead_figures, fisher_figures, sampler_figures, scaling_figures, step_figures
 from benchmarks.gpu import gpu_figures
 from benchmarks.large import large_figures
@@ -24,11 +25,12 @@ TASK = 2  # of the five tasks of Coauthor-CS: 2,070 nodes, the smallest
 
 @dataclass(frozen=True)
 class Target:
-    """A figure's bound and its meaning."""
+    """A figure's bound and its meaning; a bound in seconds is for the full graph, which `--quick` does not measure."""
 
     bound: float | None
     at_most: bool
     about: str
+    full_size: bool = False
 
     def met(self, value: float) -> bool | None:
         """Whether a value keeps the bound; None without one."""
@@ -51,6 +53,19 @@ TARGETS: dict[str, Target] = {
     "fisher_diagonal_over_epoch": Target(10, True, "exact per-node Fisher diagonal over a training epoch"),
     "resident_mb": Target(1000, True, "peak memory of a whole Coauthor-CS run"),
     "epoch_scaling": Target(1.3, True, "epoch at 1M nodes, 10M edges over 100k, 1M, per node"),
+    "auto_learn_seconds": Target(8, True, "on two threads: seconds in which auto learns Coauthor-CS", full_size=True),
+    "auto_learn_over_epoch": Target(None, True, "the same over a GCN's plain training, one epoch a task"),
+    "auto_digits_seconds": Target(1.5, True, "on two threads: seconds in which auto learns the digits", full_size=True),
+    "auto_digits_over_epoch": Target(None, True, "the same over a GCN's plain training, one epoch a task"),
+    "auto_predict_seconds": Target(
+        2,
+        True,
+        "on two threads: seconds in which auto predicts all of Coauthor-CS, edges between tasks",
+        full_size=True,
+    ),
+    "auto_predict_over_gcn": Target(None, True, "the same over a GCN's prediction"),
+    "auto_node_ms": Target(20, True, "on two threads: ms for one node of it, from a loaded learner", full_size=True),
+    "auto_node_over_gcn": Target(None, True, "the same over a GCN's prediction"),
     "sampler_nodes_per_second": Target(None, False, "neighbour sampling, fan-out 10, 25"),
     "sampler_scipy_nodes_per_second": Target(None, False, "the same with scipy rows"),
     "sampler_pyg_nodes_per_second": Target(None, False, "the same with PyG"),
@@ -126,6 +141,7 @@ def _parts(
     yield "every method's step", lambda: method_figures(TaskStream(graph, 3), seconds / 10, torch.device("cpu"))
     yield "Fisher diagonal", lambda: fisher_figures(task, seconds)
     yield "memory of a run", lambda: {"resident_mb": resident_megabytes(data_root, 1 if quick else 5, threads)}
+    yield "auto", lambda: auto_figures(*auto_streams(data_root, quick))
     yield "neighbour sampling", lambda: sampler_figures(seconds / 4, 20_000 if quick else 100_000)
     sizes = (20_000, 200_000) if quick else (100_000, 1_000_000)
     yield "scaling", lambda: scaling_figures(seconds, sizes)

@@ -1,5 +1,6 @@
 """The benchmark's parts on small inputs: that it measures what it says, and prints it."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import benchmarks as package
 import pytest
 import torch
-from benchmarks import TARGETS, Target, distributed, generated_parts
+from benchmarks import TARGETS, Target, closed_form, distributed, generated_parts
 from benchmarks.baselines import pyg_step, scipy_neighbours
 from benchmarks.candidates import in_float64, setting
 from benchmarks.cost_model import (
@@ -40,6 +41,7 @@ from typer.testing import CliRunner
 from evergraph.cli import make_app
 from evergraph.cli.bench import figure_table
 from evergraph.core.sparse import SparseMatrix
+from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import read_mapped
 from evergraph.data.parts import read_parts, write_parts_header
@@ -47,7 +49,9 @@ from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods import METHODS, Finetune, OnlineCurvature, make_method
+from evergraph.models import make_model
 from evergraph.models.gcn import GCN
+from evergraph.training.learner import Learner
 from evergraph.training.loop import make_optimizer, train_step
 
 
@@ -88,8 +92,6 @@ def test_steps_repeat_their_batches_and_learn(words: Graph) -> None:
 def test_pyg_s_step_is_our_step() -> None:
     """The contender is the same network on the same seeds: with our weights its loss is ours."""
     from benchmarks import baselines
-
-    from evergraph.data.datasets.sbm import sbm
 
     task = Task.of(sbm(nodes=400, classes=3, degree=6, features=5, seed=1))
     steps = Steps(make_context(GCN(hidden=6), task), Finetune())
@@ -149,8 +151,6 @@ def test_the_figures_of_the_fisher_diagonal_and_of_size(words: Graph) -> None:
 
 
 def test_every_method_has_its_step_over_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergraph.data.datasets.sbm import sbm
-
     stream = TaskStream(sbm(nodes=80, classes=4, degree=5, features=6, seed=0), 2)
     monkeypatch.setattr("benchmarks.methods.alternate", lambda contenders, **more: {"plain": 2.0, "method": 4.0})
     found = method_figures(stream, 0, torch.device("cpu"))
@@ -164,11 +164,49 @@ def test_every_method_has_its_step_over_the_plain_one(monkeypatch: pytest.Monkey
     assert any(not torch.equal(a, b) for a, b in zip(before, steps.executor.context.model.parameters()))
 
 
+def test_auto_s_seconds_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every figure once: a clock that counts what is timed shows which times each is made of."""
+    stream = TaskStream(sbm(nodes=60, classes=4, degree=5, features=6, seed=0), 2)
+    counted = itertools.count(1)
+
+    def timed(work: Any) -> tuple[Any, float]:
+        return work(), float(next(counted))
+
+    def learned(tasks: TaskStream, about: dict[str, Any]) -> Learner:
+        small = make_model("mixed-features" if about is closed_form.AUTO else "gcn", hidden=20)
+        return Learner(small, **about).fit(tasks)
+
+    monkeypatch.setattr(closed_form, "timed", timed)
+    monkeypatch.setattr(closed_form, "learned", learned)
+    monkeypatch.setattr(closed_form, "THREADS", 1)
+    before = torch.get_num_threads()
+    found = closed_form.auto_figures(stream, stream.first(1))
+    assert torch.get_num_threads() == before
+    nodes = [10 + closed_form.NODES // 2 + 1, 10 + closed_form.NODES + closed_form.NODES // 2 + 1]
+    assert found == {
+        "auto_digits_seconds": 1,
+        "auto_digits_over_epoch": 1 / 3,  # plain ones were timed as 2, 3 and 4
+        "auto_learn_seconds": 5,
+        "auto_learn_over_epoch": 5 / 7,
+        "auto_predict_seconds": 9,
+        "auto_predict_over_gcn": 9 / 10,
+        "auto_node_ms": 1e3 * nodes[0],
+        "auto_node_over_gcn": nodes[0] / nodes[1],
+    }
+    assert found.keys() <= TARGETS.keys()
+
+
+def test_quick_figures_are_not_held_against_bounds_for_the_full_graph() -> None:
+    for quick, met in ((False, "yes"), (True, "")):
+        table = figure_table({"auto_learn_seconds": 1.0, "quick": quick})
+        assert list(table.columns[-1].cells) == [met]
+    quick = closed_form.auto_streams(None, quick=True)
+    assert [len(stream) for stream in quick] == [2, 1]
+
+
 @pytest.mark.parametrize("past", [0, 2])
 def test_the_step_written_out_is_the_loop_s(past: int) -> None:
     """One step of the loop in float64, autograd and fused Adam, against the one that candidates are held against."""
-    from evergraph.data.datasets.sbm import sbm
-
     task = Task.of(sbm(nodes=120, classes=5, degree=6, features=7, seed=0))
     standing, model, seeds, capacity = setting(task, "cpu", 8, 16)
     model.double()
@@ -200,8 +238,6 @@ def test_triton_s_step_is_the_one_written_out() -> None:
 
 
 def test_the_scipy_sampler_keeps_to_the_fan_out() -> None:
-    from evergraph.data.datasets.sbm import sbm
-
     graph = sbm(nodes=300, classes=3, degree=20, features=1)
     seeds = torch.arange(5)
     assert 5 < scipy_neighbours(graph, seeds, (2,)) <= 15

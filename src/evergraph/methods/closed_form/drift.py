@@ -17,9 +17,7 @@ from evergraph.methods.closed_form.head import linear_head
 from evergraph.models.base import GraphModel
 
 DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)  # of the mean diagonal of the kept examples' Gram matrix
-UNLIKE = (
-    0.5  # relative distance of that matrix, scaled, from the sums, from which on the examples do not stand for them
-)
+ALIKE = 0.85  # cosine between that matrix and the sums, up to which the examples do not stand for the nodes
 KEPT = "what is kept of earlier tasks, before this one is added"  # in a context's cache: examples, and their weights
 
 
@@ -91,7 +89,7 @@ class MovingEncoder(Method):
             return
         batch, weights = context.cache[KEPT]
         before = functional_call(_Features(context.model), old, (batch,)).double()
-        if unlikeness(before, weights.double(), self.gram_["train"]) > UNLIKE:
+        if likeness(before, weights.double(), self.gram_["train"]) < ALIKE:
             tell(
                 f"analytic: what is kept of earlier tasks looks to {type(context.model).__name__} unlike the nodes it "
                 "stands for, and their sums stay as they were; keep examples with their neighbours, e.g. ssm+analytic"
@@ -114,10 +112,10 @@ def kept_examples(context: Context) -> tuple[Batch, Tensor] | None:
     return None
 
 
-def unlikeness(rows: Tensor, weights: Tensor, gram: Tensor) -> float:
-    """The relative distance of the examples' Gram matrix, scaled to the same trace, from that of all nodes."""
+def likeness(rows: Tensor, weights: Tensor, gram: Tensor) -> float:
+    """The cosine between the examples' Gram matrix and that of all nodes."""
     own = rows.T @ (weights.unsqueeze(1) * rows)
-    return float((own * (gram.trace() / own.trace()) - gram).norm() / gram.norm())
+    return float((own * gram).sum() / (own.norm() * gram.norm()))
 
 
 def linear_change(before: Tensor, after: Tensor, weights: Tensor) -> tuple[Tensor, float]:
