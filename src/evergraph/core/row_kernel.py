@@ -32,16 +32,15 @@ def add_up(  # type: ignore[no-untyped-def]
     target = tl.load(targets + piece).to(tl.int64)
     total = tl.zeros((width,), dtype=out.dtype.element_ty)
     e = start + tl.arange(0, entries)
+    row = e.to(tl.int64)
     if weighted:
         row = tl.load(indices + e, mask=e < end, other=0).to(tl.int64)
         weight = tl.load(values + e, mask=e < end, other=0.0)
     for _ in range(start, end, entries):
-        if weighted:
-            place = row[:, None] * columns + c[None, :]
-        else:
-            place = e.to(tl.int64)[:, None] * columns + c[None, :]
+        place = row[:, None] * columns + c[None, :]
         read = tl.load(dense + place, mask=(e < end)[:, None] & inside[None, :], other=0.0)
         e += entries
+        row = e.to(tl.int64)
         if weighted:  # the next entries are on their way while these are added up
             read *= weight[:, None]
             row = tl.load(indices + e, mask=e < end, other=0).to(tl.int64)
