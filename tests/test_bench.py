@@ -34,10 +34,12 @@ from benchmarks.large import write_large
 from benchmarks.methods import SecondTaskSteps, method_figures
 from benchmarks.resident import child_environment, peak_megabytes
 from benchmarks.setting import SETTINGS, Steps, coauthor, coauthor_like, make_context, remember
+from benchmarks.seven_graphs import Contender, contender_of, measure, table
 from benchmarks.step_by_hand import Learned, Past, step_by_hand
 from benchmarks.timing import alternate
 from typer.testing import CliRunner
 
+import evergraph as eg
 from evergraph.cli import make_app
 from evergraph.cli.bench import figure_table
 from evergraph.core.sparse import SparseMatrix
@@ -202,6 +204,23 @@ def test_quick_figures_are_not_held_against_bounds_for_the_full_graph() -> None:
         assert list(table.columns[-1].cells) == [met]
     quick = closed_form.auto_streams(None, quick=True)
     assert [len(stream) for stream in quick] == [2, 1]
+
+
+def test_seven_graphs_take_any_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's line tells its contender apart, and says what is kept and which labels were used."""
+    stream = TaskStream(sbm(nodes=200, classes=4, degree=5, features=6, seed=0), 2)
+    monkeypatch.setattr(eg, "stream", lambda *given, **named: stream)
+    settings = {"encoder": "continual", "per_class": "3"}
+    trained = Contender("ssm+analytic", settings, "sage", {"hidden": "8"}, {"epochs": "2"})
+    closed = Contender("analytic", model_settings={"hidden": "20"})
+    rows = [json.loads(json.dumps(measure(("actor", "random:0", 0), one, ""))) for one in (trained, closed)]
+    assert [contender_of(row) for row in rows] == [trained, closed]
+    assert [row["labels"] for row in rows] == ["60 %, 79 %", "79 %"]  # sizes are rounded down
+    assert set(rows[0]["keeps"]) == {"real nodes", "graphs", "statistics"}
+    assert len(rows[0]["drift"]) == 1
+    assert min(row["kept_bytes"] for row in rows) > 0
+    lines = table([*rows, rows[0]]).splitlines()
+    assert [line.split(" | ")[1:3] for line in lines[2:]] == [["ssm+analytic sage", "2"], ["analytic", "1"]]
 
 
 @pytest.mark.parametrize("past", [0, 2])
