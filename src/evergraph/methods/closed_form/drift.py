@@ -60,8 +60,8 @@ class MovingEncoder(Method):
         if self.encoder != "frozen" and all(value is head for value in context.model.parameters()):
             kind = type(context.model).__name__
             raise EvergraphError(
-                f"encoder={self.encoder}: {kind} has nothing to train below its head; name a model that has, "
-                "e.g. --model sage"
+                f"encoder={self.encoder}: {kind} has nothing to train below its head; take analytic with a model that "
+                "has, e.g. --method ssm+analytic --model sage"
             )
         drifts = self.encoder == "continual" and self.tasks_
         self.encoder_before_ = copy_params(context.model) if drifts else {}
