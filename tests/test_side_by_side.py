@@ -49,7 +49,7 @@ def training(
     stream = eg.TaskStream(sbm(nodes=60, classes=4, degree=5, features=6, signal=2.0, seed=0), 2, seed=seed)
     model = eg.GCN(hidden=8, dropout=0.3 if name in {"finetune", "reservoir"} else 0.0)
     learner = eg.Learner(
-        model, make_method(name, settings), epochs=6, batch_size=batch_size, device=device, seed=seed, lr=0.01
+        model, make_method(name, settings), epochs=3, batch_size=batch_size, device=device, seed=seed, lr=0.01
     )
     losses = [row["loss"] for task in stream for row in learner.learn(task)]
     losses += learner.evaluate(stream).accuracies
@@ -92,7 +92,7 @@ def stackable(
     stream = eg.TaskStream(graph, 2, seed=seed)
     learner = eg.Learner(
         eg.GCN(hidden=8), make_method(name, settings), batch_size=batch_size, device=device, seed=seed,
-        dtype=torch.float64, **{"epochs": 5, "lr": 0.01, **training},
+        dtype=torch.float64, **{"epochs": 3, "lr": 0.01, **training},
     )  # fmt: skip
     losses = [row["loss"] for task in stream for row in learner.learn(task)]
     losses += learner.evaluate(stream).accuracies
