@@ -2,9 +2,13 @@
 
 import functools
 import gc
+import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the suite runs one process a core, and so do those that it starts
 
 import click
 import pytest
@@ -18,13 +22,16 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.registry import Registry
 from forked import forked_pool
 
-torch.set_num_threads(1)  # the suite runs one process a core
+torch.set_num_threads(1)
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the collector need not look at it again, nor forked processes copy it."""
+    """What is imported by now stays: the collector need not look at it again, nor forked processes copy or import it."""
+    _made_once()
+    importlib.import_module("matplotlib.figure")
+    importlib.import_module("matplotlib.backends.backend_agg")
     gc.collect()
     gc.freeze()
 
