@@ -22,6 +22,8 @@ from evergraph.evaluation import METRICS
 from evergraph.problems import PROBLEMS
 from test_problems import make_data
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SMALL = {"epochs": 2, "lr": 0.02, "batch_size": 16, "label_scope": "seen", "device": "cpu"}
 STREAMS = {
     "node-classification": lambda: eg.TaskStream(drift(nodes=120), scenario="time", bins=3),

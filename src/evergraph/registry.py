@@ -124,8 +124,9 @@ def add_plugin_files(paths: Iterable[str]) -> None:
     """Load Python files with methods, models and so on of one's own; processes started from here load them too."""
     global _loaded
     known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
-    os.environ[FILES] = os.pathsep.join(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
-    _loaded = False
+    files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
+    os.environ[FILES] = os.pathsep.join(files)
+    _loaded = _loaded and len(files) == len(known)
     try:
         load_plugins()
     except EvergraphError:
