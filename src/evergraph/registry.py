@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
-from evergraph.errors import EvergraphError, first_line, unknown
+from evergraph.errors import EvergraphError, first_line, shown, unknown
 
 PLUGINS = "evergraph.plugins"
 FILES = "EVERGRAPH_PLUGINS"  # an environment variable with the paths of Python files, as `--plugin` sets it
@@ -46,6 +46,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         """Add an entry under its `name`, or under the name given. Usable as a decorator."""
         if entry is None:
             return lambda decorated: self._add(str(name), decorated)
+        if name is None and not isinstance(getattr(entry, "name", None), str):
+            raise EvergraphError(f'{shown(entry)} has no name to be registered by; give it one: name = "mine"')
         return self._add(name or entry.name, entry)
 
     def _add(self, name: str, entry: Entry) -> Entry:

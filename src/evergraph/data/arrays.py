@@ -69,6 +69,8 @@ def targets_and_names(
     columns: bool = False,
 ) -> tuple[Tensor, list[ClassName]]:
     """Targets of examples and the names of their classes or columns, checked."""
+    if isinstance(class_names, (set, frozenset)):
+        raise EvergraphError(f"{name}: class_names are a set, which has no order; give a list, or {{label: name}}")
     values = None if y is None else as_array(y)
     if values is not None and values.dtype.kind in "OUS":
         return _text_labels(values, count, class_names, name)
