@@ -318,6 +318,18 @@ BAD_CALLS = {
     "stream['a']": (lambda made: STREAM["a"], "task 'a' of a stream of 3; tasks are numbered from 0"),
     "leak_score(graph)": (lambda made: eg.leak_score(STREAM.graph), "leak_score: stream=.* must be of type TaskStream"),
     "average_forgetting('x')": (lambda made: eg.average_forgetting("x"), "rows of numbers, not 'x'"),
+    "learn(columns of labels)": (
+        lambda made: made.learn(eg.make_graph(month(0, 2).x, month(0, 2).edge_index, np.eye(month(0, 2).num_nodes, 2))),
+        "several labels or numbers, and node-classification needs one class for each",
+    ),
+    "features of 1e30": (
+        lambda made: eg.make_graph(month(0, 2).x * 1e30, month(0, 2).edge_index),
+        r"features of up to \de\+30; squares of such numbers are infinite",
+    ),
+    "features of 1e-30": (
+        lambda made: eg.make_graph(month(0, 2).x * 1e-30, month(0, 2).edge_index),
+        r"features of up to \de-30; squares",
+    ),
     "register(3)": (lambda made: eg.register(3), "3 has no name to be registered by"),
     "class_names=set": (
         lambda made: eg.make_graph(np.eye(4), [[0], [1]], [0, 1, 0, 1], class_names={"a", "b"}),
