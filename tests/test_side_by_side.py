@@ -115,6 +115,10 @@ STACKABLE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+ALIKE = ("online-ewc", "mas", "ema+ewc", "mas+batch-curvature")
+"""Methods whose pull is that of another on the list when there is one batch alone."""
+
+
 @pytest.fixture
 def stacking(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU too."""
@@ -130,8 +134,14 @@ def equal(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
 
 
 @pytest.mark.usefixtures("stacking")
-@pytest.mark.parametrize(("batch_size", "sparse"), [(8, False), (0, False), (8, True)])
-@pytest.mark.parametrize(("name", "settings"), STACKABLE)
+@pytest.mark.parametrize(
+    ("name", "settings", "batch_size", "sparse"),
+    [
+        pytest.param(*method, size, sparse, marks=[pytest.mark.slow] if size == 0 and method[0] in ALIKE else [])
+        for size, sparse in ((8, False), (0, False), (8, True))
+        for method in STACKABLE
+    ],
+)
 def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
     name: str, settings: dict[str, Any], batch_size: int, sparse: bool
 ) -> None:
