@@ -30,6 +30,7 @@ from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods import make_method
 from evergraph.methods.base import Context, Method
+from evergraph.methods.online_curvature import gradient_rows
 from evergraph.models.base import GraphModel, stays_sparse
 from evergraph.models.fixed_products import fixed_product
 from evergraph.models.gcn import GCN, gcn_operator, propagation_pays
@@ -446,7 +447,9 @@ def test_a_queue_of_rows_of_the_first_layer_is_that_of_gradients_written_out(
     """Two tasks as a GPU takes them, uncaptured."""
     monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
     monkeypatch.setattr("evergraph.methods.online_curvature.queue.factors_pay", lambda context: False)
-    stream, kinds = TaskStream(sparse_graph(), 2), []
+    stream, kinds, apart = TaskStream(sparse_graph(), 2), [], []
+    product_of_its_own = gradient_rows._product
+    monkeypatch.setattr(gradient_rows, "_product", lambda *given: apart.append(1) or product_of_its_own(*given))
 
     def learned(*names: str) -> tuple[dict[str, Tensor], list[float]]:
         with fast_paths(*names):
@@ -462,6 +465,7 @@ def test_a_queue_of_rows_of_the_first_layer_is_that_of_gradients_written_out(
 
     found, found_losses = learned("sparse", "structure")
     assert any(kinds)
+    assert len(apart) == 1  # the first step with a queue; the passes of all others carry the tangent
     kinds.clear()
     plain, plain_losses = learned("sparse")
     assert not any(kinds)
