@@ -48,7 +48,7 @@ def evaluate(
         names,
         latest=[number == learner.num_tasks - 1 for number in numbers] if comparable else [],
         rows=[
-            values if _is_now(learner, row) else [_tested(learner, row, number) for number in numbers]
+            [*values] if _is_now(learner, row) else [_tested(learner, row, number) for number in numbers]
             for row in numbers
         ],
         higher_is_better=METRICS[name].higher_is_better,
