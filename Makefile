@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# two processes that rewrite assertions of the tests alone, not of the plug-ins that happen to be installed, and keep
+# what they have compiled
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --disable-plugin-autoload -p xdist -n 2 --dist worksteal
 
 .PHONY: demo test test-all test-slow fuzz browser docs lint format clean
 
@@ -11,17 +14,17 @@ demo: $(STAMP)
 		--set curvature.strength=10 --set curvature.nodes=means --set curvature.ema=0
 
 test: $(STAMP) lint browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 # what the default suite leaves out: long runs on real data, and the rest of the product of methods, models and settings
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow or paper"
+	$(PYTEST) -m "slow or paper"
 
 test-all: test test-slow
 
 # twenty times as many made-up bad inputs as the default suite, other ones every time
 fuzz: $(STAMP)
-	EVERGRAPH_FUZZ=20 $(BIN)/python -m pytest -n 2 tests/test_bad_input.py tests/test_hardening.py
+	EVERGRAPH_FUZZ=20 $(PYTEST) tests/test_bad_input.py tests/test_hardening.py
 
 # The report's tests open it in a real Chromium: installed where that can be done, else those tests are skipped.
 browser:

@@ -44,6 +44,7 @@ class Setting:
     batcher: Neighbourhoods
     problem: NodeClassification
     nodes: Tensor
+    case: str = ""  # which of `CASES` it is, on the graph that all of them have
 
     @property
     def scope(self) -> list[int]:
@@ -110,7 +111,7 @@ own_cases = pytest.mark.parametrize("case", OWN)
 
 def make(case: str, classes: tuple[int, ...] = (0, 1, 2, 3), graph: Graph | None = None) -> Setting:
     """A case set up in float64, over the nodes of the given classes."""
-    graph = graph or tiny_graph()
+    known, graph = ("", graph) if graph else (case, tiny_graph())
     model = as_model(CASES[case]())
     model.setup(FEATURES, CLASSES)
     model.double().eval()
@@ -123,7 +124,7 @@ def make(case: str, classes: tuple[int, ...] = (0, 1, 2, 3), graph: Graph | None
             value.data = torch.randn(value.shape, generator=generator, dtype=torch.float64) * 0.7
         grads = torch.autograd.grad(model(batcher.batch(nodes)).square().sum(), list(model.parameters()))
         if all((grad != 0).double().mean() > 0.6 for grad in grads):  # most units are alive in every layer
-            return Setting(graph, model, batcher, problem, nodes)
+            return Setting(graph, model, batcher, problem, nodes, known)
     raise AssertionError(f"{case}: every start has dead layers")
 
 
@@ -177,7 +178,21 @@ def node_labels(setting: Setting, number: int, labels: str, picked: Tensor | Non
 
 
 def node_fisher_rows(setting: Setting, labels: str, picked: Tensor | None = None) -> list[list[Tensor]]:
-    """For each node the vectors √weight · ∂log p[label]/∂θ whose outer products are its Fisher matrix."""
+    """For each node the vectors √weight · ∂log p[label]/∂θ whose outer products are its Fisher matrix.
+
+    Of a case they are worked out once, however many tests compare with them.
+    """
+    where = [*flat(setting.params).tolist(), *setting.nodes.tolist(), -1, *setting.scope]
+    key = (setting.case, labels, *where, *([] if picked is None else picked.tolist()))
+    if key not in _ROWS or not setting.case:
+        _ROWS[key] = _node_fisher_rows(setting, labels, picked)
+    return _ROWS[key]
+
+
+_ROWS: dict[tuple[object, ...], list[list[Tensor]]] = {}
+
+
+def _node_fisher_rows(setting: Setting, labels: str, picked: Tensor | None) -> list[list[Tensor]]:
     rows = []
     for number, node in enumerate(setting.nodes):
         rows.append(

@@ -2,9 +2,13 @@
 
 import functools
 import gc
+import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the suite runs one process a core, and so do those that it starts
 
 import click
 import pytest
@@ -18,13 +22,16 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.registry import Registry
 from forked import forked_pool
 
-torch.set_num_threads(1)  # the suite runs one process a core
+torch.set_num_threads(1)
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the collector need not look at it again, nor forked processes copy it."""
+    """What is imported by now stays: the collector need not look at it again, nor forked processes import it."""
+    _made_once()
+    importlib.import_module("matplotlib.figure")
+    importlib.import_module("matplotlib.backends.backend_agg")
     gc.collect()
     gc.freeze()
 
@@ -71,8 +78,10 @@ def evergraph(
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs, comparisons and reports draw no figures, which take longer than small runs and have tests of their own."""
     monkeypatch.setattr("evergraph.experiments.report.FIGURES", {})
-    for command in ("run", "compare"):
-        monkeypatch.setattr(f"evergraph.cli.{command}.heatmaps", lambda results, path: path)
+    for place in ("cli.run.heatmaps", "cli.compare.heatmaps"):
+        monkeypatch.setattr(f"evergraph.{place}", lambda results, path: path)
+    for figure in ("heatmaps", "final_rows"):
+        monkeypatch.setattr(f"evergraph.experiments.paper.experiment.{figure}", lambda results, path: path)
 
 
 @pytest.fixture

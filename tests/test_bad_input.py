@@ -34,8 +34,12 @@ TIMES = int(os.environ.get("EVERGRAPH_FUZZ", "1"))
 SMALL = "sbm:nodes=120,classes=4,features=8,signal=3"
 
 
+MADE_UP = []  # inputs, by test
+
+
 def examples(number):
     """So many made-up inputs, the same ones every time unless more are asked for."""
+    MADE_UP.append(number * TIMES)
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
     return settings(
         max_examples=number * TIMES,
@@ -473,15 +477,30 @@ CALLS = {
     "run": lambda learner, graph, value: eg.run(value, "out"),
     "report": lambda learner, graph, value: eg.write_report(value),
     "compose": lambda learner, graph, value: eg.Compose(value),
+    "learn on_epoch": lambda learner, graph, value: learner.learn(graph, value if not callable(value) else None),
+    "evaluate part": lambda learner, graph, value: learner.evaluate(graph, part=value),
+    "why": lambda learner, graph, value: learner.why(graph, value),
+    "forget": lambda learner, graph, value: learner.forget(value, graph),
+    "save": lambda learner, graph, value: learner.save(value),
+    "from_tables": lambda learner, graph, value: eg.from_tables(value),
+    "from_networkx": lambda learner, graph, value: eg.from_networkx(value),
+    "leak_score": lambda learner, graph, value: eg.leak_score(value),
+    "average_forgetting": lambda learner, graph, value: eg.average_forgetting(value),
+    "average_performance": lambda learner, graph, value: eg.average_performance(value),
+    "register": lambda learner, graph, value: eg.register(value),
 }
 
 
 @given(st.sampled_from(list(CALLS)), JUNK)
-@examples(250)
+@examples(350)
 def test_calls_with_wrong_values_work_or_are_one_line(empty, learner, graph, name, value):
     before = learner.num_tasks
     try:
         CALLS[name](learner, graph, value)
     except Exception as error:
         refused(error)
-    assert learner.num_tasks == before or name in {"learn", "fit"}
+    assert learner.num_tasks == before or name in {"learn", "learn on_epoch", "fit"}
+
+
+def test_two_thousand_inputs_are_made_up():
+    assert sum(MADE_UP) >= 2000 * TIMES

@@ -120,7 +120,8 @@ METHODS = sorted(set(eg.registry.methods) - {"analytic", "auto"})  # whose model
 @pytest.mark.usefixtures("recording")
 def test_steps_of_methods_that_say_so_can_be_repeated(name: str, batch_size: int) -> None:
     """Two tasks; what a method's declaration does not keep, the watch finds."""
-    short = {"tpp": {"pretrain_epochs": 2}, "pi-gnn": {"rectify_epochs": 2}}
+    short = {"tpp": {"pretrain_epochs": 2}, "pi-gnn": {"rectify_epochs": 2}, "delome": {"networks": 2}}
+    short |= {"cat": {"networks": 2}, "puma": {"networks": 2, "updates": 2, "pseudo_label_epochs": 2}}
     method = make_method(name, short.get(name, {}))
     claim = capable(method, "steps_can_be_captured")
     assert claim is not None, "every method of the package says whether its steps can be captured"

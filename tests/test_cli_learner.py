@@ -132,6 +132,10 @@ def test_predictions_as_parquet_and_on_stdout(evergraph, graph_file, tmp_path, m
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     bad(evergraph("predict", graph, "--checkpoint", folder, "--out", tmp_path / "q.parquet"), "evergraph[parquet]")
     bad(evergraph("predict", graph, "--checkpoint", folder, "--out", tmp_path / "q.txt"), ".csv or .parquet")
+    nowhere = tmp_path / "nowhere"
+    bad(
+        evergraph("predict", graph, "--checkpoint", folder, "--out", nowhere / "q.csv"), f"there is no folder {nowhere}"
+    )
     assert not list(tmp_path.glob("q.*"))
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -334,6 +337,31 @@ def test_a_bad_plug_in_is_one_line(evergraph, tmp_path: Path) -> None:
 
 def test_the_version(evergraph) -> None:
     assert evergraph("--version")[:2] == (0, f"evergraph {eg.__version__}\n")
+
+
+def test_the_version_is_there_at_once() -> None:
+    """Before what takes seconds to import."""
+    script = """if True:
+        import sys
+        sys.argv = ["evergraph", "--version"]
+        try:
+            import evergraph
+        except SystemExit as ended:
+            print(ended.code, "torch" in sys.modules)
+    """
+    here = {**os.environ, "PYTHONPATH": str(Path(eg.__file__).parents[1])}
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=here)
+    assert (said.stdout, said.stderr) == (f"evergraph {eg.__version__}\n0 False\n", "")
+
+
+def test_help_by_its_short_name_and_spaces_after_commas(evergraph) -> None:
+    for words in (["-h"], ["compare", "-h"]):
+        status, out, _ = evergraph(*words)
+        assert (status, "Usage: evergraph" in out) == (0, True)
+    words = ["compare", STREAMS[0], "--methods", "finetune, ema", "--seeds", 1, *QUICK, "--json"]
+    status, out, error = evergraph(*words)
+    assert status == 0, error
+    assert [result["method"] for result in json.loads(out)["results"]] == ["finetune", "ema"]
 
 
 def test_the_citation_names_this_version() -> None:

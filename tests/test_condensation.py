@@ -132,6 +132,7 @@ def test_condensation_is_the_same_every_time_and_leaves_its_start_alone() -> Non
 GRAPH = sbm(nodes=120, classes=6, degree=4, features=5, signal=3.0, seed=1)
 STREAM = eg.TaskStream(GRAPH, 2)
 CONDENSING = {"cat": eg.CaT, "puma": eg.PUMA, "delome": eg.DeLoMe}
+SHORT = {"puma": {"pseudo_label_epochs": 5, "updates": 3}}  # little work, where what comes of it is not looked at
 every_condensing = pytest.mark.parametrize("name", CONDENSING)
 
 
@@ -143,7 +144,7 @@ def learner(method: eg.Method, **more: object) -> eg.Learner:
 
 @every_condensing
 def test_a_memory_in_bytes_is_never_exceeded_and_is_balanced(name: str) -> None:
-    of = learner(CONDENSING[name](memory="300", networks=2))
+    of = learner(CONDENSING[name](memory="300", networks=2, **SHORT.get(name, {})))
     node = 5 * 4 + 4  # five features and a target
     for task in STREAM:
         of.learn(task)
@@ -156,7 +157,7 @@ def test_a_memory_in_bytes_is_never_exceeded_and_is_balanced(name: str) -> None:
 
 @every_condensing
 def test_a_share_of_the_nodes_is_divided_by_class_sizes(name: str) -> None:
-    of = learner(CONDENSING[name](memory="20%", networks=1))
+    of = learner(CONDENSING[name](memory="20%", networks=1, **SHORT.get(name, {})))
     met = 0
     for task in STREAM:
         of.learn(task)
@@ -217,7 +218,7 @@ def test_cat_and_puma_train_on_the_memory_alone(kind: type[eg.CaT]) -> None:
 @pytest.mark.parametrize("scope", ["current", "all"])
 def test_old_classes_compete_whatever_the_label_scope(name: str, scope: str) -> None:
     """Those of the memory are in the softmax, or their loss would have no value."""
-    of = learner(CONDENSING[name](per_class=2, networks=1), label_scope=scope)
+    of = learner(CONDENSING[name](per_class=2, networks=1, **SHORT.get(name, {})), label_scope=scope)
     assert all(row["loss"] > 0 for task in STREAM for row in of.learn(task))
 
 
@@ -288,7 +289,7 @@ def test_killed_in_mid_condensation_a_learner_resumes_to_the_same_bits(
     """From what was on the disk when the process ended: the state between tasks, or between epochs."""
 
     def fresh() -> eg.Learner:
-        return learner(CONDENSING[name](per_class=2, networks=5), dtype=dtype)
+        return learner(CONDENSING[name](per_class=2, networks=5, **SHORT.get(name, {})), dtype=dtype)
 
     whole, broken = fresh(), fresh()
     for of in (whole, broken):

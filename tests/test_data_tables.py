@@ -137,6 +137,20 @@ def test_what_was_done_with_features_is_said(tables: Path) -> None:
         eg.make_graph(np.array([[1, 0], [0, 1]]), np.zeros((2, 0), int))
 
 
+def test_numbers_that_may_be_ids_are_not_passed_over_in_silence() -> None:
+    """Edges that name customers would join other rows, and nothing would look wrong."""
+    nodes, edges = {"customer": [2, 0, 1], "age": [1.5, 2.5, 3.5]}, {"from": [0, 1], "to": [1, 2]}
+    with pytest.warns(
+        EvergraphWarning, match="called by the number of their row.*the column 'customer', give id=custom"
+    ):
+        assert eg.from_tables(nodes, edges).feature_names == ["customer", "age"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EvergraphWarning)
+        made = eg.from_tables(nodes, edges, id="customer", undirected=True)
+    assert made.adjacency.dense().tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]  # customers 0, 1 and 2 in a row
+    assert made.feature_names == ["age"]
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "people.csv": ({}, "a node table needs its edge list; write people.csv:edges=EDGES.csv"),
     "people.csv:edges=nobody.csv": ({}, "no file nobody.csv"),
@@ -147,6 +161,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "people.csv:edges=follows.csv,missing=guess": ({}, "missing='guess'"),
     "people.csv:edge=follows.csv": ({}, "unknown setting of people.csv 'edge'; choose one of: edges"),
     "people.csv:edges=far.csv,missing=zero": ({"far.csv": "a,b\nada,zoe\n"}, "row 1 names node 'zoe'"),
+    "shop.csv:edges=sold.csv": (
+        {"shop.csv": "product,x\np1,1\np2,2\n", "sold.csv": "from,to\np1,p2\n"},
+        "row 1 names node 'p1', which is not in shop; its nodes are called 0 to 1 unless a column of ids is named "
+        "(id=product)",
+    ),
     "twice.csv:edges=none": ({"twice.csv": "id,x\na,1\na,2\n"}, "two nodes have the id 'a'"),
     "empty.csv:edges=none": ({"empty.csv": "id,x\n"}, "empty.csv: no rows"),
     "ragged.csv:edges=none": ({"ragged.csv": "id,x\na,1\nb\n"}, "row 3 has 1 cells, but there are 2 columns"),

@@ -210,6 +210,7 @@ def one_line_of(doom: str, said: str) -> bool:
     return re.fullmatch(rf"error: ({DOOMS[doom]})[^\n]*\n", said) is not None
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_run_that_fails_is_one_line_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     """Killed in one process, then in the other; a full disk; a lost connection: each time it is resumed."""
     plugin = tmp_path / "doomed.py"

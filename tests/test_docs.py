@@ -20,7 +20,7 @@ from typer.main import get_command
 import evergraph as eg
 from evergraph import cli
 from evergraph.experiments import report
-from evergraph.models import RandomFeatures
+from evergraph.models import MixedFeatures, RandomFeatures
 from evergraph.training import Training
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +34,8 @@ FENCE = re.compile(
 )
 SHELL = {"sh", "bash", "shell", "console"}
 FEW_EPOCHS = 2
-SHORT = [(Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", 320)]
+SHORT = [(Training, "epochs", FEW_EPOCHS), (RandomFeatures, "hidden", 80), (MixedFeatures, "hidden", 80)]
+PLANE = report.FIGURES["plane"]
 SHORT += [(kind, "networks", 3) for kind in (eg.CaT, eg.PUMA, eg.DeLoMe)]
 
 
@@ -74,7 +75,7 @@ def names(paths):
 
 
 @pytest.fixture
-def empty_place(tmp_path, monkeypatch, registries):
+def empty_place(tmp_path, monkeypatch, registries, without_pictures):
     """A folder of its own with the files that pages offer, and short training of small models by default."""
     monkeypatch.chdir(tmp_path)
     for file in (DOCS / "files").iterdir():
@@ -86,7 +87,7 @@ def empty_place(tmp_path, monkeypatch, registries):
     for kind in eg.METHODS.values():
         if "epochs" in kind().training:
             monkeypatch.setattr(kind, "training", {**kind.training, "epochs": FEW_EPOCHS})
-    monkeypatch.setattr(report, "FIGURES", {"plane": report.FIGURES["plane"]})  # the others have tests of their own
+    monkeypatch.setattr(report, "FIGURES", {"plane": PLANE})  # the others have tests of their own
     return tmp_path
 
 

@@ -111,6 +111,9 @@ def test_months_are_tasks(tmp_path: Path) -> None:
     assert found.af < -20
     assert made.evaluate(months[0]).af == pytest.approx(rows[2][0] - rows[0][0])  # an old month alone
     assert made.evaluate([months[2]]).af == 0  # the newest cannot be forgotten yet
+    found = made.evaluate([month(0, 2, seed=5), months[2]])  # the first was never learned, and is measured all the same
+    assert found.matrix[1].tolist() == found.accuracies
+    assert np.isnan(found.matrix[0]).all()
 
 
 def test_months_are_files_too(tmp_path: Path) -> None:
@@ -302,6 +305,36 @@ BAD_CALLS = {
         "num_classes=10000000000000 must be a whole number of at least 1 and at most 10,000,000",
     ),
     "Task.of(5)": (lambda made: eg.Task.of(5), "int is not a graph"),
+    "nodes=slice": (
+        lambda made: made.predict(month(0, 2), slice(3)),
+        r"slice\(None, 3, None\) are not node numbers; give",
+    ),
+    "nodes={1, 2}": (lambda made: made.predict(month(0, 2), {1, 2}), "nodes={1, 2} are not node numbers; give a list"),
+    "evaluate(part='tests')": (lambda made: made.evaluate(STREAM, part="tests"), "part='tests' must be one of"),
+    "save(3)": (lambda made: made.save(3), "save: path=3 must be text or of type Path"),
+    "why(graph)": (lambda made: made.why(month(0, 2)), "why: missing a required argument: 'node'"),
+    "learn(on_epoch=5)": (lambda made: made.learn(month(0, 2), 5), "on_epoch=5 must be none or of type Callable"),
+    "Learner(dtype=torch.int32)": (lambda made: eg.Learner(dtype=torch.int32), "dtype=torch.int32 must be one of real"),
+    "stream['a']": (lambda made: STREAM["a"], "task 'a' of a stream of 3; tasks are numbered from 0"),
+    "leak_score(graph)": (lambda made: eg.leak_score(STREAM.graph), "leak_score: stream=.* must be of type TaskStream"),
+    "average_forgetting('x')": (lambda made: eg.average_forgetting("x"), "rows of numbers, not 'x'"),
+    "learn(columns of labels)": (
+        lambda made: made.learn(eg.make_graph(month(0, 2).x, month(0, 2).edge_index, np.eye(month(0, 2).num_nodes, 2))),
+        "several labels or numbers, and node-classification needs one class for each",
+    ),
+    "features of 1e30": (
+        lambda made: eg.make_graph(month(0, 2).x * 1e30, month(0, 2).edge_index),
+        r"features of up to \de\+30; squares of such numbers are infinite",
+    ),
+    "features of 1e-30": (
+        lambda made: eg.make_graph(month(0, 2).x * 1e-30, month(0, 2).edge_index),
+        r"features of up to \de-30; squares",
+    ),
+    "register(3)": (lambda made: eg.register(3), "3 has no name to be registered by"),
+    "class_names=set": (
+        lambda made: eg.make_graph(np.eye(4), [[0], [1]], [0, 1, 0, 1], class_names={"a", "b"}),
+        "class_names are a set, which has no order",
+    ),
 }
 
 

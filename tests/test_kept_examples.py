@@ -17,6 +17,8 @@ from evergraph.problems import PROBLEMS
 from test_problems import make_data
 from test_problems_end_to_end import STREAMS
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SMALL = {"epochs": 2, "lr": 0.02, "weight_decay": 0.0, "batch_size": 0, "label_scope": "seen", "device": "cpu"}
 MEMORIES = ("reservoir", "gdumb", "gem", "a-gem")
 NODES_ALONE = ("er-gnn", "ssm", "sem", "tem", "cat", "puma", "delome")

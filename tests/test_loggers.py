@@ -13,6 +13,8 @@ from evergraph.experiments.run import run
 from evergraph.experiments.specification import RunSpec
 from evergraph.training import Training, driver
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SPEC = RunSpec(
     source="sbm:nodes=120,classes=4,features=8,signal=3",
     method="ewc",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from evergraph import registry
 from forked import Forked, command_line
 
 PACKAGE = Path(__file__).parent / "outside_package"
@@ -124,6 +125,7 @@ def test_a_package_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path) 
 
     def run() -> None:
         sys.path.insert(0, str(tmp_path))
+        registry._loaded = False  # as in a process that has just begun
         command_line("run", "digits")()
 
     process = Forked(run, folder=tmp_path)

@@ -92,6 +92,7 @@ def test_the_field_has_every_method_and_its_memories_are_equal_in_bytes() -> Non
     assert joint == {"task", "seen"}  # it trains on the graph that tests run on
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_cell_of_the_field_that_fails_is_named_and_the_others_are_measured(
     official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_corafull_and_arxiv_end_to_end(official: Path, tmp_path: Path) -> None:
             assert {**entries[f"paper/{dataset}/ours"]["result"], "run_dir": result["run_dir"]} == result
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_cells_in_the_results_file_are_not_run_again(
     official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +266,7 @@ def test_a_rule_that_brings_its_own_trials_is_refused() -> None:
         Protocol.load("best", "coauthor-cs", 1, rule="stability-decay").choices()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_best_end_to_end(official: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials, choices, all orders, and a table with differences; finished cells are not run again."""
     content = read("best")

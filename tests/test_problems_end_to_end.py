@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -20,6 +21,8 @@ from evergraph.data.mapped import write_mapped
 from evergraph.evaluation import METRICS
 from evergraph.problems import PROBLEMS
 from test_problems import make_data
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 SMALL = {"epochs": 2, "lr": 0.02, "batch_size": 16, "label_scope": "seen", "device": "cpu"}
 STREAMS = {
@@ -59,17 +62,23 @@ def test_every_problem_has_a_stream_here() -> None:
     assert own == set(STREAMS)
 
 
+@functools.cache
+def fine_tuned(problem: str) -> tuple[eg.TaskStream, eg.Learner]:
+    """The stream of a problem and what every method is compared with; nobody learns with it."""
+    stream = STREAMS[problem]()
+    return stream, learner("finetune", problem).fit(stream)
+
+
 @each_problem
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_on_every_problem(method: str, problem: str) -> None:
     """Each method learns each stream, ends in finite numbers, and its pull is there at the second task."""
-    stream = STREAMS[problem]()
+    stream, plain = fine_tuned(problem)
     one = learner(method, problem).fit(stream)
     evaluation = one.evaluate(stream)
     assert len(evaluation.accuracies) == len(stream)
     assert all(torch.isfinite(value).all() for value in one.model.parameters())
     if method not in ("finetune",):
-        plain = learner("finetune", problem).fit(stream)
         pairs = zip(plain.model.parameters(), one.model.parameters())
         assert any(not torch.equal(a, b) for a, b in pairs)
 

@@ -21,6 +21,8 @@ from evergraph.training import Training, driver
 from evergraph.training.learner import Learner
 from forked import Forked
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 STREAM = "sbm:nodes=120,classes=4,features=8,signal=3"
 
 

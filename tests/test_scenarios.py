@@ -14,6 +14,8 @@ from evergraph.data.datasets.drift import drift, growing_links, growing_ratings
 from evergraph.data.examples import NEGATIVES
 from test_problems import make_data
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
+
 SMALL = {"epochs": 2, "lr": 0.02, "batch_size": 16, "device": "cpu"}
 
 

@@ -5,12 +5,15 @@ Importing takes seconds, and Ctrl-C can come meanwhile. A program that uses Ever
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
+
+from evergraph.version import __version__
 
 
 def is_the_program(arguments: list[str]) -> bool:
@@ -34,6 +37,11 @@ def ready() -> None:
 def _named() -> bool:
     return is_the_program(sys.argv[:1]) or (sys.argv[:1] == ["-m"] and is_the_program(sys.orig_argv))
 
+
+if _named() and sys.argv[1:] == ["--version"]:  # needs nothing of what takes seconds to import
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe is seen to where all output is
+        os.write(1, f"evergraph {__version__}\n".encode())
+        raise SystemExit(0)
 
 # neither in a process that works for another one, nor where Ctrl-C is ignored (nohup) or seen to
 if _named() and parent_process() is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

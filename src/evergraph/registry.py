@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
-from evergraph.errors import EvergraphError, first_line, unknown
+from evergraph.errors import EvergraphError, first_line, shown, unknown
 
 PLUGINS = "evergraph.plugins"
 FILES = "EVERGRAPH_PLUGINS"  # an environment variable with the paths of Python files, as `--plugin` sets it
@@ -46,6 +46,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         """Add an entry under its `name`, or under the name given. Usable as a decorator."""
         if entry is None:
             return lambda decorated: self._add(str(name), decorated)
+        if name is None and not isinstance(getattr(entry, "name", None), str):
+            raise EvergraphError(f'{shown(entry)} has no name to be registered by; give it one: name = "mine"')
         return self._add(name or entry.name, entry)
 
     def _add(self, name: str, entry: Entry) -> Entry:
@@ -124,8 +126,9 @@ def add_plugin_files(paths: Iterable[str]) -> None:
     """Load Python files with methods, models and so on of one's own; processes started from here load them too."""
     global _loaded
     known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
-    os.environ[FILES] = os.pathsep.join(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
-    _loaded = False
+    files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
+    os.environ[FILES] = os.pathsep.join(files)
+    _loaded = _loaded and len(files) == len(known)
     try:
         load_plugins()
     except EvergraphError:

@@ -31,6 +31,7 @@ def make_app() -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_every_command)
     for module in (run, compare, tune, leak, learner, predict, why, forget, report, bench, convert, paper):

@@ -90,7 +90,7 @@ def compare_command(
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
         "order": check_names("order", order or ["labelled"]),
-        "method": check_names("method", METHODS if methods == "all" else methods.split(",")),
+        "method": check_names("method", METHODS) if methods == "all" else parsing.names_of("method", [methods]),
     }
     engine_for(options["on"], options["jobs"])
     rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read

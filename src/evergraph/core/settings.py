@@ -177,7 +177,7 @@ def misfit(value: Any, kind: Any) -> str:
         return "" if _conform(value, kind)[1] else f"{shown(value)} must be {_words(kind)}"
     if not isinstance(value, dict):
         return f"{shown(value)} must be an object"
-    for key, declared in get_type_hints(kind, include_extras=True).items():
+    for key, declared in _keys_of(kind).items():
         if key not in value:
             if key in kind.__required_keys__:
                 return f"there is no {key!r}"
@@ -186,26 +186,33 @@ def misfit(value: Any, kind: Any) -> str:
     return ""
 
 
+@functools.cache
+def _keys_of(kind: Any) -> dict[str, Any]:
+    """What each key of a `TypedDict` is declared to be."""
+    return get_type_hints(kind, include_extras=True)
+
+
 def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
     """The value as it is declared, and whether it can be."""
-    if get_origin(kind) is Annotated:
+    origin = get_origin(kind)
+    if origin is Annotated:
         inner, *marks = get_args(kind)
         found, fits = _conform(value, inner)
         return found, fits and all(mark.allow(found) for mark in marks if isinstance(mark, MARKS))
-    if get_origin(kind) in (Union, types.UnionType):
+    if origin in (Union, types.UnionType):
         tries = [_conform(value, choice) for choice in get_args(kind)]
         return next(((found, True) for found, fits in tries if fits), (value, False))
-    if get_origin(kind) is Literal:
+    if origin is Literal:
         return value, any(type(value) is type(choice) and value == choice for choice in get_args(kind))
-    if (container := get_origin(kind)) is list or (container is tuple and get_args(kind)[1:] == (...,)):
+    if origin is list or (origin is tuple and get_args(kind)[1:] == (...,)):
         if not isinstance(value, (list, tuple)):
             return value, False
         parts = [_conform(item, get_args(kind)[0]) for item in value]
-        return container(found for found, _ in parts), all(fits for _, fits in parts)
-    if get_origin(kind) is Sequence:
+        return origin(found for found, _ in parts), all(fits for _, fits in parts)
+    if origin is Sequence:
         fits = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
         return value, fits and all(_conform(item, get_args(kind)[0])[1] for item in value)
-    if get_origin(kind) is dict:
+    if origin is dict:
         fits = isinstance(value, dict) and all(_conform(item, get_args(kind)[1])[1] for item in value.values())
         return value, fits
     if is_typeddict(kind):
@@ -227,7 +234,7 @@ def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
         return value, isinstance(value, str)
     if kind is None or kind is type(None):
         return value, value is None
-    kind = get_origin(kind) or kind
+    kind = origin or kind
     return value, kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 

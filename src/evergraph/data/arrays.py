@@ -16,6 +16,7 @@ from evergraph.errors import EvergraphError, first_line, shown, tell
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
+SMALLEST = 1e-18  # where all features are smaller, or one larger than its inverse, their squares are lost in float32
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -56,6 +57,12 @@ def read_features(x: Any, name: str) -> Features:
             f"{name}: features contain NaN or infinite values ({wrong:,} of them); clean or impute them first, "
             "e.g. with numpy.nan_to_num"
         )
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if largest > 1 / SMALLEST or 0 < largest < SMALLEST:
+        raise EvergraphError(
+            f"{name}: features of up to {largest:.0e}; squares of such numbers are infinite or nothing in single "
+            "precision: divide the columns by constants of your own, the same every month"
+        )
     if x.dtype.kind in "iu" and values.numel() and float(values.max()) > 1:
         tell(f"{name}: features are whole numbers, read as amounts; give codes of categories a column of 0 and 1 each")
     return features
@@ -69,6 +76,8 @@ def targets_and_names(
     columns: bool = False,
 ) -> tuple[Tensor, list[ClassName]]:
     """Targets of examples and the names of their classes or columns, checked."""
+    if isinstance(class_names, (set, frozenset)):
+        raise EvergraphError(f"{name}: class_names are a set, which has no order; give a list, or {{label: name}}")
     values = None if y is None else as_array(y)
     if values is not None and values.dtype.kind in "OUS":
         return _text_labels(values, count, class_names, name)

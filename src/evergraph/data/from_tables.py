@@ -71,7 +71,10 @@ def from_tables(
         as_keys(table[id_column]) if id_column else [str(number) for number in range(len(next(iter(table.values()))))]
     )
     reserved = {id_column, label_column, split_column}
-    edge_index, weights = _edges(edges, keys, (source, target), weight, name)
+    unnamed = (
+        {} if id_column else {column: table[column] for column in table if column not in (label_column, split_column)}
+    )
+    edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
     graph = make_graph(
         x,
@@ -156,9 +159,12 @@ def _say_if_uneven(x: np.ndarray, names: list[str], name: str) -> None:
 
 
 def _edges(
-    edges: Any, keys: list[str], ends: tuple[str | None, str | None], weight: str | None, name: str
+    edges: Any, keys: list[str], ends: tuple[str | None, str | None], weight: str | None, name: str, unnamed: Columns
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Pairs of row numbers of the node table, and the edges' weights where there are any."""
+    """Pairs of row numbers of the node table, and the edges' weights where there are any.
+
+    Where no column of the node table is known to hold ids, `unnamed` has those that might.
+    """
     if edges is None:
         return np.zeros((2, 0), dtype=np.int64), None
     called = Path(edges).name if isinstance(edges, (str, Path)) else f"{name}'s edges"
@@ -175,12 +181,31 @@ def _edges(
         found = [number.get(key, -1) for key in as_keys(table[column])]
         if -1 in found:
             row = found.index(-1)
+            fix = "give every node a row in the node table"
+            if unnamed:
+                other = _ids_of(unnamed, table, columns) or "COLUMN"
+                fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
             raise EvergraphError(
-                f"{called}: row {row + 1} names node {as_keys(table[column])[row]!r}, which is not in {name}; "
-                "give every node a row in the node table"
+                f"{called}: row {row + 1} names node {as_keys(table[column])[row]!r}, which is not in {name}; {fix}"
             )
         rows.append(found)
+    if unnamed and (other := _ids_of(unnamed, table, columns)):
+        tell(
+            f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "
+            f"give id={other}"
+        )
     return np.array(rows, dtype=np.int64), table[weight_column] if weight_column else None
+
+
+def _ids_of(unnamed: Columns, edges: Columns, ends: Sequence[str | None]) -> str:
+    """The column of a node table that holds all that its edges name, each once and in another order than the rows'."""
+    named = {key for column in ends if column for key in as_keys(edges[column])}
+    for column, values in unnamed.items():
+        if values.ndim == 1 and values.dtype.kind not in "fb":
+            keys = as_keys(values)
+            if named <= set(keys) and len(set(keys)) == len(keys) and keys != [str(row) for row in range(len(keys))]:
+                return column
+    return ""
 
 
 def _splits(values: np.ndarray, name: str) -> np.ndarray:

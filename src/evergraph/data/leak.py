@@ -7,6 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from evergraph.core.settings import checked
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.data.graph import Graph
 from evergraph.data.streams import TaskStream
@@ -17,6 +18,7 @@ from evergraph.evaluation.leak import share_named
 ROWS_AT_ONCE = 2**16  # of features read from a graph that may be on disk
 
 
+@checked
 def leak_score(stream: TaskStream, test_graph: str | None = None) -> float:
     """How often a trivial rule names the right task after the last one, in percent: the mean over tasks.
 

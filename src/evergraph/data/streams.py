@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -204,9 +205,11 @@ class TaskStream(metaclass=Checked):
         return len(self.tasks_classes)
 
     def __getitem__(self, index: int) -> Task:
+        if not isinstance(index, Integral):
+            raise EvergraphError(f"task {index!r} of a stream of {len(self)}; tasks are numbered from 0")
         if not -len(self) <= index < len(self):
             raise IndexError(f"task {index} of a stream of {len(self)}")
-        index %= len(self)
+        index = int(index) % len(self)
         if index not in self._tasks:
             if self.graph.on_disk:  # one task in memory at a time, and of one that somebody still has, its arrays alone
                 for task in self._tasks.values():

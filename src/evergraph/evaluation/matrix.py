@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evergraph import registry
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, shown
 
 SUMMARIES: registry.Registry[Summary] = registry.summaries
 
@@ -49,7 +49,10 @@ class Summary:
 
 def as_array(matrix: Matrix) -> np.ndarray:
     """A float array with NaN where nothing was measured."""
-    rows = [[np.nan if entry is None else float(entry) for entry in row] for row in matrix]
+    try:
+        rows = [[np.nan if entry is None else float(entry) for entry in row] for row in matrix]
+    except (TypeError, ValueError):
+        raise EvergraphError(f"an accuracy matrix is rows of numbers, not {shown(matrix)}") from None
     if not rows or any(len(row) != len(rows) for row in rows):
         raise EvergraphError(f"an accuracy matrix is square, not {len(rows)} rows of {[len(row) for row in rows]}")
     return np.array(rows)

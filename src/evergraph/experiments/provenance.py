@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,6 +14,12 @@ from evergraph.version import __version__
 
 def versions() -> dict[str, str]:
     """Versions of everything a number may depend on."""
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Looked up once: a process has no others than those that it was started with."""
     known_versions = {"evergraph": __version__, "python": platform.python_version()}
     for package in ("torch", "torch_geometric", "numpy", "scipy", "scikit-learn"):
         try:

@@ -35,7 +35,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             remove_file(scratch)
             raise
     except OSError as error:
-        raise EvergraphError(f"cannot write {path} ({first_line(error)})") from None
+        why = first_line(error) if path.parent.is_dir() else f"there is no folder {path.parent}; make it first"
+        raise EvergraphError(f"cannot write {path} ({why})") from None
     _sync_folder(path.parent)
 
 

@@ -47,7 +47,10 @@ def evaluate(
         [None if number is None else learner.first_accuracies[number] for number in numbers],
         names,
         latest=[number == learner.num_tasks - 1 for number in numbers] if comparable else [],
-        rows=[[_tested(learner, row, number) for number in numbers] for row in numbers],
+        rows=[
+            [*values] if _is_now(learner, row) else [_tested(learner, row, number) for number in numbers]
+            for row in numbers
+        ],
         higher_is_better=METRICS[name].higher_is_better,
     )
 
@@ -131,6 +134,11 @@ def _remember(learner: Learner, numbers: list[int | None], values: list[float]) 
         last, records = learner.records[-1], learner.records
         now = {records[number]["mark"]: value for number, value in zip(numbers, values) if number is not None}
         learner.records = [*records[:-1], {**last, "tested": {**last["tested"], **now}}]
+
+
+def _is_now(learner: Learner, after: int | None) -> bool:
+    """Whether the learner still stands where it stood right after a task: all that is measured now belongs there."""
+    return after == learner.num_tasks - 1 and not learner.in_mid_task
 
 
 def _tested(learner: Learner, after: int | None, number: int | None) -> float | None:

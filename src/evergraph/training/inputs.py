@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import ClassName, Graph, Task, TaskStream
-from evergraph.errors import EvergraphError, first_line, unknown
+from evergraph.errors import EvergraphError, unknown
 
 Tasks = TaskStream | Task | Sequence[Any]
 """A stream, or a list of tasks, PyG `Data` objects, graphs or paths of graph files."""
@@ -79,9 +79,9 @@ def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
         return _by_id(nodes, graph)
     try:
         chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.asarray(nodes))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError):  # a set, a slice, a generator, objects
         raise EvergraphError(
-            f"nodes={_short(nodes)} are not node numbers ({first_line(error)}); give whole numbers or a mask"
+            f"nodes={_short(nodes)} are not node numbers; give a list of whole numbers, or a mask"
         ) from None
     chosen = chosen.reshape(1) if chosen.ndim == 0 else chosen
     if chosen.ndim != 1:

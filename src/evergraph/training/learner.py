@@ -68,6 +68,8 @@ class Learner(metaclass=Checked):
             raise EvergraphError(
                 f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
             )
+        if dtype is not None and not dtype.is_floating_point:
+            raise EvergraphError(f"Learner: dtype={dtype} must be one of real numbers, e.g. torch.float64")
         if method is None and (is_method(model) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
         self._asked_for = (model, method, training, settings)
@@ -110,6 +112,7 @@ class Learner(metaclass=Checked):
 
     # learning
 
+    @checked
     def learn(self, task: Task | Graph | Any, on_epoch: OnEpoch | None = None) -> list[dict[str, float]]:
         """Learn a task; returns the per-epoch log. A learner saved or stopped between epochs goes on where it was.
 
@@ -197,9 +200,10 @@ class Learner(metaclass=Checked):
 
     # looking
 
+    @checked
     def evaluate(
         self,
-        stream: Tasks,
+        stream: Tasks | Any,
         *,
         metric: str | None = None,
         balanced: bool = False,
@@ -249,18 +253,18 @@ class Learner(metaclass=Checked):
         """
         return predict(self, graph, nodes, classes, unknown, calibrated)
 
-    def predict_proba(
-        self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None, *, calibrated: bool = True
-    ) -> Tensor:
+    @checked
+    def predict_proba(self, graph: Graph | Any, nodes: Any = None, *, calibrated: bool = True) -> Tensor:
         """The probability of every class, one row per node; the columns are in the order of `classes_`."""
         graph, chosen = asked(self, graph, nodes)
         temperature = self.temperature if calibrated and self.problem.kind == "classes" else 1.0
         return self.problem.probabilities(self.outputs(graph, chosen) / temperature, range(len(self.classes_)))
 
+    @checked
     def why(
         self,
         graph: Graph | Any,
-        node: int | str,
+        node: int | str | Any,
         label: ClassName | None = None,
         *,
         against: ClassName | None = None,
@@ -299,6 +303,7 @@ class Learner(metaclass=Checked):
 
     # saving
 
+    @checked
     def save(self, path: str | Path, *, notes: dict[str, Any] | None = None) -> None:
         """Save everything that the future needs to a folder, atomically (see `evergraph.persistence.checkpoint`).
 

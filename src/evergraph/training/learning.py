@@ -86,6 +86,8 @@ def check_fit(learner: Learner, task: Task) -> None:
             f"{task.graph.name} has {task.graph.level}s as examples, and {learner.problem.name} is about "
             f"{learner.problem.level}s; name the problem: Learner(problem={problem_of(task.graph)!r})"
         )
+    if learner.problem.kind == "classes" and not task.graph.has_classes:
+        learner.problem.targets(task.graph, learner.classes_)  # raises: it has columns of labels or numbers
     if task.graph.num_features != (learner.model.in_channels or task.graph.num_features):
         raise EvergraphError(
             f"task {learner.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import nnls
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer, No, capability
@@ -76,6 +74,9 @@ def memory_gradients(context: Context, problem: Problem, batch: Batch, groups: T
 
 def projection(gradients: Tensor, gradient: Tensor, margin: float = 0.0) -> Tensor | None:
     """What to add to the gradient, Gᵀ(v + margin); None where no constraint is violated."""
+    from scipy.linalg import cholesky, solve_triangular  # where it is needed: importing it takes a quarter of a second
+    from scipy.optimize import nnls
+
     products = (gradients @ gradient).double().cpu().numpy()
     if products.min() >= 0:
         return None
