@@ -15,9 +15,10 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
-from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
+from evergraph.methods.closed_form.factor import Factor, weighed
+from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
-from evergraph.methods.closed_form.sums import Sums, among, solve, symmetric_product
+from evergraph.methods.closed_form.sums import Sums, among, solve
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
@@ -315,10 +316,3 @@ def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
     learner.learn(task)
     assert len(found) == 2
     assert all(hits == naive for hits, naive in found)
-
-
-@pytest.mark.parametrize("width", [3, 1024, 2100])
-def test_a_symmetric_product_is_the_product(width: int) -> None:
-    rows = torch.randn(4, width, dtype=torch.float64)
-    weighted = rows * torch.rand(4, 1, dtype=torch.float64)
-    assert torch.allclose(symmetric_product(weighted, rows), weighted.T @ rows)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
+from evergraph.core.dense_algebra import EXACT, ROUGH, product
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
@@ -208,16 +209,16 @@ class Analytic(Method):
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
         """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
-        self._accumulate(context, sign * self._weights(sizes))
+        self._accumulate(context, self._weights(sizes), sign)
 
-    def _accumulate(self, context: Context, weights: Tensor | None) -> None:
-        """Add a task's examples to the sums, by the weight of their class if they have one."""
+    def _accumulate(self, context: Context, weights: Tensor | None, sign: int = 1) -> None:
+        """Add a task's examples to the sums, or take them out, by the weight of their class if they have one."""
         features, head = linear_head(context.model)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
         for part in BOTH:
             examples = getattr(context.task, part).to(context.device)
             before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact=exact)
+            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact, sign)
         self.gram_, self.cross_ = gram, cross
 
     @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
@@ -240,7 +241,12 @@ class Analytic(Method):
 
     def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
         """The head for each ridge, from the sums of some parts; of the features `rows` alone, if given."""
-        return solve(ridges, [Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
+        sums = [Sums(self.gram_[part], self.cross_[part]) for part in parts]
+        return solve(ridges, sums, rows, self._error(parts))
+
+    def _error(self, parts: Sequence[str]) -> float:
+        """How exact heads have to be: those that have not learned from the validation nodes are for counting."""
+        return ROUGH if self.learn_validation and BOTH[1] not in parts else EXACT
 
     # choices, by validation nodes of the current task
 
@@ -257,7 +263,7 @@ class Analytic(Method):
         if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
             return
         assert isinstance(whole.x, Tensor)
-        scores = whole.x @ head.to(whole.x.dtype)
+        scores = product(whole.x, head.to(whole.x.dtype))
         adjacency = context.task.graph.adjacency.to(scores.dtype).to(scores.device)
         smoothed = self._prediction(context.model).smooth(adjacency, scores)
         truth = whole.y[nodes]

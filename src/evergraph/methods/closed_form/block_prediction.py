@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core.dense_algebra import product
 from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
 from evergraph.methods.closed_form.judged_edges import judge_edges
 
@@ -88,8 +89,8 @@ class BlockPrediction:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
         reading = self.reading(x, adjacency, features, joining)
         if reading.smoothed_over is not None:
-            return self.smooth(reading.smoothed_over, reading.features @ reading.head)
-        return reading.features @ reading.head / self.temperature
+            return self.smooth(reading.smoothed_over, product(reading.features, reading.head))
+        return product(reading.features, reading.head) / self.temperature
 
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
         """Which head reads which features, and whether its probabilities are smoothed."""
@@ -111,7 +112,7 @@ class BlockPrediction:
         self, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None
     ) -> tuple[SparseMatrix, float]:
         """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
-        p = self.probabilities(features @ self.vote)
+        p = self.probabilities(product(features, self.vote))
         tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
         return judge_edges(adjacency, tasks, joining=joining)

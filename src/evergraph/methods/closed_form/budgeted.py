@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
+from evergraph.core.dense_algebra import product
 from evergraph.core.params import Params
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import Context, View
 from evergraph.methods.closed_form.analytic import BOTH, Analytic
-from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
+from evergraph.methods.closed_form.factor import Factor, weighed
+from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import validation_hits
@@ -73,8 +75,8 @@ class BudgetedAnalytic(Analytic):
         """tr(Wᵀ G W) of one part, for a head that reads the features `rows` alone."""
         read = head[rows.to(head.device)]
         if part in self.gram_:
-            return float((read * (self.gram_among(part, rows) @ read)).sum())
-        return float((self.factor_[part][:, rows] @ read.to(self.factor_[part].dtype)).double().square().sum())
+            return float((read * product(self.gram_among(part, rows), read)).sum())
+        return float(product(self.factor_[part][:, rows], read.to(self.factor_[part].dtype)).double().square().sum())
 
     def make_dense(self) -> None:
         """From factors to G; B is kept in either form."""
@@ -95,7 +97,7 @@ class BudgetedAnalytic(Analytic):
         for part, new in self.factors_of(context, sizes).items():
             self.fresh_[part] = new.rows.size(0)
             before = cross.get(part, torch.zeros(head.shape, dtype=torch.float64, device=head.device))
-            cross[part] = before + (new.rows.T @ new.targets).double()
+            cross[part] = before + new.cross()
             if part in factors:
                 new = Factor(factors[part], targets[part]).stacked(new)
             factors[part], targets[part] = new
@@ -150,8 +152,7 @@ class BudgetedAnalytic(Analytic):
                 else Factor(old.rows[:0], old.targets[:0])
             )
             factors[part], targets[part] = first.stacked(own).stacked(last)
-            added = (own.rows.T @ own.targets).double() - (old.rows.T @ old.targets).double()
-            cross[part] = cross[part] + added
+            cross[part] = cross[part] + own.cross() - old.cross()
             self.task_rows_[number] = {**self.task_rows_[number], part: own.rows.size(0)}
         self.factor_, self.factor_targets_, self.cross_ = factors, targets, cross
 
@@ -164,7 +165,7 @@ class BudgetedAnalytic(Analytic):
         known, among = self._solved(), (tuple(parts), read.cpu().numpy().tobytes())
         new = [ridge for ridge in dict.fromkeys(ridges) if (*among, ridge) not in known]
         if new:
-            found = self._factored().solve(new, parts, rows) if self.factor_ else super().solve(new, parts, rows)
+            found = self._factored().solve(new, parts, rows, self._error(parts)) if self.factor_ else super().solve(new, parts, rows)
             known.update({(*among, ridge): head for ridge, head in zip(new, found)})
         return [known[*among, ridge].clone() for ridge in ridges]
 
