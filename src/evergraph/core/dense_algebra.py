@@ -21,7 +21,7 @@ from evergraph.core.shortcuts import fast
 
 PANEL = 256  # columns that are mirrored, or multiplied by torch, at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
-EXACT, ROUGH = 1e-9, 1e-6  # relative errors of a solution: to be kept, and to count hits with
+EXACT, ROUGH = 1e-8, 1e-5  # relative errors of a solution: to be kept, and to count hits with
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
 KINDS = (torch.float32, torch.float64)
 

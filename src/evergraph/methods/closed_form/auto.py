@@ -34,6 +34,7 @@ from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
+from evergraph.problems.base import Problem
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
@@ -135,6 +136,13 @@ class Auto(BudgetedAnalytic):
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
         self.blocks_ = for_head[self.chosen_]
 
+    def write(self, problem: Problem, model: GraphModel) -> None:
+        """As `analytic`; the head and the voice of the vote that reads the same features come from one matrix."""
+        rows, learned = self._head_rows(model), BOTH if self.learn_validation else BOTH[:1]
+        if self.voices(model)[0] == self.blocks_:
+            self.solve([self.chosen_ridge(), self._voice_ridge()], learned, rows)
+        super().write(problem, model)
+
     def conclude(self, model: GraphModel) -> None:
         """As `analytic`; and the sets by the hits as they stand."""
         super().conclude(model)
@@ -151,14 +159,19 @@ class Auto(BudgetedAnalytic):
         return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
 
     def _places(self, name: str) -> list[int]:
-        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours."""
+        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours.
+
+        The neighbours are tried with the second, fourth, eighth … task: what one task adds to the counts says less and
+        less.
+        """
         every = range(len(self._ridges))
         if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
             return list(every)
         if name not in self.set_hits_:
             return list(every[1::2])
         best = best_ridge(self.set_hits_[name])
-        return [place for place in every if abs(place - best) <= 1]
+        reach = 1 if (self.tasks_ + 1).bit_count() == 1 else 0
+        return [place for place in every if abs(place - best) <= reach]
 
     def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
         """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
@@ -173,14 +186,17 @@ class Auto(BudgetedAnalytic):
         return torch.stack([self._voice(model, blocks, parts) for blocks in self.voices(model)]).sum(0)
 
     def _voice(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
-        """One head of the vote.
+        """One head of the vote."""
+        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
+        return self.solve([self._voice_ridge()], parts, rows)[0]
 
-        All have one ridge, the best of the deepest up to 1: a larger one shrinks the scores, and with them what the
-        vote can say about edges.
+    def _voice_ridge(self) -> float:
+        """The ridge of all heads of the vote: the best of the deepest up to 1.
+
+        A larger one shrinks the scores, and with them what the vote can say about edges.
         """
         tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
-        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
-        return self.solve([self._ridges[best_ridge(tried)]], parts, rows)[0]
+        return self._ridges[best_ridge(tried)]
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
         """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""

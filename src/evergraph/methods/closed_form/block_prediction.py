@@ -65,7 +65,8 @@ class BlockPrediction:
         head: scores are features @ head.
         vote: the sum of the heads of all depths.
         task_of_unit: the task that brought each output unit; -1 for units not in use.
-        graph_features: from node features and an operator to the features of a graph.
+        graph_features: from node features and an operator to the features of a graph; what it finds of the node
+            features alone it keeps in the third argument, for further calls.
         temperature: of the softmax that makes probabilities of least-squares scores.
         smoothing: share of the neighbours' probabilities in a smoothed prediction.
         judges: whether edges are judged.
@@ -77,7 +78,7 @@ class BlockPrediction:
     head: Tensor
     vote: Tensor
     task_of_unit: Tensor
-    graph_features: Callable[[Features, SparseMatrix], Tensor]
+    graph_features: Callable[[Features, SparseMatrix, dict[int, Tensor] | None], Tensor]
     temperature: float
     smoothing: float
     judges: bool
@@ -98,10 +99,11 @@ class BlockPrediction:
         if share <= FEW + self.doubt:
             return Reading(self.head, features, adjacency, adjacency if self.smooths else None)
         edges, way = adjacency, self.elsewhere
+        projected: dict[int, Tensor] | None = {} if way.judgements > 1 else None
         for judgement in range(way.judgements):
             if judgement:
                 weighted, _ = self.judge(adjacency, features, joining)
-            features, edges = self.graph_features(x, with_self_loops(weighted)), weighted
+            features, edges = self.graph_features(x, with_self_loops(weighted), projected), weighted
         return Reading(way.head, features, edges, weighted if way.smooths else None)
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -122,7 +122,10 @@ class BudgetedAnalytic(Analytic):
         return found
 
     def _forget_nodes(self) -> None:
-        """Rotate the rows of the task that ends, so that none of them is a node."""
+        """Leave no row of the task that ends: rotate its rows or, where another such task would lead there, form G."""
+        width = sum(self.block_widths_) + 1
+        if self.factor_ and self._dense(width, self._rows("train") + self.fresh_.get("train", 0)):
+            self.make_dense()
         for part, number in self.fresh_.items():
             kept, last = Factor(self.factor_[part], self.factor_targets_[part]).last(number)
             joined = kept.stacked(rotated(last)) if number else kept

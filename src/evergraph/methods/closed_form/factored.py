@@ -83,9 +83,10 @@ class FactoredSums:
         """(S_J S_Jᵀ + λ I)⁻¹ T for each ridge: the head is S_Jᵀ times it."""
         blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
         size, place = sum(factor.rows.size(0) for factor in kept), self._place(parts)
-        total = torch.zeros(size, size, dtype=torch.float64, device=kept[0].rows.device)
+        total = kept[0].rows.new_zeros(size, size)
         for block in blocks:
             total += self._product(block)[place, place]
+        total = total.double()
         if not is_finite([total]):
             raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
         targets = torch.cat([factor.targets for factor in kept])

@@ -57,11 +57,12 @@ def accumulate(
     width, units = head.shape
     group = workers()
     nodes = context.own(nodes)
-    if before is None or group.size > 1:
+    fresh = before is None or group.size > 1
+    if before is None or fresh:
         gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
     else:
-        gram, cross = before.gram.clone(), before.cross.clone()
+        gram, cross = before.gram, before.cross
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         rows = features(batch)
         if exact:
@@ -70,9 +71,10 @@ def accumulate(
             targets = torch.nn.functional.pad(batch.y, (0, units - batch.y.size(1))).to(rows.dtype)
         else:
             rows, targets = weighed(rows, batch.y, weights[batch.y], units)
-        new = Factor(rows, targets)
-        gram.add_(symmetric_product(new.rows), alpha=sign)
-        cross.add_(new.cross(), alpha=sign)
+        added = Factor(rows, targets)
+        gram = torch.add(gram, symmetric_product(rows), alpha=sign, out=gram if fresh else None)
+        cross = torch.add(cross, added.cross(), alpha=sign)
+        fresh = True
     if group.size > 1:
         gram, cross = group.sum([gram, cross])
         if before is not None:
