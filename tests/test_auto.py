@@ -156,15 +156,15 @@ def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int]) ->
         assert torch.allclose(found, expected, atol=1e-9)
 
 
-def learned(graph: Graph, memory: str, tasks: int = 3) -> eg.Learner:
-    learner = eg.Learner(eg.MixedFeatures(hidden=28), eg.Auto(memory=memory), dtype=torch.float64)
+def learned(graph: Graph, memory: str, tasks: int = 3, hidden: int = 28) -> eg.Learner:
+    learner = eg.Learner(eg.MixedFeatures(hidden=hidden), eg.Auto(memory=memory), dtype=torch.float64)
     for task in list(eg.TaskStream(graph, 2))[:tasks]:
         learner.learn(task)
     return learner
 
 
 def test_both_forms_of_the_sums_give_one_head(graph: Graph) -> None:
-    factored = learned(graph, "1GB", tasks=2)
+    factored = learned(graph, "1GB", tasks=2, hidden=56)
     method = factored.method
     assert isinstance(method, eg.Auto)
     assert set(method.factor_) == {"train", "val"}

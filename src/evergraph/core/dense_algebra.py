@@ -115,10 +115,10 @@ def shifted_solutions(
             yield torch.cholesky_solve(targets, factor)
         return
     dense, wanted = matrix.numpy(), targets.numpy()
-    diagonal = np.diagonal(dense).copy()
+    plain = np.diagonal(dense).copy()
     rough = dense.astype(np.float32) if dense.shape[0] > SMALL else None
     for shift in shifts:
-        np.fill_diagonal(dense, diagonal + shift)
+        np.fill_diagonal(dense, plain + shift)
         with _threads():
             found = None if rough is None else _refined(dense, rough, wanted, error)
             if found is None:
@@ -150,4 +150,3 @@ def _refined(dense: np.ndarray, rough: np.ndarray, wanted: np.ndarray, error: fl
         if change * change / before <= error:
             return found
         before = change
-

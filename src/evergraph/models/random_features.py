@@ -164,9 +164,7 @@ class RandomFeatures(GraphModel):
         return f"random features {self.hyperparameters()} {self.in_channels} {int(self.projection_seed)}"
 
     @capability(rests_on=READS)
-    def graph_features(
-        self, x: Features, operator: SparseMatrix, projected: dict[int, Tensor] | None = None
-    ) -> Tensor:
+    def graph_features(self, x: Features, operator: SparseMatrix, projected: dict[int, Tensor] | None = None) -> Tensor:
         """The features of all nodes of a graph, with a column of ones.
 
         `projected` keeps X̂ W, piece by piece, for further calls with the same X and other operators.

@@ -13,7 +13,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import BOTH, HELD_OUT
+from evergraph.methods.closed_form.analytic import HELD_OUT
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.block_sets import (
     GRID,
@@ -31,10 +31,10 @@ from evergraph.methods.closed_form.block_sets import (
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
-from evergraph.problems.base import Problem
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
@@ -85,12 +85,10 @@ class Auto(BudgetedAnalytic):
             raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
         super().start_task(context)
 
-    @torch.no_grad()
-    def end_task(self, context: Context) -> None:
-        """As `analytic`; then drop what is not worth its place, and whatever is still a node."""
-        super().end_task(context)
+    def _leave_nodes(self, context: Context) -> None:
+        """First drop what is not worth its place."""
         self._drop(context)
-        self._forget_nodes()
+        super()._leave_nodes(context)
 
     def _sets(self, model: GraphModel) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
         """The sets that a head and the voice of own features may read, among the blocks that there are."""
@@ -136,12 +134,10 @@ class Auto(BudgetedAnalytic):
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
         self.blocks_ = for_head[self.chosen_]
 
-    def write(self, problem: Problem, model: GraphModel) -> None:
-        """As `analytic`; the head and the voice of the vote that reads the same features come from one matrix."""
-        rows, learned = self._head_rows(model), BOTH if self.learn_validation else BOTH[:1]
-        if self.voices(model)[0] == self.blocks_:
-            self.solve([self.chosen_ridge(), self._voice_ridge()], learned, rows)
-        super().write(problem, model)
+    def _ridges_to_write(self, model: GraphModel) -> list[float]:
+        """With that of the voice of the vote that reads the same features: both heads come from one matrix."""
+        shared = self.voices(model)[0] == self.blocks_
+        return [self.chosen_ridge(), *([self._voice_ridge()] if shared else [])]
 
     def conclude(self, model: GraphModel) -> None:
         """As `analytic`; and the sets by the hits as they stand."""

@@ -11,6 +11,7 @@ head's probabilities are mixed with the neighbours', over the weighted edges. Al
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,9 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import product
 from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
 from evergraph.methods.closed_form.judged_edges import judge_edges
+from evergraph.models.base import GraphModel
 
 ROUNDS = 5  # of smoothing
 FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
@@ -85,6 +88,17 @@ class BlockPrediction:
     smooths: bool
     doubt: float
     elsewhere: Way
+
+    def key(self, model: GraphModel, device: torch.device) -> str:
+        """The same where the same scores are computed of a graph; empty where a model's features have no key."""
+        features = capable(model, "input_key")
+        if features is None:
+            return ""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.head, self.vote, self.elsewhere.head, self.task_of_unit):
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        rest = (self.temperature, self.smoothing, self.judges, self.smooths, self.doubt, self.elsewhere[1:])
+        return f"{features()} {device} {self.head.dtype} {digest.hexdigest()} {rest}"
 
     def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -77,9 +78,7 @@ class FactoredSums:
         for combined in self._combinations(ridges, parts, rows.cpu(), ROUGH):
             yield product(seen, combined.to(seen.dtype))
 
-    def _combinations(
-        self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, error: float
-    ) -> list[Tensor]:
+    def _combinations(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, error: float) -> list[Tensor]:
         """(S_J S_Jᵀ + λ I)⁻¹ T for each ridge: the head is S_Jᵀ times it."""
         blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
         size, place = sum(factor.rows.size(0) for factor in kept), self._place(parts)
