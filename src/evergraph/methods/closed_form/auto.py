@@ -38,6 +38,7 @@ from evergraph.models.feature_blocks import Layout
 
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
+TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
 FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 
 
@@ -111,6 +112,7 @@ class Auto(BudgetedAnalytic):
         if self._too_much():
             for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
         self._lead(for_head, for_own, validated)
+        self.own_explains_ = self._own_alone(context.model)[0] if self.own_ else 0.0
         return self.solve([self.chosen_ridge()], ("train",), rows_of(block_of_row, self.blocks_))[0]
 
     def _worth_keeping(
@@ -178,8 +180,21 @@ class Auto(BudgetedAnalytic):
     # graphs with edges between tasks
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features."""
+        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+
+        Where own features tell classes apart well, and the head reads them beside the neighbours, it is the head and
+        that of own features: nodes mixed with their neighbours are not the best that neighbours have to say there.
+        """
+        present = capable(model, "feature_layout")().present  # type: ignore[misc]
+        beside = any(read and not block.depth for read, block in zip(self.blocks_, present))
+        if self.own_ and beside and self.own_explains_ > TELLS:
+            return head + self._own_head(model, parts)
         return torch.stack([self._voice(model, blocks, parts) for blocks in self.voices(model)]).sum(0)
+
+    def _own_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """The head on own features alone, with the ridge that explains most."""
+        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+        return self.solve([self._own_alone(model)[1]], parts, rows)[0]
 
     def _voice(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
         """One head of the vote."""
@@ -206,8 +221,7 @@ class Auto(BudgetedAnalytic):
         """Heads that may decide where edges join tasks."""
         ways = {"vote": vote, MIXED: self._voice(model, self.voices(model)[0], parts)}
         if self.own_:
-            rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
-            ways[OWN] = self.solve([self._own_alone(model)[1]], parts, rows)[0]
+            ways[OWN] = self._own_head(model, parts)
         return ways
 
     def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
