@@ -10,8 +10,16 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.core import dense_algebra
-from evergraph.core.dense_algebra import EXACT, ROUGH, SMALL, SingularError, eigen, product, shifted_solutions
-from evergraph.core.dense_algebra import symmetric_product
+from evergraph.core.dense_algebra import (
+    EXACT,
+    ROUGH,
+    SMALL,
+    SingularError,
+    eigen,
+    product,
+    shifted_solutions,
+    symmetric_product,
+)
 from evergraph.core.finite import has_nan, is_finite
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.data.datasets.sbm import sbm

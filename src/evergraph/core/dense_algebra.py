@@ -116,11 +116,10 @@ def shifted_solutions(
         return
     dense, wanted = matrix.numpy(), targets.numpy()
     plain = np.diagonal(dense).copy()
-    rough = dense.astype(np.float32) if dense.shape[0] > SMALL else None
     for shift in shifts:
         np.fill_diagonal(dense, plain + shift)
         with _threads():
-            found = None if rough is None else _refined(dense, rough, wanted, error)
+            found = _refined(dense, wanted, error) if dense.shape[0] > SMALL else None
             if found is None:
                 factor, failed = lapack.dpotrf(dense.T, clean=0)
                 if failed:
@@ -129,13 +128,12 @@ def shifted_solutions(
         yield torch.from_numpy(np.ascontiguousarray(found))
 
 
-def _refined(dense: np.ndarray, rough: np.ndarray, wanted: np.ndarray, error: float) -> np.ndarray | None:
+def _refined(dense: np.ndarray, wanted: np.ndarray, error: float) -> np.ndarray | None:
     """A solution by a factorization in float32, refined by float64 residuals; None where that says too little.
 
     Every refinement leaves about the same share of the error; its size times that share is the error that is left.
     """
-    np.fill_diagonal(rough, np.diagonal(dense))
-    factor, failed = lapack.spotrf(rough.T, clean=0)
+    factor, failed = lapack.spotrf(dense.astype(np.float32).T, clean=0, overwrite_a=1)
     if failed:
         return None
     found = lapack.spotrs(factor, wanted.astype(np.float32))[0].astype(np.float64)

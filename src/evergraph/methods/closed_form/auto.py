@@ -36,6 +36,7 @@ from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
+VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head beside own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
 TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
@@ -180,16 +181,12 @@ class Auto(BudgetedAnalytic):
     # graphs with edges between tasks
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+        """Of voices or, where own features tell classes apart and the head reads them too, of the head and them."""
+        return self._ways(model, parts, head)[self._voting()]
 
-        Where own features tell classes apart well, and the head reads them beside the neighbours, it is the head and
-        that of own features: nodes mixed with their neighbours are not the best that neighbours have to say there.
-        """
-        present = capable(model, "feature_layout")().present  # type: ignore[misc]
-        beside = any(read and not block.depth for read, block in zip(self.blocks_, present))
-        if self.own_ and beside and self.own_explains_ > TELLS:
-            return head + self._own_head(model, parts)
-        return torch.stack([self._voice(model, blocks, parts) for blocks in self.voices(model)]).sum(0)
+    def _voting(self) -> str:
+        """Which vote there is: nodes mixed with their neighbours are not always the best that neighbours can say."""
+        return BESIDE if self.own_ and self.chosen_ != MIXED and self.own_explains_ > TELLS else VOICES
 
     def _own_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """The head on own features alone, with the ridge that explains most."""
@@ -217,11 +214,16 @@ class Auto(BudgetedAnalytic):
         """The blocks that speak for a node's own features."""
         return self._sets(model)[1].get(self.own_, [])
 
-    def _ways(self, model: GraphModel, parts: Sequence[str], vote: Tensor) -> dict[str, Tensor]:
-        """Heads that may decide where edges join tasks."""
-        ways = {"vote": vote, MIXED: self._voice(model, self.voices(model)[0], parts)}
+    def _ways(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> dict[str, Tensor]:
+        """Heads that may decide where edges join tasks, from the sums of some parts; so is the given head.
+
+        The voices are heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+        """
+        voices = [self._voice(model, blocks, parts) for blocks in self.voices(model)]
+        ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
         if self.own_:
-            ways[OWN] = self._own_head(model, parts)
+            own = self._own_head(model, parts)
+            ways |= {OWN: own, BESIDE: head + own}
         return ways
 
     def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
@@ -230,13 +232,13 @@ class Auto(BudgetedAnalytic):
         In a task's own graph neighbours give the task away, which they do not where edges join tasks; what they say
         about the class is what is left when the task's classes alone are to choose from.
         """
-        ways = self._ways(context.model, ("train",), vote)
+        ways = self._ways(context.model, ("train",), head)
         super()._choose_voting(context, ways[MIXED], vote)
         self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
         units = torch.nonzero(self._arrived(context)).reshape(-1)
         if OWN in ways and units.numel() > 1:
             hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
-            for way in ("vote", MIXED):
+            for way in (VOICES, BESIDE, MIXED):
                 changes = [0, 0]
                 count_changes(changes, hits[way], hits[OWN])
                 counted = context.total(torch.tensor(changes)).tolist()
@@ -260,8 +262,12 @@ class Auto(BudgetedAnalytic):
             error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head, rows)
             return 1 - error / variance if variance > 0 else 0.0
 
-        place = climbed(explained, len(self._ridges))
-        return explained(place), self._ridges[place]
+        known, key = self.computed(), (OWN, tuple(self._own(model)))
+        if key not in known:
+            place = climbed(explained, len(self._ridges))
+            known[key] = explained(place), self._ridges[place]
+        found: tuple[float, float] = known[key]
+        return found
 
     def elsewhere(self) -> str:
         """What decides where edges join tasks.
@@ -271,7 +277,7 @@ class Auto(BudgetedAnalytic):
         something and it costs no more than the premium; else the head on nodes mixed with their neighbours.
         """
         speaks = self.own_explains_ > SPEAKS
-        right, wrong = self.own_within_.get("vote", [0, 0])
+        right, wrong = self.own_within_.get(self._voting(), [0, 0])
         if speaks and right > wrong and clearly_more(self.own_within_[MIXED]):
             return OWN
         return "vote" if speaks and self.votes_ else MIXED
@@ -280,7 +286,7 @@ class Auto(BudgetedAnalytic):
         """The head for graphs with edges between tasks, where it is not the vote."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
         learned = BOTH if self.learn_validation else BOTH[:1]
-        ways = {} if way == "vote" else self._ways(model, learned, vote)
+        ways = {} if way == "vote" else self._ways(model, learned, vote)  # the vote is not asked for
         self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:

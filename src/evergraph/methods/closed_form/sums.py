@@ -82,17 +82,22 @@ def accumulate(
     return Sums(gram, cross)
 
 
-def among(gram: Tensor, rows: Tensor) -> Tensor:
-    """A copy of G among some features, which mostly stand side by side: run by run, since a gather is slow."""
+def among(gram: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
+    """A copy of G among some features, which mostly stand side by side: run by run, since a gather is slow.
+
+    With `total` it is added to that.
+    """
     ends = torch.nonzero(rows.diff() != 1).reshape(-1).add(1).tolist()
     runs = list(itertools.pairwise([0, *ends, rows.numel()]))
     if len(runs) > FEW_RUNS:
         rows = rows.to(gram.device)
-        return gram[rows].index_select(1, rows)
-    found, starts = gram.new_empty(rows.numel(), rows.numel()), [int(rows[first]) for first, _ in runs]
+        found = gram[rows].index_select(1, rows)
+        return found if total is None else total.add_(found)
+    found = gram.new_zeros(rows.numel(), rows.numel()) if total is None else total
+    starts = [int(rows[first]) for first, _ in runs]
     for (top, bottom), row in zip(runs, starts):
         for (left, right), column in zip(runs, starts):
-            found[top:bottom, left:right] = gram[row : row + bottom - top, column : column + right - left]
+            found[top:bottom, left:right] += gram[row : row + bottom - top, column : column + right - left]
     return found
 
 
@@ -120,7 +125,7 @@ def solve(
     rows = torch.arange(first.size(0), device=first.device) if rows is None else rows.to(first.device)
     gram = among(first, rows)
     for other in sums[1:]:
-        gram += among(other.gram, rows)
+        among(other.gram, rows, gram)
     cross = torch.stack([part.cross for part in sums]).sum(0)
     if not is_finite([gram, cross]):
         raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")

@@ -173,7 +173,7 @@ class TwoForms(Method):
     def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
         """The head for each ridge, from the sums of some parts; of the features `rows` alone, if given."""
         read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
-        known, key = self._solved(), (tuple(parts), read.cpu().numpy().tobytes())
+        known, key = self.computed(), (tuple(parts), read.cpu().numpy().tobytes())
         new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
         if new and self.factor_:
             found = self._factored().solve(new, parts, rows, self._error(parts))
@@ -192,12 +192,12 @@ class TwoForms(Method):
         scores = self._factored().scores(ridges, BOTH[:1], rows, "val", last)
         return [int((found.argmax(1) == truth).sum()) for found in scores]
 
-    def _solved(self) -> dict[tuple[tuple[str, ...], bytes, float], Tensor]:
-        """Heads that were solved from the sums as they stand: a voice of the vote is often the head."""
+    def computed(self) -> dict[Any, Any]:
+        """What was computed from the sums as they stand, heads above all: a voice of the vote is often the head."""
         sums = (self.gram_, self.cross_, self.factor_)
         known = getattr(self, "_heads", None)
         if known is None or any(now is not then for now, then in zip(sums, known[0])):
-            self._heads: tuple[Any, dict[tuple[tuple[str, ...], bytes, float], Tensor]] = (sums, {})
+            self._heads: tuple[Any, dict[Any, Any]] = (sums, {})
         return self._heads[1]
 
     def _factored(self) -> FactoredSums:
