@@ -93,11 +93,13 @@ def among(gram: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
         rows = rows.to(gram.device)
         found = gram[rows].index_select(1, rows)
         return found if total is None else total.add_(found)
-    found = gram.new_zeros(rows.numel(), rows.numel()) if total is None else total
+    found = gram.new_empty(rows.numel(), rows.numel()) if total is None else total
     starts = [int(rows[first]) for first, _ in runs]
     for (top, bottom), row in zip(runs, starts):
         for (left, right), column in zip(runs, starts):
-            found[top:bottom, left:right] += gram[row : row + bottom - top, column : column + right - left]
+            part = gram[row : row + bottom - top, column : column + right - left]
+            place = found[top:bottom, left:right]
+            place.copy_(part) if total is None else place.add_(part)
     return found
 
 
