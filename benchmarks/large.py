@@ -1,7 +1,8 @@
 """A stream of ogbn-products' size, written and trained from disk in processes whose memory is measured.
 
-`python -m benchmarks.large write FOLDER 1 2` writes it, with two threads; `auto` in place of `write` learns it in closed
-form, and `train` by gradient steps, one epoch a task. The last line has seconds, the peak in MB and the average accuracy.
+`python -m benchmarks.large write FOLDER 1 2` writes it, with two threads; `auto` in place of `write` learns it in
+closed form, and `train` by gradient steps, one epoch a task. The last line has seconds, the peak in MB and the average
+accuracy.
 """
 
 from __future__ import annotations
