@@ -1,10 +1,11 @@
 """What a captured step consists of: its time, its kernels and the longest of them, with inputs dense and sparse.
 
-    python -m benchmarks.gpu_steps [--data-root DATA] [METHOD …]     # on a GPU, about 40 seconds
+    python -m benchmarks.gpu_steps [--data-root DATA] [--all] [METHOD …]     # on a GPU, about 40 seconds
 
 Streams: ogbn-arxiv's size (dense inputs) and Coauthor-CS (sparse ones; a generated graph like it where its file is not
 at hand). Methods: by default `finetune` and `curvature`. Steps follow one another as in training, so that time in which
-Python keeps the device waiting counts; `device_us` is the sum of the kernels alone.
+Python keeps the device waiting counts; `device_us` is the sum of the kernels alone. `--all` lists the kernels of a step
+one after the other.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class TrainingSteps:
         return number
 
 
-def step_figures(task: Task, name: str, device: torch.device) -> dict[str, Any]:
-    """Microseconds of a step, how many kernels it has, and how long those take that take longest."""
+def step_figures(task: Task, name: str, device: torch.device, in_order: bool = False) -> dict[str, Any]:
+    """Microseconds of a step, how many kernels it has, and how long those take that take longest, or each in order."""
     steps = TrainingSteps(task, name, device)
     torch.cuda.synchronize(device)
     number, begin = 0, time.perf_counter()
@@ -69,20 +70,21 @@ def step_figures(task: Task, name: str, device: torch.device) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         number = steps.epoch()
         torch.cuda.synchronize(device)
+    kernels = [event for event in seen.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     times: Counter[str] = Counter()
-    kernels = 0
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            kernels += 1
-            times[event.name] += event.device_time
+    for event in kernels:
+        times[event.name] += event.device_time
     longest = {kernel[:60]: round(spent / number, 1) for kernel, spent in times.most_common(8)}
+    last = sorted(kernels, key=lambda event: event.time_range.start)[-round(len(kernels) / number) :]
     found = {
         "us": round(microseconds, 1),
         "device_us": round(sum(times.values()) / number, 1),
-        "kernels": round(kernels / number, 1),
+        "kernels": round(len(kernels) / number, 1),
         "how": steps.executor.how(),
         "longest_us": longest,
     }
+    if in_order:
+        found["in_order"] = [(event.name[:90], round(event.device_time, 1)) for event in last]
     steps.executor.close()
     return found
 
@@ -92,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", default=["finetune", "curvature"])
     parser.add_argument("--data-root")
+    parser.add_argument("--all", action="store_true", help="list the kernels of a step in order")
     given = parser.parse_args()
     device = torch.device("cuda")
     words, source = coauthor(given.data_root)
@@ -103,7 +106,7 @@ def main() -> None:
                 continue  # its inputs are dense anyway
             for method in given.methods:
                 with fast_paths(*names):
-                    found = step_figures(task, method, device)
+                    found = step_figures(task, method, device, given.all)
                 print(json.dumps({"stream": stream, "inputs": form, "method": method, **found}), flush=True)
 
 

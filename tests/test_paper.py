@@ -317,10 +317,15 @@ NAMES = ("first", "second", "joint")
 
 
 def test_a_studys_own_value_is_the_tables_cell() -> None:
-    studies = Protocol.load("paper", "coauthor-cs", seeds=3).study_cells()
+    protocol = Protocol.load("paper", "coauthor-cs", seeds=3)
+    studies = protocol.study_cells()
     ours = "Ours (queue) with EMA"
-    in_table = {studies[name][ours][value].key for name, value in (("strength", "0.1"), ("queue-size", "128"))}
-    assert in_table == {"paper/coauthor-cs/ours"}
+    in_table = [studies[name][ours][value] for name, value in (("strength", "0.1"), ("queue-size", "128"))]
+    assert {cell.key for cell in in_table} == {"paper/coauthor-cs/ours"}
+    (of_table,) = (cell for cell in protocol.cells() if cell.key == "paper/coauthor-cs/ours")
+    for cell in in_table:  # so that either may be run first, and the other goes on with it
+        assert not cell.spec.differences(of_table.spec.as_dict())
+        assert not of_table.spec.differences(cell.spec.as_dict())
     assert studies["queue-size"][ours]["32"].spec.settings["queue_size"] == 32
 
 

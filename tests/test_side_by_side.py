@@ -340,7 +340,7 @@ def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     works = [Work(str(number), spec(), "folder", number) for number in range(42)]
     assert [len(group) for group in grouped(works, 15)] == [1] * 42
     monkeypatch.setattr("evergraph.experiments.engines.processes.pick_device", lambda name: torch.device("cuda"))
-    for jobs, size in ((50, 1), (15, 2), (14, 3), (6, 7), (1, TOGETHER)):
+    for jobs, size in ((50, 1), (15, 2), (14, 3), (6, 3), (2, 8), (1, TOGETHER)):
         groups = grouped(works, jobs)
         assert [work.seed for group in groups for work in group] == list(range(42))
         assert max(map(len, groups)) == size

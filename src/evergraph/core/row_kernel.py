@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ENTRIES, COLUMNS = 32, 64  # a tile: so many entries of a row, and so many columns of the dense factor
+TILE = 2**13  # bytes of the dense factor that a program reads at once: eight rows of 256 float32 numbers
+WIDEST = 256  # columns of a tile
 
 
 @triton.jit
@@ -22,8 +23,7 @@ def add_up(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """out[target] = Σ values[e] · dense[indices[e]] over a piece's entries e; not weighted, Σ dense[e].
 
-    Pieces of one block of columns follow one another, so that what a multiprocessor's cache holds of `dense` is read
-    again and again.
+    A program is one warp: each of its threads adds up columns of its own, and nothing waits for other warps.
     """
     piece = tl.program_id(0)
     c = tl.program_id(1) * width + tl.arange(0, width)
@@ -31,17 +31,21 @@ def add_up(  # type: ignore[no-untyped-def]
     start, end = tl.load(starts + piece), tl.load(ends + piece)
     target = tl.load(targets + piece).to(tl.int64)
     total = tl.zeros((width,), dtype=out.dtype.element_ty)
-    for first in range(start, end, entries):
-        e = first + tl.arange(0, entries)
-        here = e < end
-        if weighted:
-            row = tl.load(indices + e, mask=here, other=0).to(tl.int64)
-            weight = tl.load(values + e, mask=here, other=0.0)
-            read = tl.load(dense + row[:, None] * columns + c[None, :], mask=here[:, None] & inside[None, :], other=0.0)
-            total += tl.sum(weight[:, None] * read, axis=0)
-        else:
-            place = e.to(tl.int64)[:, None] * columns + c[None, :]
-            total += tl.sum(tl.load(dense + place, mask=here[:, None] & inside[None, :], other=0.0), axis=0)
+    e = start + tl.arange(0, entries)
+    row = e.to(tl.int64)
+    if weighted:
+        row = tl.load(indices + e, mask=e < end, other=0).to(tl.int64)
+        weight = tl.load(values + e, mask=e < end, other=0.0)
+    for _ in range(start, end, entries):
+        place = row[:, None] * columns + c[None, :]
+        read = tl.load(dense + place, mask=(e < end)[:, None] & inside[None, :], other=0.0)
+        e += entries
+        row = e.to(tl.int64)
+        if weighted:  # the next entries are on their way while these are added up
+            read *= weight[:, None]
+            row = tl.load(indices + e, mask=e < end, other=0).to(tl.int64)
+            weight = tl.load(values + e, mask=e < end, other=0.0)
+        total += tl.sum(read, axis=0)
     tl.store(out + target * columns + c, total, mask=inside)
 
 
@@ -59,9 +63,11 @@ def launch(
     starts, ends, targets = pieces
     columns = dense.size(1)
     indices, values = entries if entries is not None else (targets, dense)  # not read
+    width = min(max(16, triton.next_power_of_2(columns)), WIDEST)
     kernel: Any = add_up
     with torch.cuda.device_of(out):
-        kernel[(starts.numel(), triton.cdiv(columns, COLUMNS))](
+        kernel[(starts.numel(), triton.cdiv(columns, width))](
             out, dense, starts, ends, targets, indices, values, columns,
-            weighted=entries is not None, entries=ENTRIES, width=COLUMNS, num_warps=4,
+            weighted=entries is not None, entries=min(TILE // (width * dense.element_size()), 64), width=width,
+            num_warps=1,
         )  # fmt: skip

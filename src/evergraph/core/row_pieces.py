@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from evergraph.errors import first_line
 
 LONGEST = 64  # entries in a piece
+SHORTEST, PIECES = 16, 2**11  # fewer in a piece, but not fewer than that, where there would not be so many pieces
 
 
 @dataclass(eq=False)
@@ -27,6 +28,7 @@ class RowPieces:
     """The pieces of a sparse matrix's rows.
 
     Args:
+        indices: the column of each entry.
         starts: the first entry of each piece.
         ends: one past its last entry.
         targets: where its sum goes: the row, for the only piece of one, else a place behind all rows.
@@ -37,6 +39,7 @@ class RowPieces:
         places: rows, and places behind them, together.
     """
 
+    indices: Tensor
     starts: Tensor
     ends: Tensor
     targets: Tensor
@@ -47,9 +50,9 @@ class RowPieces:
     places: int
 
     @classmethod
-    def of(cls, indptr: Tensor, longest: int | None = None) -> RowPieces:
+    def of(cls, indptr: Tensor, indices: Tensor, longest: int | None = None) -> RowPieces:
         """The pieces of rows that start at `indptr`; a row without entries has one piece without any."""
-        longest = longest or LONGEST
+        longest = longest or min(LONGEST, max(SHORTEST, indices.numel() // PIECES))
         device, num_rows = indptr.device, indptr.numel() - 1
         indptr = indptr.long()
         pieces = ((indptr[1:] - indptr[:-1] + longest - 1) // longest).clamp(min=1)
@@ -63,27 +66,27 @@ class RowPieces:
         long_ends = num_rows + pieces[long_rows].cumsum(0)
         long_starts = long_ends - pieces[long_rows]
         return cls(
-            starts.int(), ends.int(), targets.int(), long_rows.int(), long_starts.int(), long_ends.int(),
+            indices.int(), starts.int(), ends.int(), targets.int(), long_rows.int(), long_starts.int(), long_ends.int(),
             num_rows, num_rows + int(several.sum()),
         )  # fmt: skip
 
-    def multiply(self, indices: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+    def multiply(self, values: Tensor, dense: Tensor) -> Tensor:
         """Σ over each row's entries e of values[e] · dense[indices[e]]."""
         dense, values = dense.detach().contiguous(), values.contiguous()
         kernel = row_kernel() if dense.is_cuda else None
         if kernel is None:
-            return self._bags(indices, values, dense)
+            return self._bags(values, dense)
         out = dense.new_empty(self.places, dense.size(1))
-        kernel(out, dense, (self.starts, self.ends, self.targets), (indices, values))
+        kernel(out, dense, (self.starts, self.ends, self.targets), (self.indices, values))
         if self.long_rows.numel():
             kernel(out, out, (self.long_starts, self.long_ends, self.long_rows), None)
         return out[: self.num_rows]
 
-    def _bags(self, indices: Tensor, values: Tensor, dense: Tensor) -> Tensor:
+    def _bags(self, values: Tensor, dense: Tensor) -> Tensor:
         """The same as embedding bags, where there is no Triton: pieces follow one another without gaps."""
         offsets, targets, order, firsts, long_rows = self._tables
         sums = F.embedding_bag(
-            indices.long(), dense, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
+            self.indices, dense, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
         )  # fmt: skip
         if not long_rows.numel():
             return sums
@@ -94,7 +97,7 @@ class RowPieces:
     @functools.cached_property
     def _tables(self) -> tuple[Tensor, ...]:
         """What the bags read: where pieces start, where their sums go, and the same of those of long rows."""
-        offsets = torch.cat([self.starts, self.ends[-1:]]).long()
+        offsets = torch.cat([self.starts, self.ends[-1:]])
         firsts = torch.cat([self.long_starts, self.long_ends[-1:]]).long() - self.num_rows
         order = torch.arange(self.places - self.num_rows, device=offsets.device)
         return offsets, self.targets.long(), order, firsts, self.long_rows.long()

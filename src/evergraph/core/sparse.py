@@ -208,7 +208,7 @@ class SparseMatrix:
     def for_many_products(self) -> SparseMatrix:
         """The same matrix, made ready to be multiplied with again and again, as that of a captured step is."""
         if self._pieces is None and fast("sparse"):
-            self._pieces = RowPieces.of(self.indptr)
+            self._pieces = RowPieces.of(self.indptr, self.indices)
             if self.device.type == "cuda":
                 row_kernel()  # tried out now, while nothing is captured
         return self
@@ -220,7 +220,7 @@ class SparseMatrix:
         # within `is_grads_batched` torch loops over the batch, and has no such loop for bags
         if self.dtype == dense.dtype and not torch._C._functorch.is_legacy_batchedtensor(dense):
             if self._pieces is not None and fast("sparse"):
-                return self._pieces.multiply(self.indices, self.values, dense)
+                return self._pieces.multiply(self.values, dense)
             if self.device.type == "cpu" and self.dtype == torch.float32 and fast("bags"):
                 return self._bags(dense.detach())
         if self._native is None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from evergraph.core.settings import Checked, NonNegativeInt, NotEmpty, Seed
+from evergraph.core.settings import Checked, NonNegativeInt, NotEmpty, Seed, settings_of
 from evergraph.data import TEST_GRAPHS, TaskStream, stream
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -86,10 +86,12 @@ class RunSpec(metaclass=Checked):
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """What differs from a saved specification, the device and further seeds aside.
 
-        What is not named there is the default.
+        What is not named is the default.
         """
         wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
+        for spec in (wanted, earlier):  # protocols that have but one order of classes may leave it out
+            spec["stream"] = {"order": settings_of(TaskStream)["order"], **spec["stream"]}
         if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
             earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
         return [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name) and name != "device"]

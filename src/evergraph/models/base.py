@@ -21,7 +21,7 @@ from evergraph.models.parts import PartNeighbourhoods
 MODELS: registry.Registry[type[GraphModel]] = registry.models
 
 DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GPU
-SPARSE_ON_GPU = 0.02, 2**22, 2**19  # but not with so small a share of entries, in so many numbers, of so few entries
+SPARSE_ON_GPU = 0.02, 2**22, 5 * 2**18  # but not where entries are so small a share of so many numbers, and so few
 Form = Literal["whole", "rows", "padded"]
 """How a step that is captured reads its examples: all in one batch, some rows of such a batch's outputs, or in batches
 that are padded to one shape."""

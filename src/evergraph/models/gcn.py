@@ -39,6 +39,7 @@ def gcn_operator(graph: Graph) -> SparseMatrix:
     return looped
 
 
+GATHERED = 32  # multiplications of dense matrices that a GPU does while it reads one number for a sparse one
 OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the layer equations rest on
 
 
@@ -247,10 +248,12 @@ class GCN(StackedWeights):
 
 
 def _propagate_first(operator: Features, weight: Tensor) -> bool:
-    """Whether (ÃX)W costs fewer multiplications than Ã(XW)."""
+    """Whether (ÃX)W costs fewer multiplications than Ã(XW); a GPU does those of dense matrices on tensor cores."""
     before, after = weight.shape
     rows, columns = operator.shape
-    entries = operator.nnz if isinstance(operator, SparseMatrix) else rows * columns
+    entries = rows * columns
+    if isinstance(operator, SparseMatrix):
+        entries = operator.nnz * (GATHERED if weight.is_cuda else 1)
     return (columns - rows) * before * after > entries * (before - after)
 
 

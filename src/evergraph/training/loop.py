@@ -18,6 +18,7 @@ from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
+from evergraph.training.adam import WideAdam, wide_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
 from evergraph.training.settings import Training
@@ -33,10 +34,12 @@ MOMENTUM = 0.9  # of plain gradient descent
 def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
     params, decay = list(model.parameters()), settings.weight_decay
-    # a rate that changes is a tensor, which a captured step reads anew
-    lr = settings.lr if settings.schedule == "constant" else torch.tensor(settings.lr, device=params[0].device)
+    rate = torch.tensor(settings.lr, device=params[0].device)  # which a captured step reads anew, if it changes
+    lr = settings.lr if settings.schedule == "constant" else rate
     if settings.optimizer == "sgd":
         return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
+    if wide_adam_suits(params):
+        return WideAdam(params, rate, decay)
     return torch.optim.Adam(params, lr=lr, weight_decay=decay, fused=True, capturable=params[0].is_cuda)
 
 

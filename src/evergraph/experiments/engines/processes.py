@@ -20,7 +20,7 @@ from evergraph.training import pick_device
 from evergraph.training.side_by_side import AT_ONCE, side_by_side
 
 LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
-TOGETHER = 16  # pieces of work that share a process on a GPU at most
+TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; where there are many processes, that share one of them
 
 
 class ProcessDiedError(EvergraphError):
@@ -49,7 +49,7 @@ class ProcessEngine(Engine):
         """The work that is done next; of a group, each piece as it is."""
         if self._closed:
             raise EvergraphError("stopped; --resume goes on with what is there")
-        self._waiting += grouped(self._new, self._room)
+        self._waiting[:0] = grouped(self._new, self._room)  # what trials have chosen does not wait for all the rest
         self._new = []
         self._start()
         done: list[tuple[Work, Exception | None]] = []
@@ -99,11 +99,12 @@ class ProcessEngine(Engine):
 def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
     """The work that shares a process: each piece alone on a CPU; on a GPU a few, which take turns there.
 
-    The seeds of a run stay together, since they train as one; beyond that no process is left idle for it.
+    The seeds of a run stay together, since they train as one; beyond that no process is left idle for it, and a few
+    processes with a run each are better than one with many, whose steps wait for one another.
     """
     if not works or pick_device(works[0].spec.device).type != "cuda":
         return [[work] for work in works]
-    size, groups = max(1, min(TOGETHER, len(works) // jobs)), list[list[Work]]()
+    size, groups = max(1, min(max(FEWEST, TOGETHER // jobs), len(works) // jobs)), list[list[Work]]()
     for _, run in itertools.groupby(works, key=lambda work: work.key):
         seeds = list(run)
         if groups and len(groups[-1]) + len(seeds) <= size:

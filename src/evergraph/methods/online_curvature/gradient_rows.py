@@ -65,23 +65,34 @@ def push(step: Step, table: Params, place: Tensor, example: Tensor, cotangent: T
         table[name].index_copy_(0, place, gradient.unsqueeze(0))
 
 
-def pull(step: Step, table: Params, displacement: Direction, scale: Tensor | float) -> Params:
-    """scale · Σ_q (g_q · D) g_q over the table's gradients g_q, by parameter."""
-    first_layer = capable(step.model, "first_layer")
-    assert first_layer is not None
-    first, *others = step.context.params
-    matrices = first_layer(step.batch)  # whose product with the weight is the layer's output
-    moved = displacement[first]
-    for matrix in reversed(matrices):
-        moved = product(matrix, moved)
+def pull(step: Step, table: Params, displacement: Direction, scale: Tensor | float) -> Tensor:
+    """A term of the step's objective whose gradient is scale · Σ_q (g_q · D) g_q over the table's gradients g_q.
+
+    So the first layer's products serve the step and the queue at once: backwards, and forwards where the step's pass
+    carried the tangent along D.
+    """
+    (first, _), *others = step.context.params.items()
+    layer = step.layers[0]
+    moved = layer.tangent
+    if moved is None or layer.direction is not displacement:
+        moved = _product(step, displacement[first])
     rows, nodes = table[first], table[NODES].flatten()
     read = moved.index_select(0, nodes).view_as(rows)
     inner = (read * rows).sum((1, 2))  # g_q · D
-    for name in others:
+    for name, _ in others:
         inner = inner + table[name].flatten(1) @ displacement[name].flatten()
     inner = inner * scale
     gathered = torch.zeros_like(moved).index_add_(0, nodes, (inner.view(-1, 1, 1) * rows).flatten(0, 1))
-    for matrix in matrices:
-        gathered = product(matrix.t(), gathered)
-    pulls = {name: (inner @ table[name].flatten(1)).view_as(displacement[name]) for name in others}
-    return {first: gathered, **pulls}
+    term = layer.out.flatten() @ gathered.flatten()
+    for name, value in others:
+        term = term + value.flatten() @ (inner @ table[name].flatten(1))
+    return term
+
+
+def _product(step: Step, weight: Tensor) -> Tensor:
+    """The first layer's output with another weight matrix."""
+    first_layer = capable(step.model, "first_layer")
+    assert first_layer is not None
+    for matrix in reversed(first_layer(step.batch)):
+        weight = product(matrix, weight)
+    return weight

@@ -76,29 +76,33 @@ class QueueCurvature(AnchoredCurvature):
 
     def directions(self, context: Context) -> list[Direction]:
         """D, where the pass over the batch is to serve the queue."""
-        if not (self.active and self._factored(context)):
+        if not (self.active and (self._factored(context) or self._in_rows)):
             return []
         direction = FirstLayerDisplacement(context.params, self.num_anchors_, self.anchor_sum_)
         context.cache["queue's direction"] = direction
         return [direction]
 
     def penalty(self, step: Step) -> Tensor | None:
-        """Where gradients are kept as factors: a term whose gradient is the pull, if the step's batch has the nodes."""
-        if not (self.active and self._factored(step.context)):
+        """The gradient of one random node's sampled log-likelihood into the queue.
+
+        Where gradients are kept as factors or as rows of the first layer, returns a term whose gradient is the pull; of
+        factors if the step's batch has their nodes.
+        """
+        if not self.active:
             return None
         node, score = self._drawn(step)
-        seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
-        self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score, step), self.capacity)
-        direction = step.context.cache["queue's direction"]
-        term = pull_within(step, self.queue_, direction, self._scale(step))
+        if self._factored(step.context):
+            seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
+            self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score, step), self.capacity)
+            term = pull_within(step, self.queue_, step.context.cache["queue's direction"], self._scale(step))
+        else:
+            self._push(step, node, torch.zeros_like(step.logits).index_copy(0, node, score))
+            term = None
+            if self._in_rows:
+                displacement = step.context.cache.get("queue's direction") or self.displacement(step.context)
+                term = gradient_rows.pull(step, self.queue_, displacement, self._scale(step))
         step.context.cache["queue pulled"] = term is not None
         return term
-
-    def observe(self, step: Step) -> None:
-        """The gradient of one random node's sampled log-likelihood, written out, into the queue."""
-        if self.active and not self._factored(step.context):
-            node, score = self._drawn(step)
-            self._push(step, node, torch.zeros_like(step.logits).index_copy(0, node, score))
 
     def _drawn(self, step: Step) -> tuple[Tensor, Tensor]:
         """A random node of the batch and the gradient of its sampled log-likelihood at its outputs; counted."""
@@ -113,12 +117,17 @@ class QueueCurvature(AnchoredCurvature):
         """Whether gradients are kept as factors: a queue that is begun goes on as it is."""
         return SEEDS in self.queue_ if self.queue_ else factors_pay(context)
 
+    @property
+    def _in_rows(self) -> bool:
+        """Whether gradients are kept as rows of the first layer."""
+        return gradient_rows.NODES in self.queue_
+
     def _push(self, step: Step, node: Tensor, cotangent: Tensor) -> None:
         """The gradient for a cotangent at one node's outputs into the ring: rows of the first layer, or written out."""
         params = step.context.params
         if not self.queue_ and gradient_rows.rows_pay(step, self.capacity):
             self.queue_ = gradient_rows.empty_table(step, self.capacity)
-        if gradient_rows.NODES in self.queue_:
+        if self._in_rows:
             place = (self.pushed_["count"] - 1) % self.capacity
             return gradient_rows.push(step, self.queue_, place, node, cotangent)
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
@@ -145,14 +154,11 @@ class QueueCurvature(AnchoredCurvature):
 
     def edit_grads(self, step: Step) -> None:
         """Add n/|Q| · strength · Σ_q (g_q · D) g_q, unless the step's own pass has."""
-        factored = self.active and self._factored(step.context)
-        if not self.active or (factored and step.context.cache["queue pulled"]):
+        if not self.active or step.context.cache["queue pulled"]:
             return
         displacement, scale = self.displacement(step.context), self._scale(step)
-        if factored:
+        if self._factored(step.context):
             pulls = pull(step.context, self.queue_, displacement, scale)
-        elif gradient_rows.NODES in self.queue_:
-            pulls = gradient_rows.pull(step, self.queue_, displacement, scale)
         else:
             rows = {name: gradients.flatten(1) for name, gradients in self.queue_.items()}
             inner = torch.stack([rows[name] @ displacement[name].flatten() for name in rows]).sum(0)  # g_q · D
