@@ -15,9 +15,10 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
-from evergraph.methods.closed_form.factored import Factor, FactoredSums, rotated, weighed
+from evergraph.methods.closed_form.factor import Factor, weighed
+from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
-from evergraph.methods.closed_form.sums import Sums, among, solve, symmetric_product
+from evergraph.methods.closed_form.sums import Sums, among, solve
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
@@ -155,15 +156,15 @@ def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int]) ->
         assert torch.allclose(found, expected, atol=1e-9)
 
 
-def learned(graph: Graph, memory: str, tasks: int = 3) -> eg.Learner:
-    learner = eg.Learner(eg.MixedFeatures(hidden=28), eg.Auto(memory=memory), dtype=torch.float64)
+def learned(graph: Graph, memory: str, tasks: int = 3, hidden: int = 28) -> eg.Learner:
+    learner = eg.Learner(eg.MixedFeatures(hidden=hidden), eg.Auto(memory=memory), dtype=torch.float64)
     for task in list(eg.TaskStream(graph, 2))[:tasks]:
         learner.learn(task)
     return learner
 
 
 def test_both_forms_of_the_sums_give_one_head(graph: Graph) -> None:
-    factored = learned(graph, "1GB", tasks=2)
+    factored = learned(graph, "1GB", tasks=2, hidden=56)
     method = factored.method
     assert isinstance(method, eg.Auto)
     assert set(method.factor_) == {"train", "val"}
@@ -274,6 +275,10 @@ def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
 def test_sums_among_some_features_are_those_entries(rows: list[int]) -> None:
     gram, among_them = torch.randn(81, 81), torch.tensor(rows)
     assert torch.equal(among(gram, among_them), gram[among_them][:, among_them])
+    total = torch.randn(len(rows), len(rows))
+    expected = total + gram[among_them][:, among_them]
+    assert torch.equal(among(gram, among_them, total), expected)
+    assert torch.equal(total, expected)
 
 
 @pytest.mark.parametrize(
@@ -317,8 +322,30 @@ def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
     assert all(hits == naive for hits, naive in found)
 
 
-@pytest.mark.parametrize("width", [3, 1024, 2100])
-def test_a_symmetric_product_is_the_product(width: int) -> None:
-    rows = torch.randn(4, width, dtype=torch.float64)
-    weighted = rows * torch.rand(4, 1, dtype=torch.float64)
-    assert torch.allclose(symmetric_product(weighted, rows), weighted.T @ rows)
+def test_the_vote_is_the_head_beside_own_features_where_these_tell_classes_apart(graph: Graph) -> None:
+    learner = learned(graph, "1GB", tasks=2, hidden=56)
+    method, model = learner.method, learner.model
+    assert isinstance(method, eg.Auto)
+    blocks = method._sets(model)[0]
+    rows = rows_of(model.feature_blocks()[1], method._own(model))  # type: ignore[operator]
+    head, own = (
+        torch.randn_like(model.output_weight()),
+        method.solve([method._own_alone(model)[1]], ("train",), rows)[0],
+    )
+    voices = sum(method._voice(model, read, ("train",)) for read in method.voices(model))
+    for chosen, explained, expected in (
+        ("apart", 0.3, head + own),
+        ("apart", 0.2, voices),
+        ("smooth", 0.3, voices),  # a head that reads no own features
+    ):
+        method.chosen_, method.blocks_, method.own_explains_ = chosen, blocks[chosen], explained
+        assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)  # type: ignore[arg-type]
+
+
+def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
+    method = eg.Auto()
+    method.own_, method.chosen_, method.own_explains_, method.votes_ = "own", "apart", 0.3, True
+    method.own_within_ = {"vote": [9, 4], "beside": [4, 9], "smooth": [30, 5]}
+    assert method.elsewhere() == "vote"
+    method.own_explains_ = 0.2
+    assert method.elsewhere() == "own"

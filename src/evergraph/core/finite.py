@@ -12,13 +12,18 @@ from torch import Tensor
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all tensors hold finite numbers."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    return all(_sums_up(tensor) or bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def _sums_up(tensor: Tensor) -> bool:
+    """Whether the sum is finite: then all numbers are. (A sum may overflow where they are.)"""
+    return bool(torch.isfinite(tensor.sum()))
 
 
 def has_nan(value: Any) -> bool:
     """Whether there is a NaN in a tree of tensors and plain values (an infinity may be meant: a mask, a record)."""
     if isinstance(value, Tensor):
-        return value.is_floating_point() and bool(torch.isnan(value).any())
+        return value.is_floating_point() and not _sums_up(value) and bool(torch.isnan(value).any())
     if isinstance(value, dict):
         return any(has_nan(item) for item in value.values())
     if isinstance(value, (list, tuple)):

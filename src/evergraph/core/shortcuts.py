@@ -1,6 +1,8 @@
 """Which shortcuts are taken. Each gives the plain path's results to its tolerance, and each can be turned off.
 
 - `bags`: float32 products with a sparse matrix on a CPU run as embedding bags (FBGEMM's kernels).
+- `blas`: dense symmetric products and ridge solutions on a CPU run by scipy's BLAS and LAPACK, factorized in float32
+  and refined in float64 (`evergraph.core.dense_algebra`).
 - `anchors`: the first layer at the anchors, which stand still during a task, is computed once per task.
 - `structure`: what follows from a model's equations: Fisher diagonals of a two-layer GCN without a gradient per node,
   gradients in a queue as factors, products with the first layer's gradient from what reaches that layer, atoms of a
@@ -27,7 +29,7 @@ import torch
 
 from evergraph.errors import one_of, unknown
 
-FAST_PATHS = ("bags", "anchors", "structure", "capture", "sparse", "stack", "adam", "tf32", "shared")
+FAST_PATHS = ("bags", "blas", "anchors", "structure", "capture", "sparse", "stack", "adam", "tf32", "shared")
 
 
 _on: set[str] | None = None  # not asked yet

@@ -10,6 +10,7 @@ from torch import Tensor
 from evergraph.core.sparse import Features, SparseMatrix, sparse_product
 from evergraph.models.feature_blocks import Block
 
+PIECE = 128  # columns of a projection that are propagated at once on a CPU
 FULL = 0.1  # share of entries from which on a sparse matrix is taken for a dense one
 
 
@@ -59,6 +60,12 @@ class WordsWithin:
                 moved = moved.dense()
             self._known[key] = moved
         return self._known[key]
+
+
+def pieces_of(columns: slice, device: torch.device) -> list[slice]:
+    """Columns of a projection, so many at once that on a CPU the rows of a sparse product stay in its cache."""
+    step = PIECE if device.type == "cpu" else columns.stop - columns.start
+    return [slice(start, min(start + step, columns.stop)) for start in range(columns.start, columns.stop, step)]
 
 
 def column(x: Features, number: int) -> Tensor:

@@ -30,7 +30,7 @@ from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
-from evergraph.models.block_steps import Steps, WordsWithin, column, first_rows, without_degrees
+from evergraph.models.block_steps import Steps, WordsWithin, column, first_rows, pieces_of, without_degrees
 from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
 from evergraph.models.score_pieces import Piece, arriving, reach_of
 
@@ -164,11 +164,14 @@ class RandomFeatures(GraphModel):
         return f"random features {self.hyperparameters()} {self.in_channels} {int(self.projection_seed)}"
 
     @capability(rests_on=READS)
-    def graph_features(self, x: Features, operator: SparseMatrix) -> Tensor:
-        """The features of all nodes of a graph, with a column of ones."""
+    def graph_features(self, x: Features, operator: SparseMatrix, projected: dict[int, Tensor] | None = None) -> Tensor:
+        """The features of all nodes of a graph, with a column of ones.
+
+        `projected` keeps X̂ W, piece by piece, for further calls with the same X and other operators.
+        """
         degree = operator.row_sums().unsqueeze(1)
         nodes, hops = operator.num_rows, self.num_hops
-        return self._side_by_side(unit_rows(x), degree, [operator] * hops, [nodes] * (hops + 1))
+        return self._side_by_side(unit_rows(x), degree, [operator] * hops, [nodes] * (hops + 1), projected)
 
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
@@ -182,17 +185,22 @@ class RandomFeatures(GraphModel):
         return self._side_by_side(batch.x, degree, operators, sizes)
 
     def _side_by_side(
-        self, x: Features, degree: Tensor, operators: Sequence[SparseMatrix], sizes: Sequence[int]
+        self,
+        x: Features,
+        degree: Tensor,
+        operators: Sequence[SparseMatrix],
+        sizes: Sequence[int],
+        projected: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """Every block's features at the first `sizes[0]` nodes, and a column of ones.
 
         `sizes[k]` nodes lie within k steps, and `operators[k]` goes from those within k + 1 steps to those within k. X
-        may have one more column, of degrees.
+        may have one more column, of degrees. Where a piece of X̂ W is `projected` already it is taken from there.
         """
         projection = self.projection.to(x.device)
-        extra = x.size(1) - projection.size(0)
         steps = Steps(degree, operators, sizes)
-        words = WordsWithin(without_degrees(x, projection.size(0)), steps)
+        own = without_degrees(x, projection.size(0))
+        words = WordsWithin(own, steps)
         found = projection.new_empty(sizes[0], sum(self.widths()) + 1)
         *parts, ones = found.split([*self.widths(), 1], dim=1)
         ones.fill_(1)
@@ -200,11 +208,17 @@ class RandomFeatures(GraphModel):
             if block.linear:
                 torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), (self._energy / 2) ** 0.5, out=part)
                 continue
-            weight = torch.nn.functional.pad(projection[:, columns], (0, 0, 0, extra))
-            h = first_rows(x, sizes[block.depth]) @ weight
-            for near in reversed(range(block.depth)):
-                h = steps.of(block, near) @ h
-            self._activate(h, part)
+            for piece in pieces_of(columns, x.device):
+                if projected is None or piece.start not in projected:
+                    h = first_rows(own, sizes[block.depth]) @ projection[:, piece]
+                    if projected is not None:
+                        projected[piece.start] = h
+                else:
+                    h = projected[piece.start]
+                for near in reversed(range(block.depth)):
+                    h = steps.of(block, near) @ h
+                part[:, piece.start - columns.start : piece.stop - columns.start] = h
+            self._activate(part)
         return found
 
     @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
@@ -232,7 +246,7 @@ class RandomFeatures(GraphModel):
         """A block's features from rows of P^k X̂."""
         if block.linear:
             return self.hashing.apply(unit_rows(h)) * (self._energy / 2) ** 0.5
-        return self._activate(h @ self.projection[:, columns], None)
+        return self._activate(h @ self.projection[:, columns])
 
     @capability(rests_on=READS)
     def feature_blocks(self) -> tuple[list[int], Tensor]:
@@ -313,13 +327,13 @@ class RandomFeatures(GraphModel):
         """Twice the mean square length of a random block's rows."""
         return self.block_width / max(sum(not block.linear for block in self.all_blocks), 1) or 1.0
 
-    def _activate(self, h: Tensor, out: Tensor | None) -> Tensor:
+    def _activate(self, h: Tensor) -> Tensor:
         """Rows of length one, ReLU, and a scale that gives all random features together a mean square near one half.
 
         `h` is overwritten.
         """
         scale = self._energy**0.5 / h.norm(dim=1, keepdim=True).clamp(min=1e-9)
-        return torch.mul(h.relu_(), scale, out=out)
+        return h.relu_().mul_(scale)
 
     @capability(rests_on=("forward", "logits"))
     def output_weight(self) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
+from evergraph.core.dense_algebra import EXACT, ROUGH, product
 from evergraph.core.params import Params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.sparse import Features, SparseMatrix
@@ -24,20 +25,21 @@ from evergraph.methods.closed_form.familiarity import dense_rows, evenly, strang
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.sums import SMALL, Sums, accumulate, among, solve
+from evergraph.methods.closed_form.sums import SMALL
+from evergraph.methods.closed_form.two_forms import BOTH, TwoForms
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
-BOTH = ("train", "val")
+SCORES = "closed form: scores of all nodes"  # in a graph's cache, with what they were computed by
 HELD_OUT = "heads that have not learned from the validation nodes"  # in a context's cache: the head and the vote
 
 
 @METHODS.register
 @dataclass(repr=False)
-class Analytic(MovingEncoder):
+class Analytic(MovingEncoder, TwoForms):
     """min over W of Σ_v w_v ‖φ_v W − onehot(y_v)‖² + ridge · (mean diagonal of G / classes) ‖W‖², over all tasks.
 
     φ are the inputs of the model's output layer. The loss is quadratic in W with the constant curvature
@@ -85,8 +87,6 @@ class Analytic(MovingEncoder):
     smoothing: Fraction = 0.5
     temperature: Positive = 0.1
     learn_validation: bool = True
-    gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
-    cross_: dict[str, Tensor] = state(dict, replaced=True)
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
     hits_: list[float] = state(list)  # validation nodes that each ridge puts right; or minus its squared errors
     smoothing_: list[int] = state(lambda: [0, 0])  # validation nodes that smoothing puts right, and wrong
@@ -114,7 +114,12 @@ class Analytic(MovingEncoder):
         self.decide(context)
         self.write(context.problem, context.model)
         self._learn_doubt(context)
+        self._leave_nodes(context)
         self.tasks_ += 1
+
+    def _leave_nodes(self, context: Context) -> None:
+        """Keep nothing that is still a node."""
+        self.forget_nodes()
 
     def decide(self, context: Context) -> None:
         """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
@@ -137,11 +142,15 @@ class Analytic(MovingEncoder):
         _, head = linear_head(model)
         ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
         in_blocks = self._in_blocks(problem, model)
-        final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
+        final = self.solve(self._ridges_to_write(model), learned, self._head_rows(model) if in_blocks else None)[0]
         if in_blocks:
             self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
         head.copy_(final)
+
+    def _ridges_to_write(self, model: GraphModel) -> list[float]:
+        """The chosen ridge, and others for which a head on the same features is asked for later."""
+        return [self.chosen_ridge()]
 
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Write a head of its own for graphs with edges between tasks: none here."""
@@ -187,6 +196,18 @@ class Analytic(MovingEncoder):
         """The weight of a node of each output unit, by the size of its class."""
         return sizes.double().clamp(min=1) ** -self.balance
 
+    def _needs_exact(self) -> bool:
+        """A ridge near zero reads directions that float32 does not hold."""
+        return 0 < self.ridge < SMALL
+
+    def _needs_gram(self) -> bool:
+        """So does a ridge near zero; and an encoder's drift is followed in G."""
+        return self.encoder != "frozen" or self._needs_exact()
+
+    def _error(self, parts: Sequence[str]) -> float:
+        """Heads that have not learned from the validation nodes, where others have, are for counting alone."""
+        return ROUGH if self.learn_validation and BOTH[1] not in parts else EXACT
+
     def _learn_units(self, context: Context) -> None:
         """The sizes of classes, and the task that brought each."""
         sizes = self._sizes(context)
@@ -194,20 +215,6 @@ class Analytic(MovingEncoder):
         for unit in torch.nonzero(self._arrived(context)).reshape(-1).tolist():
             tasks[unit] = tasks[unit] if tasks[unit] >= 0 else self.tasks_
         self.class_sizes_, self.task_of_unit_ = sizes.tolist(), tasks
-
-    def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
-        """Add a task's nodes to the sums, or with `sign=-1` take them out, weighed by given sizes of their classes."""
-        self._accumulate(context, sign * self._weights(sizes))
-
-    def _accumulate(self, context: Context, weights: Tensor | None) -> None:
-        """Add a task's examples to the sums, by the weight of their class if they have one."""
-        features, head = linear_head(context.model)
-        gram, cross, exact = dict(self.gram_), dict(self.cross_), 0 < self.ridge < SMALL
-        for part in BOTH:
-            examples = getattr(context.task, part).to(context.device)
-            before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact=exact)
-        self.gram_, self.cross_ = gram, cross
 
     @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
     def forgetting(self) -> Forgetting | str:
@@ -219,17 +226,6 @@ class Analytic(MovingEncoder):
     def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
         """Whether depths vote and edges are judged: where nodes have classes, and features fall into blocks."""
         return problem.kind == "classes" and capable(model, "feature_blocks") is not None
-
-    def grow(self, before: Params, after: Params) -> None:
-        """New units have met no node: their columns of B are zero."""
-        super().grow(before, after)
-        widths = [(before[name].size(1), value.size(1)) for name, value in after.items() if value.dim() == 2]
-        more = next((new - old for old, new in widths if new != old), 0)
-        self.cross_ = {part: torch.nn.functional.pad(value, (0, more)) for part, value in self.cross_.items()}
-
-    def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
-        """The head for each ridge, from the sums of some parts; of the features `rows` alone, if given."""
-        return solve(ridges, [Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
 
     # choices, by validation nodes of the current task
 
@@ -246,7 +242,7 @@ class Analytic(MovingEncoder):
         if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
             return
         assert isinstance(whole.x, Tensor)
-        scores = whole.x @ head.to(whole.x.dtype)
+        scores = product(whole.x, head.to(whole.x.dtype))
         adjacency = context.task.graph.adjacency.to(scores.dtype).to(scores.device)
         smoothed = self._prediction(context.model).smooth(adjacency, scores)
         truth = whole.y[nodes]
@@ -321,13 +317,22 @@ class Analytic(MovingEncoder):
 
     @torch.no_grad()
     def predict(self, view: View) -> Tensor | None:
-        """Plain scores; where the graph's features fall into blocks and fit into memory, by judged edges."""
+        """Plain scores; where the graph's features fall into blocks and fit into memory, by judged edges.
+
+        Scores of a whole graph are kept with it: to ask for one node after another costs no more than to ask for all.
+        """
         if not self.tasks_:
             return None
-        if (whole := self._whole(view)) is None:
+        in_blocks = self._in_blocks(view.problem, view.model)
+        key = self._prediction(view.model).key(view.model, view.device) if in_blocks else ""
+        if key and (known := view.graph.cache.get(SCORES, ("", None)))[0] == key:
+            scores: Tensor = known[1]
+        elif (whole := self._whole(view)) is not None:
+            scores = whole[0].scores(*whole[1:]).cpu()
+            view.graph.cache[SCORES] = (key, scores)
+        else:
             return as_outputs(view.problem, view.outputs(), self.temperature)
-        scores = whole[0].scores(*whole[1:])
-        return scores[view.nodes.to(view.device)].cpu()
+        return scores[view.nodes.cpu()]
 
     def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
         """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
@@ -368,10 +373,6 @@ class Analytic(MovingEncoder):
         head = linear_head(view.model)[1].detach()
         rows = evenly(dense_rows(view.model, head.size(0))).to(head.device)
         return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
-
-    def gram_among(self, part: str, rows: Tensor) -> Tensor:
-        """G of one part, among some features."""
-        return among(self.gram_[part], rows)
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))

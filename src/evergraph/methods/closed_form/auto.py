@@ -13,7 +13,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
-from evergraph.methods.closed_form.analytic import BOTH, HELD_OUT
+from evergraph.methods.closed_form.analytic import HELD_OUT
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.block_sets import (
     GRID,
@@ -31,12 +31,15 @@ from evergraph.methods.closed_form.block_sets import (
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
+VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head beside own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
+TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
 FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 
 
@@ -84,12 +87,10 @@ class Auto(BudgetedAnalytic):
             raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
         super().start_task(context)
 
-    @torch.no_grad()
-    def end_task(self, context: Context) -> None:
-        """As `analytic`; then drop what is not worth its place, and whatever is still a node."""
-        super().end_task(context)
+    def _leave_nodes(self, context: Context) -> None:
+        """First drop what is not worth its place."""
         self._drop(context)
-        self._forget_nodes()
+        super()._leave_nodes(context)
 
     def _sets(self, model: GraphModel) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
         """The sets that a head and the voice of own features may read, among the blocks that there are."""
@@ -112,6 +113,7 @@ class Auto(BudgetedAnalytic):
         if self._too_much():
             for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
         self._lead(for_head, for_own, validated)
+        self.own_explains_ = self._own_alone(context.model)[0] if self.own_ else 0.0
         return self.solve([self.chosen_ridge()], ("train",), rows_of(block_of_row, self.blocks_))[0]
 
     def _worth_keeping(
@@ -135,6 +137,11 @@ class Auto(BudgetedAnalytic):
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
         self.blocks_ = for_head[self.chosen_]
 
+    def _ridges_to_write(self, model: GraphModel) -> list[float]:
+        """With that of the voice of the vote that reads the same features: both heads come from one matrix."""
+        shared = self.voices(model)[0] == self.blocks_
+        return [self.chosen_ridge(), *([self._voice_ridge()] if shared else [])]
+
     def conclude(self, model: GraphModel) -> None:
         """As `analytic`; and the sets by the hits as they stand."""
         super().conclude(model)
@@ -151,14 +158,19 @@ class Auto(BudgetedAnalytic):
         return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
 
     def _places(self, name: str) -> list[int]:
-        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours."""
+        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours.
+
+        The neighbours are tried with the second, fourth, eighth … task: what one task adds to the counts says less and
+        less.
+        """
         every = range(len(self._ridges))
         if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
             return list(every)
         if name not in self.set_hits_:
             return list(every[1::2])
         best = best_ridge(self.set_hits_[name])
-        return [place for place in every if abs(place - best) <= 1]
+        reach = 1 if (self.tasks_ + 1).bit_count() == 1 else 0
+        return [place for place in every if abs(place - best) <= reach]
 
     def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
         """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
@@ -169,18 +181,30 @@ class Auto(BudgetedAnalytic):
     # graphs with edges between tasks
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """Heads on nodes mixed with their neighbours, two steps and one, and on their own features."""
-        return torch.stack([self._voice(model, blocks, parts) for blocks in self.voices(model)]).sum(0)
+        """Of voices or, where own features tell classes apart and the head reads them too, of the head and them."""
+        return self._ways(model, parts, head)[self._voting()]
+
+    def _voting(self) -> str:
+        """Which vote there is: nodes mixed with their neighbours are not always the best that neighbours can say."""
+        return BESIDE if self.own_ and self.chosen_ != MIXED and self.own_explains_ > TELLS else VOICES
+
+    def _own_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """The head on own features alone, with the ridge that explains most."""
+        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+        return self.solve([self._own_alone(model)[1]], parts, rows)[0]
 
     def _voice(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
-        """One head of the vote.
+        """One head of the vote."""
+        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
+        return self.solve([self._voice_ridge()], parts, rows)[0]
 
-        All have one ridge, the best of the deepest up to 1: a larger one shrinks the scores, and with them what the
-        vote can say about edges.
+    def _voice_ridge(self) -> float:
+        """The ridge of all heads of the vote: the best of the deepest up to 1.
+
+        A larger one shrinks the scores, and with them what the vote can say about edges.
         """
         tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
-        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
-        return self.solve([self._ridges[best_ridge(tried)]], parts, rows)[0]
+        return self._ridges[best_ridge(tried)]
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
         """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
@@ -190,12 +214,16 @@ class Auto(BudgetedAnalytic):
         """The blocks that speak for a node's own features."""
         return self._sets(model)[1].get(self.own_, [])
 
-    def _ways(self, model: GraphModel, parts: Sequence[str], vote: Tensor) -> dict[str, Tensor]:
-        """Heads that may decide where edges join tasks."""
-        ways = {"vote": vote, MIXED: self._voice(model, self.voices(model)[0], parts)}
+    def _ways(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> dict[str, Tensor]:
+        """Heads that may decide where edges join tasks, from the sums of some parts; so is the given head.
+
+        The voices are heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+        """
+        voices = [self._voice(model, blocks, parts) for blocks in self.voices(model)]
+        ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
         if self.own_:
-            rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
-            ways[OWN] = self.solve([self._own_alone(model)[1]], parts, rows)[0]
+            own = self._own_head(model, parts)
+            ways |= {OWN: own, BESIDE: head + own}
         return ways
 
     def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
@@ -204,13 +232,13 @@ class Auto(BudgetedAnalytic):
         In a task's own graph neighbours give the task away, which they do not where edges join tasks; what they say
         about the class is what is left when the task's classes alone are to choose from.
         """
-        ways = self._ways(context.model, ("train",), vote)
+        ways = self._ways(context.model, ("train",), head)
         super()._choose_voting(context, ways[MIXED], vote)
         self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
         units = torch.nonzero(self._arrived(context)).reshape(-1)
         if OWN in ways and units.numel() > 1:
             hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
-            for way in ("vote", MIXED):
+            for way in (VOICES, BESIDE, MIXED):
                 changes = [0, 0]
                 count_changes(changes, hits[way], hits[OWN])
                 counted = context.total(torch.tensor(changes)).tolist()
@@ -234,8 +262,12 @@ class Auto(BudgetedAnalytic):
             error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head, rows)
             return 1 - error / variance if variance > 0 else 0.0
 
-        place = climbed(explained, len(self._ridges))
-        return explained(place), self._ridges[place]
+        known, key = self.computed(), (OWN, tuple(self._own(model)))
+        if key not in known:
+            place = climbed(explained, len(self._ridges))
+            known[key] = explained(place), self._ridges[place]
+        found: tuple[float, float] = known[key]
+        return found
 
     def elsewhere(self) -> str:
         """What decides where edges join tasks.
@@ -245,7 +277,7 @@ class Auto(BudgetedAnalytic):
         something and it costs no more than the premium; else the head on nodes mixed with their neighbours.
         """
         speaks = self.own_explains_ > SPEAKS
-        right, wrong = self.own_within_.get("vote", [0, 0])
+        right, wrong = self.own_within_.get(self._voting(), [0, 0])
         if speaks and right > wrong and clearly_more(self.own_within_[MIXED]):
             return OWN
         return "vote" if speaks and self.votes_ else MIXED
@@ -254,7 +286,7 @@ class Auto(BudgetedAnalytic):
         """The head for graphs with edges between tasks, where it is not the vote."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
         learned = BOTH if self.learn_validation else BOTH[:1]
-        ways = {} if way == "vote" else self._ways(model, learned, vote)
+        ways = {} if way == "vote" else self._ways(model, learned, vote)  # the vote is not asked for
         self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:

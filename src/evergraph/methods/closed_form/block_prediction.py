@@ -11,6 +11,7 @@ head's probabilities are mixed with the neighbours', over the weighted edges. Al
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,8 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core.capabilities import capable
+from evergraph.core.dense_algebra import product
 from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
 from evergraph.methods.closed_form.judged_edges import judge_edges
+from evergraph.models.base import GraphModel
 
 ROUNDS = 5  # of smoothing
 FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
@@ -64,7 +68,8 @@ class BlockPrediction:
         head: scores are features @ head.
         vote: the sum of the heads of all depths.
         task_of_unit: the task that brought each output unit; -1 for units not in use.
-        graph_features: from node features and an operator to the features of a graph.
+        graph_features: from node features and an operator to the features of a graph; what it finds of the node
+            features alone it keeps in the third argument, for further calls.
         temperature: of the softmax that makes probabilities of least-squares scores.
         smoothing: share of the neighbours' probabilities in a smoothed prediction.
         judges: whether edges are judged.
@@ -76,7 +81,7 @@ class BlockPrediction:
     head: Tensor
     vote: Tensor
     task_of_unit: Tensor
-    graph_features: Callable[[Features, SparseMatrix], Tensor]
+    graph_features: Callable[[Features, SparseMatrix, dict[int, Tensor] | None], Tensor]
     temperature: float
     smoothing: float
     judges: bool
@@ -84,12 +89,23 @@ class BlockPrediction:
     doubt: float
     elsewhere: Way
 
+    def key(self, model: GraphModel, device: torch.device) -> str:
+        """The same where the same scores are computed of a graph; empty where a model's features have no key."""
+        features = capable(model, "input_key")
+        if features is None:
+            return ""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (self.head, self.vote, self.elsewhere.head, self.task_of_unit):
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        rest = (self.temperature, self.smoothing, self.judges, self.smooths, self.doubt, self.elsewhere[1:])
+        return f"{features()} {device} {self.head.dtype} {digest.hexdigest()} {rest}"
+
     def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
         """Outputs of all nodes of a graph, from its features as the graph stands."""
         reading = self.reading(x, adjacency, features, joining)
         if reading.smoothed_over is not None:
-            return self.smooth(reading.smoothed_over, reading.features @ reading.head)
-        return reading.features @ reading.head / self.temperature
+            return self.smooth(reading.smoothed_over, product(reading.features, reading.head))
+        return product(reading.features, reading.head) / self.temperature
 
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
         """Which head reads which features, and whether its probabilities are smoothed."""
@@ -97,10 +113,11 @@ class BlockPrediction:
         if share <= FEW + self.doubt:
             return Reading(self.head, features, adjacency, adjacency if self.smooths else None)
         edges, way = adjacency, self.elsewhere
+        projected: dict[int, Tensor] | None = {} if way.judgements > 1 else None
         for judgement in range(way.judgements):
             if judgement:
                 weighted, _ = self.judge(adjacency, features, joining)
-            features, edges = self.graph_features(x, with_self_loops(weighted)), weighted
+            features, edges = self.graph_features(x, with_self_loops(weighted), projected), weighted
         return Reading(way.head, features, edges, weighted if way.smooths else None)
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -111,7 +128,7 @@ class BlockPrediction:
         self, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None
     ) -> tuple[SparseMatrix, float]:
         """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
-        p = self.probabilities(features @ self.vote)
+        p = self.probabilities(product(features, self.vote))
         tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
         return judge_edges(adjacency, tasks, joining=joining)

@@ -48,6 +48,7 @@ class MovingEncoder(Method):
         for name, value in self.trained_head_.items():
             model.get_parameter(name).data.copy_(value)
         self.trained_head_ = {}
+        super().adapt_model(model, task)
 
     def epochs(self, context: Context, planned: int) -> int:
         """A frozen encoder needs no training."""

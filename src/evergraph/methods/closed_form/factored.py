@@ -15,43 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from evergraph.core.dense_algebra import EXACT, ROUGH, eigen, product, symmetric_product
 from evergraph.core.finite import is_finite
 from evergraph.errors import DivergedError
-from evergraph.methods.closed_form.sums import factorized, symmetric_product
-
-
-class Factor(NamedTuple):
-    """S and T, with G = SᵀS and B = SᵀT."""
-
-    rows: Tensor
-    targets: Tensor
-
-    def stacked(self, other: Factor) -> Factor:
-        """The factor of the sums of both."""
-        return Factor(torch.cat([self.rows, other.rows]), torch.cat([self.targets, other.targets]))
-
-    def gram(self) -> Tensor:
-        """G, its products as exact as the rows, in float64."""
-        return symmetric_product(self.rows, self.rows).double()
-
-    def last(self, number: int) -> tuple[Factor, Factor]:
-        """The factor without its last rows, and of these alone."""
-        first = self.rows.size(0) - number
-        parts = (part.split([first, number]) for part in self)
-        (kept_rows, last_rows), (kept_targets, last_targets) = parts
-        return Factor(kept_rows, kept_targets), Factor(last_rows, last_targets)
-
-
-def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int) -> Factor:
-    """The factor of some nodes: √w φ and √w onehot(y)."""
-    root = weights.sqrt().unsqueeze(1)
-    one_hot = torch.nn.functional.one_hot(targets, units).to(rows.dtype)
-    return Factor(rows * root.to(rows.dtype), one_hot * root.to(rows.dtype))
+from evergraph.methods.closed_form.factor import Factor
+from evergraph.methods.closed_form.sums import solutions
 
 
 def rotated(factor: Factor) -> Factor:
@@ -61,10 +33,10 @@ def rotated(factor: Factor) -> Factor:
     directions of a thousandth of a per cent of that: hence eigenvectors in float64, whatever the rows are in. What is
     dropped is a rounding error of the longest.
     """
-    length, directions = torch.linalg.eigh((factor.rows @ factor.rows.T).double())
+    length, directions = eigen(symmetric_product(factor.rows.T).double())
     smallest = length[-1:].clamp(min=0) * torch.finfo(factor.rows.dtype).eps
     directions = directions[:, length > smallest].to(factor.rows.dtype)
-    return Factor(directions.T @ factor.rows, directions.T @ factor.targets)
+    return Factor(product(directions.T, factor.rows), product(directions.T, factor.targets))
 
 
 @dataclass(eq=False)
@@ -81,17 +53,19 @@ class FactoredSums:
     _products: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _diagonals: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
-    def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
+    def solve(
+        self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None, error: float = EXACT
+    ) -> list[Tensor]:
         """As `sums.solve`: the head for each ridge from the sums of some parts, reading the features `rows` alone."""
         rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
         blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
-        combined = torch.cat(self._combinations(ridges, parts, rows), dim=1)
+        combined = torch.cat(self._combinations(ridges, parts, rows, error), dim=1)
         weights = combined.split([factor.rows.size(0) for factor in kept])
         heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
         for block in blocks:
             columns = self._columns(block)
             for factor, own in zip(kept, weights):
-                heads[columns] += factor.rows[:, columns].T @ own.to(factor.rows.dtype)
+                heads[columns] += product(factor.rows[:, columns].T, own.to(factor.rows.dtype))
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
     def scores(
@@ -100,24 +74,25 @@ class FactoredSums:
         """What the head of each ridge gives the last rows of part `of`, without the head itself."""
         blocks = torch.unique(self.block_of_row[rows.cpu()]).tolist()
         end = self._place([of]).stop
-        product = torch.stack([self._product(block)[end - last : end, self._place(parts)] for block in blocks]).sum(0)
-        for combined in self._combinations(ridges, parts, rows.cpu()):
-            yield product @ combined.to(product.dtype)
+        seen = torch.stack([self._product(block)[end - last : end, self._place(parts)] for block in blocks]).sum(0)
+        for combined in self._combinations(ridges, parts, rows.cpu(), ROUGH):
+            yield product(seen, combined.to(seen.dtype))
 
-    def _combinations(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor) -> list[Tensor]:
+    def _combinations(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, error: float) -> list[Tensor]:
         """(S_J S_Jᵀ + λ I)⁻¹ T for each ridge: the head is S_Jᵀ times it."""
         blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
         size, place = sum(factor.rows.size(0) for factor in kept), self._place(parts)
-        product = torch.zeros(size, size, dtype=torch.float64, device=kept[0].rows.device)
+        total = kept[0].rows.new_zeros(size, size)
         for block in blocks:
-            product += self._product(block)[place, place]
-        if not is_finite([product]):
+            total += self._product(block)[place, place]
+        total = total.double()
+        if not is_finite([total]):
             raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
         targets = torch.cat([factor.targets for factor in kept])
-        square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(product.device)]
+        square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(total.device)]
         classes = max(int((targets != 0).any(0).sum()), 1)
         unit = float(square[square > 0].mean()) / classes
-        return [torch.cholesky_solve(targets.double(), lower) for _, lower in factorized(product, ridges, unit)]
+        return list(solutions(total, ridges, unit, targets.double(), error))
 
     def _squares(self, factor: Factor) -> Tensor:
         """The diagonal of the factor's G."""
@@ -143,5 +118,5 @@ class FactoredSums:
         """S_b S_bᵀ over the rows of all parts."""
         if block not in self._products:
             rows = torch.cat([factor.rows[:, self._columns(block)] for factor in self.factors.values()])
-            self._products[block] = symmetric_product(rows.T, rows.T)
+            self._products[block] = symmetric_product(rows.T)
         return self._products[block]

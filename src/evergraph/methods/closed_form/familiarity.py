@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.dense_algebra import product
 from evergraph.methods.base import View
 from evergraph.methods.closed_form.hits import rows_of
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
@@ -53,7 +54,7 @@ def strangeness(view: View, head: Tensor, rows: Tensor, gram: Tensor, classes: i
     found = [torch.empty(0, 2, dtype=torch.float64)]
     for batch in batcher.batches(view.nodes.to(view.device), NODES_AT_ONCE) if view.nodes.numel() else ():
         phi = features(batch)
-        score = (phi @ head.to(phi.dtype)).max(1).values.double()
+        score = product(phi, head.to(phi.dtype)).max(1).values.double()
         score = (score - chance) / (1 - chance)
         whitened = torch.linalg.solve_triangular(factor, phi[:, rows].double().T, upper=False)
         leverage = whitened.square().sum(0).clamp(min=1e-12).log10()

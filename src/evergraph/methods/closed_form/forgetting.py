@@ -55,7 +55,7 @@ class Forgetting:
         """Put what is left of a task in its place; each has sizes of the classes right after it was learned."""
         rows = self._rows_by_task
         if rows is not None:
-            rows(number, None if new is None else self.method.factors_of(new[0], _sizes(new[1], new[0])))  # type: ignore[attr-defined]
+            rows(number, None if new is None else self.method.factors_of(new[0], _sizes(new[1], new[0])))
             return
         self._take_out(*old)
         if new is not None:
@@ -64,8 +64,7 @@ class Forgetting:
     @property
     def _rows_by_task(self) -> Callable[..., None] | None:
         """How rows are exchanged where the sums are kept as rows of each task; None where they are added up."""
-        found: Callable[..., None] | None = getattr(self.method, "exchange_rows", None)
-        return found if found is not None and self.method.factor_ else None  # type: ignore[attr-defined]
+        return self.method.exchange_rows if self.method.factor_ else None
 
     def _take_out(self, context: Context, sizes: Sequence[int]) -> None:
         """Subtract a task from the sums."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from evergraph.core.dense_algebra import product
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.models.base import NODES_AT_ONCE
@@ -26,7 +27,7 @@ def validation_hits(context: Context, heads: list[Tensor], units: Tensor | None 
     outside[slice(None) if units is None else units] = False
     nodes = context.own(context.task.val).to(context.device)
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        scores = features(batch).double() @ torch.cat(heads, dim=1)
+        scores = product(features(batch).double(), torch.cat(heads, dim=1).double())
         found = [part.masked_fill(outside, -torch.inf).argmax(1) for part in scores.split(width, dim=1)]
         hits.append((torch.stack(found) == batch.y).cpu())
     return torch.cat(hits, dim=1)

@@ -1,0 +1,43 @@
+"""What G and B are products of: rows of features and their targets, each times the root of its weight."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from evergraph.core.dense_algebra import product, symmetric_product
+
+
+class Factor(NamedTuple):
+    """S and T, with G = SᵀS and B = SᵀT."""
+
+    rows: Tensor
+    targets: Tensor
+
+    def stacked(self, other: Factor) -> Factor:
+        """The factor of the sums of both."""
+        return Factor(torch.cat([self.rows, other.rows]), torch.cat([self.targets, other.targets]))
+
+    def gram(self) -> Tensor:
+        """G, its products as exact as the rows, in float64."""
+        return symmetric_product(self.rows).double()
+
+    def cross(self) -> Tensor:
+        """B, likewise."""
+        return product(self.rows.T, self.targets).double()
+
+    def last(self, number: int) -> tuple[Factor, Factor]:
+        """The factor without its last rows, and of these alone."""
+        first = self.rows.size(0) - number
+        parts = (part.split([first, number]) for part in self)
+        (kept_rows, last_rows), (kept_targets, last_targets) = parts
+        return Factor(kept_rows, kept_targets), Factor(last_rows, last_targets)
+
+
+def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int) -> Factor:
+    """The factor of some nodes: √w φ and √w onehot(y)."""
+    root = weights.sqrt().unsqueeze(1)
+    one_hot = torch.nn.functional.one_hot(targets, units).to(rows.dtype)
+    return Factor(rows * root.to(rows.dtype), one_hot * root.to(rows.dtype))

@@ -1,0 +1,232 @@
+"""The sums that a closed form keeps, in the smaller of two forms, and the heads that are solved from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from evergraph.core.capabilities import capable
+from evergraph.core.dense_algebra import EXACT, product
+from evergraph.core.params import Params
+from evergraph.data.tasks import Task
+from evergraph.methods.base import Context, Method
+from evergraph.methods.closed_form.factor import Factor, weighed
+from evergraph.methods.closed_form.factored import FactoredSums, rotated
+from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.closed_form.hits import validation_hits
+from evergraph.methods.closed_form.sums import Sums, accumulate, among, solve
+from evergraph.methods.state import state
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
+
+BOTH = ("train", "val")
+
+
+@dataclass(repr=False)
+class TwoForms(Method):
+    """G and B of training and validation nodes, over all tasks.
+
+    While there are fewer nodes than half the features, and these fall into blocks, the sums are kept as factors
+    (`factored`); else as G and B in float64. A subclass says how nodes are weighed.
+    """
+
+    gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
+    cross_: dict[str, Tensor] = state(dict, replaced=True)
+    factor_: dict[str, Tensor] = state(dict, replaced=True)  # by part, while there are fewer nodes than features
+    factor_targets_: dict[str, Tensor] = state(dict, replaced=True)
+    block_widths_: list[int] = state(list)
+    task_rows_: list[dict[str, int]] = state(list)  # rows of the factors that each task left, by part
+    fresh_: dict[str, int] = state(dict)  # rows of the factor that are nodes of the current task, until it ends
+
+    def _weights(self, sizes: Tensor) -> Tensor:
+        """The weight of a node of each output unit, by the size of its class."""
+        raise NotImplementedError
+
+    def _needs_gram(self) -> bool:
+        """Whether the sums have to be G."""
+        return False
+
+    def _needs_exact(self) -> bool:
+        """Whether products have to be formed in float64 too, not only their sums."""
+        return False
+
+    def _error(self, parts: Sequence[str]) -> float:
+        """The relative error that heads from the sums of some parts may have."""
+        return EXACT
+
+    def adapt_model(self, model: GraphModel, task: Task) -> None:
+        """Note how the features fall into blocks."""
+        layout = capable(model, "feature_layout")
+        self.block_widths_ = [] if layout is None else list(layout().widths)
+
+    def gram(self, part: str) -> Tensor:
+        """G of one part, whichever form it is kept in."""
+        if part in self.gram_:
+            return self.gram_[part]
+        return Factor(self.factor_[part], self.factor_targets_[part]).gram()
+
+    def gram_among(self, part: str, rows: Tensor) -> Tensor:
+        """G of one part among some features, whichever form it is kept in."""
+        if part in self.gram_:
+            return among(self.gram_[part], rows)
+        return Factor(self.factor_[part][:, rows], self.factor_targets_[part]).gram()
+
+    def energy(self, part: str, head: Tensor, rows: Tensor) -> float:
+        """tr(Wᵀ G W) of one part, for a head that reads the features `rows` alone."""
+        read = head[rows.to(head.device)]
+        if part in self.gram_:
+            return float((read * product(self.gram_among(part, rows), read)).sum())
+        return float(product(self.factor_[part][:, rows], read.to(self.factor_[part].dtype)).double().square().sum())
+
+    def make_dense(self) -> None:
+        """From factors to G; B is kept in either form."""
+        if self.factor_:
+            self.gram_ = {part: self.gram(part) for part in self.factor_}
+            self.factor_, self.factor_targets_, self.fresh_, self.task_rows_ = {}, {}, {}, []
+
+    def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
+        """Nodes join the factors as they are until `_forget_nodes`; where they outnumber the features, G."""
+        _, head = linear_head(context.model)
+        in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
+        dense = self._dense(head.size(0), self._rows("train") + context.num_train)
+        if not in_blocks or dense or context.task.graph.rows is not None or sign < 0:
+            self.make_dense()
+            self._accumulate(context, self._weights(sizes), sign)
+            return
+        factors, targets, cross = dict(self.factor_), dict(self.factor_targets_), dict(self.cross_)
+        for part, new in self.factors_of(context, sizes).items():
+            self.fresh_[part] = new.rows.size(0)
+            before = cross.get(part, torch.zeros(head.shape, dtype=torch.float64, device=head.device))
+            cross[part] = before + new.cross()
+            if part in factors:
+                new = Factor(factors[part], targets[part]).stacked(new)
+            factors[part], targets[part] = new
+        self.factor_, self.factor_targets_, self.cross_ = factors, targets, cross
+
+    def _dense(self, width: int, rows: int) -> bool:
+        """Whether the sums over so many features of so many nodes are G: from half as many nodes on, where G fits."""
+        needed = bool(self.gram_) or self._needs_gram()
+        return needed or rows > width or (self._fits(width) and 2 * rows > width)
+
+    def _fits(self, width: int) -> bool:
+        """Whether G over so many features may be kept."""
+        return True
+
+    def factors_of(self, context: Context, sizes: Tensor) -> dict[str, Factor]:
+        """The factors of a task's nodes, weighed by given sizes of their classes; by part."""
+        features, head = linear_head(context.model)
+        weights, units, found = self._weights(sizes), head.size(1), {}
+        for part in BOTH:
+            nodes = getattr(context.task, part).to(weights.device)
+            batches = context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ()
+            new = Factor(head.new_zeros(0, head.size(0)), head.new_zeros(0, units))
+            for batch in batches:
+                new = new.stacked(weighed(features(batch), batch.y, weights[batch.y], units))
+            found[part] = new
+        return found
+
+    def forget_nodes(self) -> None:
+        """Leave no row of the task that ends: rotate its rows or, where another such task would lead there, form G."""
+        width = sum(self.block_widths_) + 1
+        if self.factor_ and self._dense(width, self._rows("train") + self.fresh_.get("train", 0)):
+            self.make_dense()
+        for part, number in self.fresh_.items():
+            kept, last = Factor(self.factor_[part], self.factor_targets_[part]).last(number)
+            joined = kept.stacked(rotated(last)) if number else kept
+            self.factor_ = {**self.factor_, part: joined.rows}
+            self.factor_targets_ = {**self.factor_targets_, part: joined.targets}
+        if self.factor_:
+            known = {part: sum(rows[part] for rows in self.task_rows_) for part in BOTH}
+            self.task_rows_ = [*self.task_rows_, {part: self._rows(part) - known[part] for part in BOTH}]
+        self.fresh_ = {}
+        for computed in ("_heads", "_sums"):  # from sums that are gone
+            self.__dict__.pop(computed, None)
+
+    def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
+        """Put other rows in the place of those of a task; None for none. B follows."""
+        factors, targets, cross = dict(self.factor_), dict(self.factor_targets_), dict(self.cross_)
+        for part in BOTH:
+            start = sum(rows[part] for rows in self.task_rows_[:number])
+            sizes = [
+                start,
+                self.task_rows_[number][part],
+                factors[part].size(0) - start - self.task_rows_[number][part],
+            ]
+            first, old, last = (Factor(*pair) for pair in zip(factors[part].split(sizes), targets[part].split(sizes)))
+            own = (
+                rotated(new[part])
+                if new is not None and new[part].rows.size(0)
+                else Factor(old.rows[:0], old.targets[:0])
+            )
+            factors[part], targets[part] = first.stacked(own).stacked(last)
+            cross[part] = cross[part] + own.cross() - old.cross()
+            self.task_rows_[number] = {**self.task_rows_[number], part: own.rows.size(0)}
+        self.factor_, self.factor_targets_, self.cross_ = factors, targets, cross
+
+    def _rows(self, *parts: str) -> int:
+        return sum(self.factor_[part].size(0) for part in parts if part in self.factor_)
+
+    def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
+        """The head for each ridge, from the sums of some parts; of the features `rows` alone, if given."""
+        read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
+        known, key = self.computed(), (tuple(parts), read.cpu().numpy().tobytes())
+        new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
+        if new and self.factor_:
+            found = self._factored().solve(new, parts, rows, self._error(parts))
+        elif new:
+            sums = [Sums(self.gram_[part], self.cross_[part]) for part in parts]
+            found = solve(new, sums, rows, self._error(parts))
+        if new:
+            known.update({(*key, ridge): head for ridge, head in zip(new, found)})
+        return [known[*key, ridge].clone() for ridge in ridges]
+
+    def hits(self, context: Context, ridges: Sequence[float], rows: Tensor) -> list[int]:
+        """The task's validation nodes that the training nodes' head of each ridge on the features `rows` puts right."""
+        if not (last := self.fresh_.get("val", 0)):
+            return context.total(validation_hits(context, self.solve(ridges, BOTH[:1], rows)).sum(1)).tolist()
+        truth = self.factor_targets_["val"][-last:].argmax(1)
+        scores = self._factored().scores(ridges, BOTH[:1], rows, "val", last)
+        return [int((found.argmax(1) == truth).sum()) for found in scores]
+
+    def computed(self) -> dict[Any, Any]:
+        """What was computed from the sums as they stand, heads above all: a voice of the vote is often the head."""
+        sums = (self.gram_, self.cross_, self.factor_)
+        known = getattr(self, "_heads", None)
+        if known is None or any(now is not then for now, then in zip(sums, known[0])):
+            self._heads: tuple[Any, dict[Any, Any]] = (sums, {})
+        return self._heads[1]
+
+    def _factored(self) -> FactoredSums:
+        """The factors, with what has been computed of them: made anew whenever they change."""
+        known = getattr(self, "_sums", None)
+        if known is None or known[0] is not self.factor_:
+            factors = {part: Factor(self.factor_[part], self.factor_targets_[part]) for part in self.factor_}
+            widths = torch.tensor([*self.block_widths_, 1])
+            block_of_row = torch.arange(widths.numel()).repeat_interleave(widths)
+            block_of_row[-1] = -1  # the column of ones
+            known = (self.factor_, FactoredSums(factors, block_of_row))
+            self._sums = known
+        sums: FactoredSums = known[1]
+        return sums
+
+    def _accumulate(self, context: Context, weights: Tensor | None, sign: int = 1) -> None:
+        """Add a task's examples to the sums, or take them out, by the weight of their class if they have one."""
+        features, head = linear_head(context.model)
+        gram, cross, exact = dict(self.gram_), dict(self.cross_), self._needs_exact()
+        for part in BOTH:
+            examples = getattr(context.task, part).to(context.device)
+            before = Sums(gram[part], cross[part]) if part in gram else None
+            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact, sign)
+        self.gram_, self.cross_ = gram, cross
+
+    def grow(self, before: Params, after: Params) -> None:
+        """New units have met no node: their columns of B and of the factors' targets are zero."""
+        super().grow(before, after)
+        widths = [(before[name].size(1), value.size(1)) for name, value in after.items() if value.dim() == 2]
+        more = next((new - old for old, new in widths if new != old), 0)
+        for key in ("cross_", "factor_targets_"):
+            setattr(self, key, {part: pad(value, (0, more)) for part, value in getattr(self, key).items()})
