@@ -93,14 +93,15 @@ def test_eigenvectors_take_the_matrix_apart() -> None:
     assert bool((lengths.diff() >= 0).all())
 
 
-def test_scipy_uses_as_many_threads_as_torch() -> None:
+def test_scipy_uses_as_many_threads_as_torch_where_that_pays() -> None:
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)
-        with dense_algebra._threads():
-            pools = [pool for pool in dense_algebra._controller().info() if pool["user_api"] == "blas"]
-        assert pools
-        assert all(pool["num_threads"] == 1 for pool in pools)
+        for told, work, used in ((1, 1e12, 1), (2, 1e12, 2), (2, 1e6, 1)):
+            torch.set_num_threads(told)
+            with dense_algebra._threads(work):
+                pools = [pool for pool in dense_algebra._controller().info() if pool["user_api"] == "blas"]
+            assert pools
+            assert all(pool["num_threads"] == used for pool in pools)
     finally:
         torch.set_num_threads(before)
 

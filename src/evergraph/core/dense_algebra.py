@@ -23,6 +23,7 @@ PANEL = 256  # columns that are mirrored, or multiplied by torch, at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT, ROUGH = 1e-8, 1e-5  # relative errors of a solution: to be kept, and to count hits with
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
+WORTH_SHARING = 1e9  # multiplications from which on threads share them: some ten milliseconds of one
 KINDS = (torch.float32, torch.float64)
 
 
@@ -39,8 +40,9 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _threads() -> AbstractContextManager[object]:
-    return _controller().limit(limits=torch.get_num_threads(), user_api="blas")
+def _threads(work: float) -> AbstractContextManager[object]:
+    """As many threads as torch has for so many multiplications; one where they take less than waiting for others."""
+    return _controller().limit(limits=torch.get_num_threads() if work > WORTH_SHARING else 1, user_api="blas")
 
 
 def by_blas(*tensors: Tensor) -> bool:
@@ -52,7 +54,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """A product of matrices of one type."""
     if not by_blas(left, right):
         return left @ right
-    with _threads():
+    with _threads(left.numel() * right.size(1)):
         return torch.from_numpy(left.detach().numpy() @ right.detach().numpy())
 
 
@@ -66,7 +68,7 @@ def symmetric_product(rows: Tensor) -> Tensor:
             torch.mm(rows[:, panel].T, rows[:, start:], out=found[panel, start:])
         return mirrored(found)
     update = blas.ssyrk if rows.dtype == torch.float32 else blas.dsyrk
-    with _threads():
+    with _threads(rows.numel() * width / 2):
         if rows.stride(0) == 1 and rows.size(0) > 1:  # a transpose
             found = torch.from_numpy(update(1.0, rows.detach().numpy(), trans=1, lower=1).T)
         else:
@@ -89,7 +91,7 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, from the smallest, and eigenvectors of a symmetric matrix."""
     if not by_blas(matrix):
         return tuple(torch.linalg.eigh(matrix))
-    with _threads():
+    with _threads(matrix.size(0) ** 3):
         lengths, directions = scipy.linalg.eigh(matrix.numpy(), driver="evd", check_finite=False)
     return torch.from_numpy(lengths), torch.from_numpy(directions)
 
@@ -118,7 +120,7 @@ def shifted_solutions(
     plain = np.diagonal(dense).copy()
     for shift in shifts:
         np.fill_diagonal(dense, plain + shift)
-        with _threads():
+        with _threads(dense.shape[0] ** 3 / 3):
             found = _refined(dense, wanted, error) if dense.shape[0] > SMALL else None
             if found is None:
                 factor, failed = lapack.dpotrf(dense.T, clean=0)
