@@ -43,12 +43,17 @@ def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Mapping[str, dict[str, Any]]) -> Path:
-    """Write the cells that have results, in the order of `specs`; entries that are there already and not named stay."""
+    """Write the cells that have results, in the order of `specs`.
+
+    Entries that are there already stay as they are, with the device that they were run on, where their result is the
+    same or they are not named.
+    """
     entries = read_results(folder)
     for key, spec in specs.items():
         if key in results:
             result = {name: value for name, value in results[key].items() if name != "run_dir"}
-            entries[key] = {"spec": spec.as_dict(), "result": result}
+            if key not in entries or entries[key]["result"] != result:
+                entries[key] = {"spec": spec.as_dict(), "result": result}
     lines = [as_json({"key": key, **entry}) for key, entry in entries.items()]
     path = Path(folder) / RESULTS
     write_atomically(path, "".join(f"{line}\n" for line in lines))
