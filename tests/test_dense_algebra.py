@@ -158,3 +158,21 @@ def test_scores_of_a_graph_are_kept_until_the_learner_changes() -> None:
         learner.model.output_weight().mul_(2)
     assert torch.equal(learner.logits(graph), learner.logits(graph.altered()))
     assert not torch.equal(learner.logits(graph), everything)
+
+
+def test_threads_that_compute_at_once_leave_the_limits_as_they_were() -> None:
+    """A enters, B enters, A ends, B ends."""
+    controller = dense_algebra._controller()
+
+    def limits() -> list[int]:
+        return [library["num_threads"] for library in controller.info() if library["user_api"] == "blas"]
+
+    with controller.limit(limits=2, user_api="blas"):
+        before = limits()
+        first, second = dense_algebra._threads(1.0), dense_algebra._threads(1.0)
+        first.__enter__()
+        second.__enter__()
+        assert set(limits()) == {1}
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        assert limits() == before

@@ -158,6 +158,49 @@ def test_twice_in_any_order_and_across_a_save(stream: eg.TaskStream, tmp_path: P
     assert found.records[1]["learned"] <= eg.Learner.load(tmp_path / "kept").records[1]["learned"]
 
 
+@pytest.mark.parametrize("method", ["analytic", "auto"])
+@pytest.mark.parametrize("after_a_whole_task", [True, False])
+def test_rows_of_tasks_that_lost_some_are_found_again(stream, after_a_whole_task: bool, method: str) -> None:
+    """Sums kept as rows of each task: a task that goes takes its place along, and one that shrinks moves others."""
+    fixed = {"method": method, "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "hidden": 1024}
+    found, wanted = make(**fixed).fit(stream), make(**fixed)
+    steps = [(0, None), (1, some_nodes(stream[1]))]
+    if not after_a_whole_task:
+        steps = [(number, some_nodes(stream[number])) for number in (0, 2, 1)]
+    for number, nodes in steps:
+        gone = {"classes": stream[number].class_names} if nodes is None else {"nodes": nodes}
+        found.forget(data=stream[number], **gone)
+    lost = dict(steps)
+    for task in stream:
+        if task.index not in lost:
+            wanted.learn(task)
+        elif lost[task.index] is not None:
+            wanted.learn(task.without(lost[task.index]))
+    assert found.method.factor_
+    assert found.method.task_rows_ == wanted.method.task_rows_
+    assert near(sums(found), sums(wanted))
+    assert near(found.method.cross_, wanted.method.cross_)
+    if method == "analytic":
+        assert near(dict(found.model.state_dict()), dict(wanted.model.state_dict()))
+
+
+def test_in_single_precision_features_of_a_forgotten_task_alone_are_gone(stream: eg.TaskStream) -> None:
+    """Sums that were rows and became a matrix: what is left of such a feature is rounding, and does not count."""
+    graph = stream.graph
+    own = torch.nn.functional.one_hot(graph.y // 2, 3).repeat_interleave(8, 1)
+    apart = eg.TaskStream(graph.altered(x=graph.x.repeat(1, 3) * own), 2)
+    learners = []
+    for tasks in (list(apart), list(apart)[1:]):
+        model = eg.make_model("mixed-features", hidden=64)
+        learners.append(eg.Learner(model, eg.Analytic(ridge=0.5, smoothing=0.0, judge_edges=False)).fit(tasks))
+    found, wanted = learners
+    found.forget(classes=apart[0].class_names, data=apart[0])
+    assert found.method.gram_
+    left, right = (learner.method.gram("train").diagonal() > 0 for learner in learners)
+    assert torch.equal(left, right)
+    assert near(found.model.head, wanted.model.head, 1e-4)
+
+
 def test_weights_of_a_class_that_came_again_are_put_right(stream: eg.TaskStream) -> None:
     """Nodes count by the size that their class had reached: later ones of the class change weight too."""
     fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}

@@ -128,7 +128,7 @@ def add_plugin_files(paths: Iterable[str]) -> None:
     known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
     files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
     os.environ[FILES] = os.pathsep.join(files)
-    _loaded = _loaded and len(files) == len(known)
+    _loaded = _loaded and set(files) == set(known)
     try:
         load_plugins()
     except EvergraphError:

@@ -7,8 +7,10 @@ float64. How many threads scipy may use is what torch is told.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -40,9 +42,28 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def _threads(work: float) -> AbstractContextManager[object]:
-    """As many threads as torch has for so many multiplications; one where they take less than waiting for others."""
-    return _controller().limit(limits=torch.get_num_threads() if work > WORTH_SHARING else 1, user_api="blas")
+_lock, _limits = Lock(), list[Any]()  # what puts back the limits that others had set, of each computation under way
+
+
+@contextmanager
+def _threads(work: float) -> Iterator[None]:
+    """As many threads as torch has for so many multiplications; one where they take less than waiting for others.
+
+    Limits are the whole process's: of several computations at once the last one's holds, and the end of all puts back
+    what was before the first. What overflows is told by what comes out.
+    """
+    with _lock:
+        limit = torch.get_num_threads() if work > WORTH_SHARING else 1
+        _limits.append(_controller().limit(limits=limit, user_api="blas"))
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield
+    finally:
+        with _lock:
+            if len(_limits) > 1:
+                _limits.pop()  # all but the first would put back what others under way have set
+            else:
+                _limits.pop().restore_original_limits()
 
 
 def by_blas(*tensors: Tensor) -> bool:
@@ -147,6 +168,6 @@ def _refined(dense: np.ndarray, wanted: np.ndarray, error: float) -> np.ndarray 
         change = float((np.linalg.norm(step, axis=0) / size).max(initial=0.0))
         if not change <= SLOW * before:
             return None
-        if change * change / before <= error:
+        if change * change / before <= error / 10:  # shares differ from step to step
             return found
         before = change

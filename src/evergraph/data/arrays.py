@@ -60,8 +60,8 @@ def read_features(x: Any, name: str) -> Features:
     largest = float(values.abs().max()) if values.numel() else 0.0
     if largest > 1 / SMALLEST or 0 < largest < SMALLEST:
         raise EvergraphError(
-            f"{name}: features of up to {largest:.0e}; squares of such numbers are infinite or nothing in single "
-            "precision: divide the columns by constants of your own, the same every month"
+            f"{name}: features of up to {largest:.0e}; squares of such numbers overflow or vanish in single "
+            "precision: divide the columns by constants of your own, the same for every task"
         )
     if x.dtype.kind in "iu" and values.numel() and float(values.max()) > 1:
         tell(f"{name}: features are whole numbers, read as amounts; give codes of categories a column of 0 and 1 each")

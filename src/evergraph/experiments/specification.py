@@ -91,7 +91,8 @@ class RunSpec(metaclass=Checked):
         wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
         for spec in (wanted, earlier):  # protocols that have but one order of classes may leave it out
-            spec["stream"] = {"order": settings_of(TaskStream)["order"], **spec["stream"]}
+            if isinstance(spec["stream"], dict):
+                spec["stream"] = {"order": settings_of(TaskStream)["order"], **spec["stream"]}
         if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
             earlier["seeds"] = wanted["seeds"]  # seeds may be added to a run
         return [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name) and name != "device"]

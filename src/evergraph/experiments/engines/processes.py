@@ -20,7 +20,7 @@ from evergraph.training import pick_device
 from evergraph.training.side_by_side import AT_ONCE, side_by_side
 
 LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
-TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; where there are many processes, that share one of them
+TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; and those that share a process where there are many
 
 
 class ProcessDiedError(EvergraphError):

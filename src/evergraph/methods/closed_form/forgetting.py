@@ -1,7 +1,8 @@
 """Taking examples back out of a closed form: sums are additive, so what was added can be subtracted.
 
 Whole tasks are taken out, as they were learned, and put back without the examples: products of the same batches are
-the same numbers, so what is left differs from never having added them by the rounding of float64 alone.
+the same numbers, so what is left differs from never having added them by the rounding of float64 alone. Sums that were
+kept as factors before they became G have the rounding of the features' own type.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from evergraph.methods.base import Context
+from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.state import copied
 
 if TYPE_CHECKING:
     from evergraph.methods.closed_form.analytic import Analytic
 
-ROUNDING = 1e-12  # what is left of a sum, as a share of what it was, that is nothing but rounding
+ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
+"""By type of the features: what is left of a sum, as a share of what it was, that is nothing but rounding."""
 COUNTS = ("hits_", "set_hits_", "smoothing_", "voting_", "validated_", "own_within_", "smoothing_elsewhere_")
 """State to which every task adds what its validation nodes say."""
 
@@ -70,8 +73,9 @@ class Forgetting:
         """Subtract a task from the sums."""
         before = {part: gram.diagonal().clone() for part, gram in self.method.gram_.items()}
         self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
+        rounding = ROUNDING[linear_head(context.model)[1].dtype]
         for part, gram in self.method.gram_.items():
-            gone = gram.diagonal() <= ROUNDING * before[part]  # features that are zero at all examples left
+            gone = gram.diagonal() <= rounding * before[part]  # features that are zero at all examples left
             gram[gone], gram[:, gone] = 0.0, 0.0
             self.method.cross_[part][gone] = 0.0
 
@@ -79,8 +83,7 @@ class Forgetting:
         """Undo the last task: the sums without it, and everything else as it was before it."""
         self.exchange(number, (context, self.method.class_sizes_), None)
         self.restore({key: value for key, value in before.items() if key != "task_rows_"})
-        if "task_rows_" in before and self._rows_by_task is not None:
-            self.restore({"task_rows_": before["task_rows_"]})
+        self.method.task_rows_ = self.method.task_rows_[:number]  # those before may have lost rows since
         met = [unit for unit, size in enumerate(self.method.class_sizes_) if size]
         self.method.cross_ = {part: _only(cross, met) for part, cross in self.method.cross_.items()}
 
@@ -127,6 +130,7 @@ def without_task(small: Small, number: int) -> None:
     """Drop a task from a state: tasks behind it move up."""
     small["tasks_"] -= 1
     small["task_of_unit_"] = [task - 1 if task > number else task for task in small["task_of_unit_"]]
+    small["task_rows_"] = [rows for task, rows in enumerate(small.get("task_rows_", [])) if task != number]
 
 
 def _combined(first: Any, second: Any, sign: int) -> Any:

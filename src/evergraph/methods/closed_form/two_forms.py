@@ -89,7 +89,7 @@ class TwoForms(Method):
             self.factor_, self.factor_targets_, self.fresh_, self.task_rows_ = {}, {}, {}, []
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
-        """Nodes join the factors as they are until `_forget_nodes`; where they outnumber the features, G."""
+        """Nodes join the factors as they are until `forget_nodes`; where they outnumber the features, G."""
         _, head = linear_head(context.model)
         in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
         dense = self._dense(head.size(0), self._rows("train") + context.num_train)
