@@ -1,5 +1,7 @@
 """Streams: which classes and nodes go where, on which graphs tasks are learned and tested."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,14 @@ def test_classes_and_unlabelled_nodes_left_out_are_gone(skewed: eg.Graph) -> Non
     stream = eg.stream(skewed, min_class_size=20)
     assert stream.graph.num_nodes == 80
     assert int(stream.graph.y.min()) == 0
+
+
+def test_classes_that_an_order_leaves_out_are_named(skewed: eg.Graph) -> None:
+    with pytest.warns(eg.EvergraphWarning, match=r"order names 2 of \d classes; .*c.* will be in no task"):
+        assert [task.class_names for task in eg.stream(skewed, order=["b", "a"])] == [["b", "a"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eg.stream(skewed, order=[["b", "a"]])  # tasks as they are to be
 
 
 def test_random_orders(skewed: eg.Graph) -> None:

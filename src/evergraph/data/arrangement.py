@@ -66,6 +66,10 @@ def group_classes(graph: Graph, order: Order, classes_per_task: int, min_class_s
         return _named_groups(graph, kept, order)
     else:
         arranged = _positions(graph, kept, order)
+        left_out = [str(graph.class_names[position]) for position in kept if position not in arranged]
+        if left_out:
+            names = ", ".join(left_out[:5]) + (" and others" if len(left_out) > 5 else "")
+            tell(f"{graph.name}: order names {len(arranged)} of {len(kept)} classes; {names} will be in no task")
     if not 1 <= classes_per_task <= len(arranged):
         raise EvergraphError(
             f"classes_per_task={classes_per_task} is impossible with {len(arranged)} classes; "
