@@ -448,8 +448,8 @@ def test_a_queue_of_rows_of_the_first_layer_is_that_of_gradients_written_out(
     monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
     monkeypatch.setattr("evergraph.methods.online_curvature.queue.factors_pay", lambda context: False)
     stream, kinds, apart = TaskStream(sparse_graph(), 2), [], []
-    product_of_its_own = gradient_rows._product
-    monkeypatch.setattr(gradient_rows, "_product", lambda *given: apart.append(1) or product_of_its_own(*given))
+    product_of_its_own, name = gradient_rows.first_layer_product, "first_layer_product"
+    monkeypatch.setattr(gradient_rows, name, lambda *given: apart.append(1) or product_of_its_own(*given))
 
     def learned(*names: str) -> tuple[dict[str, Tensor], list[float]]:
         with fast_paths(*names):

@@ -60,10 +60,9 @@ def _threads(work: float) -> Iterator[None]:
             yield
     finally:
         with _lock:
-            if len(_limits) > 1:
-                _limits.pop()  # all but the first would put back what others under way have set
-            else:
-                _limits.pop().restore_original_limits()
+            last = _limits.pop()
+            if not _limits:  # it is the first one's: the others' would put back what was set meanwhile
+                last.restore_original_limits()
 
 
 def by_blas(*tensors: Tensor) -> bool:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from evergraph.core.capabilities import capable
+from evergraph.core.sparse import product
 from evergraph.data.batching import Batch, Neighbourhoods
 
 LARGEST = 2**29  # bytes that a product may take to be kept
@@ -81,3 +83,12 @@ def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -
         known_by = weight.detach().clone() if weight.requires_grad else weight
         kept = _products[batcher] = _Product(known_by, weight._version, propagate, product)
     return kept.product
+
+
+def first_layer_product(model: nn.Module, batch: Batch, weight: Tensor) -> Tensor:
+    """A model's first layer (its capability `first_layer`) with another weight matrix; no gradient is recorded."""
+    first_layer = capable(model, "first_layer")
+    assert first_layer is not None
+    for matrix in reversed(first_layer(batch)):
+        weight = product(matrix, weight)
+    return weight

@@ -18,6 +18,7 @@ from evergraph.core.sparse import SparseMatrix, product
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.methods.base import Context, Step
+from evergraph.models.fixed_products import first_layer_product
 
 SEEDS, NODES, INPUTS, NUMBER = "seeds", "nodes", "inputs of ", "rows of "
 """Beside each weight's cotangents, under its name: whose gradients, the nodes of the first layer's rows; the inputs of
@@ -75,12 +76,8 @@ def _beyond_first_layer(context: Context) -> Neighbourhoods:
 
 def _first_layer_rows(context: Context, seed: Tensor, rows: int) -> Tensor:
     """The first layer's output at the first rows of a node's batch, computed."""
-    first_layer = capable(context.model, "first_layer")
-    assert first_layer is not None
-    hidden = next(iter(context.params.values())).detach()
-    for matrix in reversed(first_layer(context.batcher.batch(seed))):
-        hidden = product(matrix, hidden)
-    return hidden[:rows]
+    weight = next(iter(context.params.values())).detach()
+    return first_layer_product(context.model, context.batcher.batch(seed), weight)[:rows]
 
 
 def pushed(queue: Params, new: Params, capacity: int) -> Params:
@@ -108,9 +105,7 @@ def pull(context: Context, queue: Params, displacement: Direction, scale: Tensor
     assert first_layer is not None
     batch = context.batcher.batch(queue[SEEDS].unique())
     inputs = first_layer(batch)  # matrices whose product with the weight is the layer's output
-    moved = displacement[_first_weight(queue)]
-    for matrix in reversed(inputs):
-        moved = product(matrix, moved)
+    moved = first_layer_product(context.model, batch, displacement[_first_weight(queue)])
     place = _places(context, batch, inputs[0].size(0), queue[NODES])
     cotangents = _weighted(queue, moved.index_select(0, place), displacement, scale)
     pulls = {}

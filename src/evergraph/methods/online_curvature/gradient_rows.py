@@ -14,8 +14,9 @@ from torch import Tensor
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.shortcuts import fast
-from evergraph.core.sparse import SparseMatrix, product
+from evergraph.core.sparse import SparseMatrix
 from evergraph.methods.base import Step
+from evergraph.models.fixed_products import first_layer_product
 
 NODES = "nodes"  # beside the rows of each gradient's Δ, under the first weight's name: which rows of the layer they are
 LARGEST = 2**28  # numbers in a table
@@ -75,7 +76,7 @@ def pull(step: Step, table: Params, displacement: Direction, scale: Tensor | flo
     layer = step.layers[0]
     moved = layer.tangent
     if moved is None or layer.direction is not displacement:
-        moved = _product(step, displacement[first])
+        moved = first_layer_product(step.model, step.batch, displacement[first])
     rows, nodes = table[first], table[NODES].flatten()
     read = moved.index_select(0, nodes).view_as(rows)
     inner = (read * rows).sum((1, 2))  # g_q · D
@@ -87,12 +88,3 @@ def pull(step: Step, table: Params, displacement: Direction, scale: Tensor | flo
     for name, value in others:
         term = term + value.flatten() @ (inner @ table[name].flatten(1))
     return term
-
-
-def _product(step: Step, weight: Tensor) -> Tensor:
-    """The first layer's output with another weight matrix."""
-    first_layer = capable(step.model, "first_layer")
-    assert first_layer is not None
-    for matrix in reversed(first_layer(step.batch)):
-        weight = product(matrix, weight)
-    return weight
