@@ -5,12 +5,14 @@ One `evergraph compare` for each table, as the page lists them; what is finished
     python -m benchmarks.problems --data-root DATA --tables 5 --jobs 3
     python -m benchmarks.problems enzymes bitcoin-otc-time --data-root DATA
     python -m benchmarks.problems --quick --data-root DATA --out FOLDER
+    python -m benchmarks.problems --again auto --data-root DATA --tables 5 --jobs 3
     python -m benchmarks.problems --print
     python -m benchmarks.problems --write
 
 `--quick` goes through every row with one seed, one trial and two epochs, to see that all of them end. `--time-limit`
 stops after so many seconds; the same command then goes on with what is left: finished trials and seeds are kept as they
-come. The last puts the tables of what `results/problems` holds into the page.
+come. `--again` measures the rows of one method anew, and puts them in the place of those that there are. `--write` puts
+the tables of what `results/problems` holds into the page.
 """
 
 from __future__ import annotations
@@ -23,16 +25,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.pages import markdown, spread, with_tables
-from evergraph.experiments.comparison import table_rows
+from evergraph.experiments.comparison import table_rows, write_tables
 from evergraph.experiments.result_file import read_results
+from evergraph.persistence.files import write_atomically
+from evergraph.persistence.reading import as_json
 
 METHODS = ("finetune", "ewc", "mas", "lwf", "curvature", "reservoir")
 ALIKE = "--tune first-tasks --trials 10 --label-scope seen"
-NODES = "--hidden 64 --epochs 100 --batch-size 0 --set auto.hidden=5120"
+NODES = "--hidden 64 --epochs 100 --batch-size 0 --set auto.hidden=7168"
 BOTH = f"{NODES} --test-graph task,seen"
 GRAPHS = "--model gin --hidden 64 --epochs 50 --set analytic.model=random-features --set analytic.hidden=640"
 LINKS = "--hidden 32 --epochs 10 --batch-size 512 --class-balanced --metric balanced-accuracy --set analytic.hidden=640"
@@ -53,11 +59,17 @@ RESULTS = Path("results/problems")
 QUICK = ["--trials", "1", "--epochs", "2", "--seeds", "1"]  # the last of an option given twice is the one that holds
 
 
-def words(name: str, data_root: str = "DATA", results: Path = RESULTS) -> list[str]:
-    """The words of a table's command."""
+def methods_of(name: str) -> tuple[str, ...]:
+    """The methods of a table."""
+    return (*METHODS, TABLES[name][1], "joint")
+
+
+def words(name: str, data_root: str = "DATA", results: Path = RESULTS, methods: Sequence[str] = ()) -> list[str]:
+    """The words of a table's command, or of one for some of its methods."""
     stream, closed_form, training = TABLES[name]
-    methods = ",".join((*METHODS, closed_form, "joint"))
-    text = f"evergraph compare {stream} --methods {methods} {ALIKE} {training} --set {closed_form}.ridge=0"
+    listed = ",".join(methods or methods_of(name))
+    text = f"evergraph compare {stream} --methods {listed} {ALIKE} {training}"
+    text += f" --set {closed_form}.ridge=0" if closed_form in listed.split(",") else ""
     return shlex.split(f"{text} --data-root {data_root} --out {results / name}")
 
 
@@ -66,10 +78,10 @@ ROWS = {
     "reservoir": "reservoir, 20 examples a class", "closed form": "closed form", "joint": "joint",
 }  # fmt: skip
 GROUPS = {
-    "Nodes, new classes (GCN; closed form: 0.1's `auto`). AP / AF on test graph `task`, then AP on `seen`:": (
+    "Nodes, new classes (GCN; closed form `auto`). AP / AF on test graph `task`, then AP on `seen`:": (
         "chameleon-filtered", "squirrel-filtered", "actor", "blogcatalog",
     ),
-    "Nodes over domains (GCN; closed form: 0.1's `auto`) and graphs with new classes (GIN; `analytic`), AP / AF:": (
+    "Nodes over domains (GCN; closed form `auto`) and graphs with new classes (GIN; `analytic`), AP / AF:": (
         "twitch", "letter-med", "enzymes",
     ),
     "Links (GCN; closed form `analytic`), balanced accuracy over six classes of ratings, AP / AF:": (
@@ -105,7 +117,15 @@ def page_with_tables(page: str) -> str:
     return with_tables(page, tables())
 
 
-def run(names: list[str], data_root: str, results: Path, more: list[str], at_once: int, seconds: float) -> list[str]:
+def run(
+    names: list[str],
+    data_root: str,
+    results: Path,
+    more: list[str],
+    at_once: int,
+    seconds: float,
+    methods: Sequence[str] = (),
+) -> list[str]:
     """Run tables side by side, or what is left of them; returns what went wrong. However it ends, they end with it."""
     waiting, running, wrong = list(names), dict[str, subprocess.Popen[bytes]](), list[str]()
     begun, environment = time.monotonic(), {"OMP_NUM_THREADS": "1", **os.environ}
@@ -113,7 +133,7 @@ def run(names: list[str], data_root: str, results: Path, more: list[str], at_onc
         while (waiting or running) and time.monotonic() - begun < seconds:
             while waiting and len(running) < at_once:
                 name = waiting.pop(0)
-                command = [*words(name, data_root, results), *more]
+                command = [*words(name, data_root, results, methods), *more]
                 command += ["--resume"] if (results / name).exists() else []
                 running[name] = subprocess.Popen([sys.executable, "-m", *command], env=environment)
             for name, process in list(running.items()):
@@ -144,6 +164,25 @@ def _tidy(folder: Path) -> None:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
+def renew(folder: Path, measured: Path) -> None:
+    """Put the results that were measured in the place of those of the same methods; the folder's tables follow."""
+    entries = {**read_results(folder), **read_results(measured)}
+    lines = [as_json({"key": key, **entry}) for key, entry in entries.items()]
+    write_atomically(folder / "results.jsonl", "".join(f"{line}\n" for line in lines))
+    write_tables(table_rows([entry["result"] for entry in entries.values()]), folder)
+
+
+def again(method: str, names: list[str], data_root: str, results: Path, more: list[str], at_once: int) -> list[str]:
+    """Measure the rows of one method anew in the tables that have it; returns what went wrong."""
+    names = [name for name in names if method in methods_of(name)]
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = run(names, data_root, Path(folder), more, at_once, math.inf, [method])
+        if not wrong:
+            for name in names:
+                renew(results / name, Path(folder) / name)
+    return wrong
+
+
 def main() -> None:
     """Run the tables asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -156,6 +195,7 @@ def main() -> None:
     parser.add_argument(
         "--time-limit", type=float, default=math.inf, metavar="SECONDS", help="stop then; the same command goes on"
     )
+    parser.add_argument("--again", metavar="METHOD", help="measure the rows of this method anew")
     parser.add_argument("--quick", action="store_true", help="every row with one seed, one trial, two epochs")
     parser.add_argument("--print", action="store_true", dest="show", help="print the commands alone")
     parser.add_argument("--write", action="store_true", help="write the tables into the page alone")
@@ -173,7 +213,10 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     more = ["--jobs", chosen.jobs, "--device", chosen.device, *(QUICK if chosen.quick else [])]
-    wrong = run(names, chosen.data_root, chosen.out, more, chosen.tables, chosen.time_limit)
+    if chosen.again:
+        wrong = again(chosen.again, names, chosen.data_root, chosen.out, more, chosen.tables)
+    else:
+        wrong = run(names, chosen.data_root, chosen.out, more, chosen.tables, chosen.time_limit)
     if wrong:
         sys.exit("; ".join(wrong) + ". The same command goes on with what is left.")
 

@@ -217,6 +217,7 @@ def _tuned(
             model_settings={**spec.model_settings, **best["model_settings"]},
             training=replace(spec.training, **best["training"]),
         )
+    (folder / TUNING).mkdir(parents=True, exist_ok=True)  # there may have been nothing to search
     write_atomically(folder / TUNING / BEST, jsons.dumps(chosen, indent=1))
     return tuned, names
 

@@ -130,7 +130,7 @@ class Analytic(MovingEncoder, TwoForms):
             vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
             self._choose_voting(context, trained, vote)
         self.conclude(model)
-        context.cache[HELD_OUT] = trained, vote
+        context.cache[HELD_OUT] = self._decisive(trained), vote
 
     def conclude(self, model: GraphModel) -> None:
         """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
@@ -146,7 +146,11 @@ class Analytic(MovingEncoder, TwoForms):
         if in_blocks:
             self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
-        head.copy_(final)
+        head.copy_(self._decisive(final))
+
+    def _decisive(self, head: Tensor) -> Tensor:
+        """A head as it decides: what is solved for."""
+        return head
 
     def _ridges_to_write(self, model: GraphModel) -> list[float]:
         """The chosen ridge, and others for which a head on the same features is asked for later."""

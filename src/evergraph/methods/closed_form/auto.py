@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
@@ -31,6 +32,7 @@ from evergraph.methods.closed_form.block_sets import (
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.prior import Prior, log_worth
 from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -57,6 +59,9 @@ class Auto(BudgetedAnalytic):
     standard error of the leader is kept and the other blocks are dropped for good. Graphs with edges between tasks are
     read in a way of their own (`elsewhere`).
 
+    Decisions count what AP counts: tasks alike (`prior`). The sums weigh classes by their size, so the logits of a
+    class are raised by the logarithm of what a hit in it counts over what it weighs.
+
     Args:
         ridge: as in `analytic`; 0 chooses, from 0.05 to 625.
         balance: as in `analytic`.
@@ -64,6 +69,8 @@ class Auto(BudgetedAnalytic):
         encoder: as in `analytic`; so are `judge_edges`, `smoothing`, `temperature` and
             `learn_validation`.
         memory: what the sums may take, e.g. `500MB`: linear blocks are exact where they fit, else sketched.
+        prior: what counts alike in a decision: `tasks`, as in AP, `classes`, or `nodes`; `weights` leaves classes as
+            `balance` weighs them.
     """
 
     name = "auto"
@@ -73,6 +80,7 @@ class Auto(BudgetedAnalytic):
     kinds = ("classes",)
     model = "mixed-features"
 
+    prior: Prior = "tasks"
     set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
     chosen_: str = state(str)  # the set that the head reads
@@ -178,6 +186,21 @@ class Auto(BudgetedAnalytic):
         nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
         self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}
 
+    # what counts in a decision
+
+    def _log_worth(self) -> Tensor:
+        """The logarithm of what each output unit's scores are worth in a decision."""
+        weights = self.cross_[BOTH[0]][-1]  # the last feature is one at every node
+        known = [torch.tensor(each, device=weights.device) for each in (self.class_sizes_, self.task_of_unit_)]
+        sizes, tasks = (pad(each, (0, weights.numel() - each.numel()), value=-1) for each in known)
+        return log_worth(self.prior, weights, sizes, tasks)
+
+    def _decisive(self, head: Tensor) -> Tensor:
+        """A head whose logits are those of classes that count as `prior` says: its weight of the ones is raised."""
+        raised = head.clone()
+        raised[-1] += self.temperature * self._log_worth().to(raised)
+        return raised
+
     # graphs with edges between tasks
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
@@ -188,10 +211,14 @@ class Auto(BudgetedAnalytic):
         """Which vote there is: nodes mixed with their neighbours are not always the best that neighbours can say."""
         return BESIDE if self.own_ and self.chosen_ != MIXED and self.own_explains_ > TELLS else VOICES
 
-    def _own_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
-        """The head on own features alone, with the ridge that explains most."""
-        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
-        return self.solve([self._own_alone(model)[1]], parts, rows)[0]
+    def _speaks(self) -> bool:
+        """Whether own features say something when all classes compete."""
+        return self.own_explains_ > SPEAKS
+
+    def _explaining_head(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
+        """The head on some blocks alone, with the ridge that explains most."""
+        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
+        return self.solve([self._explained(model, blocks)[1]], parts, rows)[0]
 
     def _voice(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
         """One head of the vote."""
@@ -219,10 +246,13 @@ class Auto(BudgetedAnalytic):
 
         The voices are heads on nodes mixed with their neighbours, two steps and one, and on their own features.
         """
-        voices = [self._voice(model, blocks, parts) for blocks in self.voices(model)]
+        read = self.voices(model)
+        voices = [self._voice(model, blocks, parts) for blocks in read]
         ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
+        if not self._speaks():
+            ways[MIXED] = self._explaining_head(model, read[0], parts)
         if self.own_:
-            own = self._own_head(model, parts)
+            own = self._explaining_head(model, self._own(model), parts)
             ways |= {OWN: own, BESIDE: head + own}
         return ways
 
@@ -246,13 +276,17 @@ class Auto(BudgetedAnalytic):
                 self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
 
     def _own_alone(self, model: GraphModel) -> tuple[float, float]:
-        """What own features explain of the variance of all tasks' validation nodes, and with which ridge they do most.
+        """What own features explain, and with which ridge they do most."""
+        return self._explained(model, self._own(model))
+
+    def _explained(self, model: GraphModel, blocks: Sequence[bool]) -> tuple[float, float]:
+        """What some blocks explain of the variance of all tasks' validation nodes, and with which ridge they do most.
 
         All classes compete, and heads are those of the training nodes alone. It needs no node: with the validation
         nodes' sums the squared error of a head W is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W). From the middle of the grid the
         ridge moves for as long as more is explained.
         """
-        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
         cross = self.cross_[BOTH[1]]
         sizes = cross[-1]  # the last feature is one at every node
         variance = float(sizes.sum() - sizes.square().sum() / sizes.sum().clamp(min=1e-12))
@@ -262,7 +296,7 @@ class Auto(BudgetedAnalytic):
             error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head, rows)
             return 1 - error / variance if variance > 0 else 0.0
 
-        known, key = self.computed(), (OWN, tuple(self._own(model)))
+        known, key = self.computed(), (OWN, tuple(blocks))
         if key not in known:
             place = climbed(explained, len(self._ridges))
             known[key] = explained(place), self._ridges[place]
@@ -274,9 +308,10 @@ class Auto(BudgetedAnalytic):
 
         Own features, where they say something when all classes compete, and put clearly more nodes right within their
         tasks than what is mixed with neighbours, and more than the vote. Else the vote, where own features say
-        something and it costs no more than the premium; else the head on nodes mixed with their neighbours.
+        something and it costs no more than the premium; else the head on nodes mixed with their neighbours, over judged
+        edges where own features say something. Elsewhere nothing could judge them.
         """
-        speaks = self.own_explains_ > SPEAKS
+        speaks = self._speaks()
         right, wrong = self.own_within_.get(self._voting(), [0, 0])
         if speaks and right > wrong and clearly_more(self.own_within_[MIXED]):
             return OWN
@@ -295,8 +330,10 @@ class Auto(BudgetedAnalytic):
         head = next(iter(self.elsewhere_.get(way, {}).values()), None)
         if head is None:
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
+        if not self._speaks():  # scores themselves as probabilities: their softmax is too sure of itself here
+            head = head * self._log_worth().exp().to(head)
         smooths = way == MIXED and self.smoothing > 0 and clearly_more(self.smoothing_elsewhere_)
-        judgements = 2 if way == MIXED and not smooths else 0
+        judgements = 2 if way == MIXED and self._speaks() and not smooths else 0
         return dataclasses.replace(prediction, elsewhere=Way(head, judgements, smooths))
 
     # what is kept
