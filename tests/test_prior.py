@@ -11,7 +11,8 @@ import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.closed_form.hits import rows_of
-from evergraph.methods.closed_form.prior import log_worth
+from evergraph.methods.closed_form.prior import log_worth, stretch
+from evergraph.models.base import neighbourhoods
 
 SIZES, TASKS = [30, 6, 12, 0, 5, 9], [0, 0, 1, 1, 2, -1]
 
@@ -66,7 +67,7 @@ def test_the_head_is_the_solution_with_logits_raised(graph: Graph, prior: str) -
     if prior != "weights":
         raised = naive(prior, [size**-method.balance for size in sizes], sizes, [0, 0, 1, 1, 2])
     expected = solved.clone()
-    expected[-1] += 0.1 * torch.tensor(raised, dtype=torch.float64)
+    expected[-1] += 0.1 / method.stretch_ * torch.tensor(raised, dtype=torch.float64)
     assert torch.allclose(model.output_weight(), expected, atol=1e-9)  # type: ignore[operator]
 
 
@@ -105,3 +106,31 @@ def test_where_own_features_say_nothing_scores_are_multiplied_and_no_edge_is_jud
     method.write(learner.problem, model)
     method.smoothing = 0.0
     assert method._prediction(model).elsewhere.judgements == (0 if method.elsewhere() == "own" else 2)
+
+
+def test_scores_fall_short_by_what_fits_all_validation_nodes_best(graph: Graph) -> None:
+    learner = learned(graph)
+    method, model = learner.method, learner.model
+    assert isinstance(method, eg.Auto)
+    rows = rows_of(model.feature_blocks()[1], method.blocks_)  # type: ignore[operator]
+    head = method.solve([method.chosen_ridge()], ("train",), rows)[0]
+    nodes = []
+    for task in eg.TaskStream(graph, 2):
+        features = neighbourhoods(model, task.graph).x
+        for node in task.val.tolist():
+            label = int(task.graph.y[node])
+            weight = method.class_sizes_[label] ** -method.balance
+            nodes.append((weight, features[node] @ head, torch.eye(5, dtype=torch.float64)[label]))  # type: ignore[index]
+    shares = sum(weight * label for weight, _, label in nodes) / sum(weight for weight, _, _ in nodes)
+
+    def error(factor: float) -> float:
+        return sum(
+            weight * float((shares + factor * (scores - shares) - label).square().sum())
+            for weight, scores, label in nodes
+        )
+
+    assert error(method.stretch_) < min(error(method.stretch_ * 1.001), error(method.stretch_ / 1.001))
+
+
+def test_without_validation_nodes_nothing_is_stretched() -> None:
+    assert stretch(torch.ones(3, 2), torch.zeros(3, 2), lambda head: 0.0) == 1.0

@@ -32,7 +32,7 @@ from evergraph.methods.closed_form.block_sets import (
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.prior import Prior, log_worth
+from evergraph.methods.closed_form.prior import Prior, log_worth, stretch
 from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -86,6 +86,7 @@ class Auto(BudgetedAnalytic):
     chosen_: str = state(str)  # the set that the head reads
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
     own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
+    stretch_: float = state(lambda: 1.0)  # by what the head's scores fall short of probabilities
     own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
     smoothing_elsewhere_: list[int] = state(lambda: [0, 0])  # as `smoothing_`, for the head `smooth`
 
@@ -121,8 +122,15 @@ class Auto(BudgetedAnalytic):
         if self._too_much():
             for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
         self._lead(for_head, for_own, validated)
-        self.own_explains_ = self._own_alone(context.model)[0] if self.own_ else 0.0
-        return self.solve([self.chosen_ridge()], ("train",), rows_of(block_of_row, self.blocks_))[0]
+        return self._measure(context.model)
+
+    def _measure(self, model: GraphModel) -> Tensor:
+        """What all tasks' validation nodes say of own features, and of the training nodes' head, which is returned."""
+        self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
+        rows = rows_of(capable(model, "feature_blocks")()[1], self.blocks_)  # type: ignore[misc]
+        trained = self.solve([self.chosen_ridge()], BOTH[:1], rows)[0]
+        self.stretch_ = stretch(trained, self.cross_[BOTH[1]], lambda head: self.energy(BOTH[1], head, rows))
+        return trained
 
     def _worth_keeping(
         self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
@@ -155,7 +163,7 @@ class Auto(BudgetedAnalytic):
         super().conclude(model)
         for_head, for_own = self._sets(model)
         self._lead(for_head, for_own, self.validated_)
-        self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
+        self._measure(model)
 
     @property
     def _ridges(self) -> Sequence[float]:
@@ -196,9 +204,12 @@ class Auto(BudgetedAnalytic):
         return log_worth(self.prior, weights, sizes, tasks)
 
     def _decisive(self, head: Tensor) -> Tensor:
-        """A head whose logits are those of classes that count as `prior` says: its weight of the ones is raised."""
+        """A head whose logits are those of classes that count as `prior` says: its weight of the ones is raised.
+
+        Scores that fall short of probabilities γ times have a temperature of a γth.
+        """
         raised = head.clone()
-        raised[-1] += self.temperature * self._log_worth().to(raised)
+        raised[-1] += self.temperature / self.stretch_ * self._log_worth().to(raised)
         return raised
 
     # graphs with edges between tasks
@@ -330,7 +341,7 @@ class Auto(BudgetedAnalytic):
         head = next(iter(self.elsewhere_.get(way, {}).values()), None)
         if head is None:
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
-        if not self._speaks():  # scores themselves as probabilities: their softmax is too sure of itself here
+        if way == OWN or not self._speaks():  # one head, with the ridge that explains most: scores are probabilities
             head = head * self._log_worth().exp().to(head)
         smooths = way == MIXED and self.smoothing > 0 and clearly_more(self.smoothing_elsewhere_)
         judgements = 2 if way == MIXED and self._speaks() and not smooths else 0

@@ -8,12 +8,14 @@ decided by p π / Ω (Saerens, Latinne and Decaestecker, Neural Computation 2002
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 Prior = Literal["tasks", "classes", "nodes", "weights"]
+MOST = 5.0  # that scores are stretched by, and one over it the least
 
 
 def log_worth(prior: Prior, weights: Tensor, sizes: Tensor, tasks: Tensor) -> Tensor:
@@ -38,3 +40,22 @@ def log_worth(prior: Prior, weights: Tensor, sizes: Tensor, tasks: Tensor) -> Te
     worth = (share / weights[met]).log()
     found[met] = worth - worth.mean()
     return found
+
+
+def stretch(head: Tensor, cross: Tensor, energy: Callable[[Tensor], float]) -> float:
+    """By what the scores of a head of the training nodes fall short of probabilities at the validation nodes.
+
+    A large ridge draws scores towards the classes' shares π. With z = scores − π, π + γ z is nearest to the labels at
+    γ = Σ w z · (y − π) / Σ w z · z, the sums over all tasks' validation nodes. It needs no node.
+
+    Args:
+        head: features × classes; the last feature is one at every node.
+        cross: B = Σ w φ yᵀ of the validation nodes.
+        energy: from a head W to Σ w ‖φ W‖² over them.
+    """
+    shares = cross[-1] / cross[-1].sum().clamp(min=1e-12)
+    apart = head.clone()
+    apart[-1] -= shares
+    length = energy(apart)
+    wanted = float((apart * (cross - cross.sum(1, keepdim=True) * shares)).sum())
+    return min(max(wanted / length, 1 / MOST), MOST) if length > 0 else 1.0
