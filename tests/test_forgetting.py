@@ -217,6 +217,23 @@ def test_weights_of_a_class_that_came_again_are_put_right(stream: eg.TaskStream)
     assert near(found.logits(stream.graph), wanted.logits(stream.graph))
 
 
+@pytest.mark.parametrize("balance", [0.0, 0.75])
+def test_a_class_that_is_gone_from_its_first_task_came_with_the_next_one_that_has_it(balance: float) -> None:
+    graph = sbm(nodes=150, classes=6, degree=4, features=8, signal=1.5, seed=1)
+    tasks = list(eg.TaskStream(graph, order=[[0, 1], [2, 3], [0, 4], [5]]))
+    gone = torch.nonzero(tasks[0].graph.y == 0).reshape(-1)
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "balance": balance}
+    found, wanted = make(**fixed), make(**fixed)
+    for task in tasks:
+        found.learn(task)
+        wanted.learn(task.without(gone) if task is tasks[0] else task)
+    found.forget(gone, [tasks[0], tasks[2]] if balance else tasks[0])
+    by_name = [dict(zip(one.classes_, one.method.task_of_unit_)) for one in (found, wanted)]
+    assert by_name[0] == by_name[1] == {0: 2, 1: 0, 2: 1, 3: 1, 4: 2, 5: 3}
+    before = found.records[2]["before"]["task_of_unit_"]
+    assert dict(zip(found.classes_, before))[0] == -1
+
+
 def test_corrected_labels(stream: eg.TaskStream) -> None:
     """Forget the nodes, then learn them with the right label: the sums of having had it from the start."""
     fixed = {"method": "analytic", "ridge": 0.5, "balance": 0.0, "smoothing": 0.0, "judge_edges": False}

@@ -211,6 +211,7 @@ class _Exchange:
             some = self.new[number].train.numel() or self.new[number].val.numel()
             new = (self._context(self.new[number]), self._sizes_after(number)) if some else None
             self.forgetting.exchange(number, (self._context(self.old[number]), sizes[number]), new)
+        self._find_tasks_of_classes()
         self._drop_classes()
         left = [number for number in self.gone if self.new[number].train.numel()]
         for number in reversed(self.gone):
@@ -281,6 +282,23 @@ class _Exchange:
             setattr(self.forgetting.method, key, value)
 
     # what is empty
+
+    def _find_tasks_of_classes(self) -> None:
+        """A class that has nothing left in the task that brought it came with the next one that has something of it."""
+        tasks = range(self.learner.num_tasks)
+        brought = self.forgetting.method.task_of_unit_
+        for unit, number in enumerate(brought):
+            if number in self.gone and not self._has(number, unit):
+                later = next((other for other in tasks[number + 1 :] if self._has(other, unit)), len(tasks))
+                for after, small in enumerate(self._states_after(number), start=number):
+                    if unit < len(small["task_of_unit_"]):
+                        small["task_of_unit_"][unit] = later if later <= after else -1
+
+    def _has(self, number: int, unit: int) -> bool:
+        """Whether a task has training examples of an output unit, now that some are gone."""
+        if number in self.new:
+            return bool(self._sizes(self.new[number])[unit])
+        return self.learner.classes_[unit] in self.learner.history[number]["classes"]
 
     def _drop_classes(self) -> None:
         """Classes without a training example were never met."""
