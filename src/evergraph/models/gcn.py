@@ -178,6 +178,11 @@ class GCN(StackedWeights):
         """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
+    @capability(rests_on=OUTPUTS)
+    def last_layer(self, batch: Batch) -> SparseMatrix | None:
+        """P, where outputs are P [σ(H) 1] W of the first layer's output H and the last weight; else None."""
+        return batch.layer(batch.num_hops - 1) if self.num_layers == 2 and not self.dropout else None
+
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
     def multiplies_sparse_inputs(self) -> bool:
         """X W₁ is all that it makes of its inputs."""
@@ -190,11 +195,13 @@ class GCN(StackedWeights):
         if capable(direction, "first_layer_alone") is not None and self.num_layers > 1:
             outputs = self.after_first_layer(batch, noted(hidden, direction, moved))
             return outputs, torch.zeros_like(outputs)
+        parts = capable(direction, "parts")
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden = noted(hidden, direction, moved)
-            operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
+            operator, name = batch.layer(number - skipped), f"weights.{number}"
             if self._fuses(operator, hidden, weight):
+                tangent = parts(name) if parts else (0.0, -direction[name])
                 hidden, change = activated_layer(hidden, weight, operator, moved, tangent)
                 assert change is not None
                 moved = change
@@ -204,7 +211,7 @@ class GCN(StackedWeights):
             first = _propagate_first(operator, weight)
             if first:
                 hidden, moved = pair_product(operator, hidden, moved)
-            moved = moved @ weight.detach() + hidden.detach() @ tangent
+            moved = moved @ weight.detach() + hidden.detach() @ direction[name]
             hidden = hidden @ weight
             if not first:
                 hidden, moved = pair_product(operator, hidden, moved)
