@@ -19,6 +19,7 @@ from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
 from evergraph.training.adam import WideAdam, wide_adam_suits
+from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
 from evergraph.training.settings import Training
@@ -40,6 +41,8 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
         return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
     if wide_adam_suits(params):
         return WideAdam(params, rate, decay)
+    if compiled_adam_suits(params):
+        return CompiledAdam(params, lr, decay)
     return torch.optim.Adam(params, lr=lr, weight_decay=decay, fused=True, capturable=params[0].is_cuda)
 
 
