@@ -74,6 +74,11 @@ class Batch:
             self._layers[number] = self.operator.top(self.sizes[hops - 1], self.sizes[hops])
         return self._layers[number]
 
+    @property
+    def asked_for(self) -> Tensor:
+        """The examples asked for, as numbers in the graph."""
+        return self.of_chosen(self.nodes[: self.num_seeds] if self.examples is None else self.examples)
+
     def of_chosen(self, rows: Tensor) -> Tensor:
         """Of a row for each example that the batch has, those of the chosen ones."""
         return rows if self.chosen is None else rows.index_select(0, self.chosen)
