@@ -168,6 +168,14 @@ class Method(metaclass=Checked):
         """
         return True
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_are_plain(self, context: Context) -> Answer:
+        """Whether the steps of this task are those of fine-tuning: the hooks within one do nothing and draw nothing.
+
+        That is what most methods do at the first task. Runs of one table carry out such a training once for all.
+        """
+        return True
+
     def phase(self, context: Context) -> Hashable:
         """What tells apart steps with different kernels, for methods that train in phases (`context.epoch`)."""
         return None

@@ -189,6 +189,12 @@ class Compose(Method):
                 return No(f"{method.title} steps alone") if claim is None else answer
         return True
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_are_plain(self, context: Context) -> Answer:
+        """If those of all parts are."""
+        claims = [capable(method, "steps_are_plain") for method in self.methods]
+        return all(claim is not None and claim(context) for claim in claims)
+
     def phase(self, context: Context) -> Hashable:
         """Those of all parts."""
         return tuple(method.phase(context) for method in self.methods)

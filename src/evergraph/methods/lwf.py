@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative, Positive
 from evergraph.core.shortcuts import fast
@@ -74,6 +74,11 @@ class LwF(Method):
     def steps_can_be_stacked(self, context: Context) -> bool:
         """The old networks stand side by side as the new ones do."""
         return True
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_are_plain(self, context: Context) -> Answer:
+        """Where there is no old network."""
+        return not self.teacher_ or not self.strength or not context.old.numel()
 
     def distilled(self, old: Tensor) -> list[Tensor]:
         """The output units of each distillation, out of those of the old classes."""

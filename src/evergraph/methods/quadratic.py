@@ -85,6 +85,11 @@ class Quadratic(Method):
         """The pull on a number knows no other."""
         return True
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_are_plain(self, context: Context) -> Answer:
+        """Where nothing is important yet."""
+        return not self.importance_ or not self.strength
+
     def edit_grads(self, step: Step) -> None:
         """Add strength · importance · (θ − anchor) to the gradient."""
         if not self.importance_ or not self.strength:

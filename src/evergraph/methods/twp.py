@@ -104,6 +104,11 @@ class TWP(Quadratic):
         quadratic = self.reading != "liu" or not self.sparsity or not self.strength
         return quadratic or No("a step takes the gradient of a gradient")
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_are_plain(self, context: Context) -> Answer:
+        """Where nothing is important yet."""
+        return not self.importance_ or not self.strength
+
 
 def topology(context: Context, batch: Batch) -> Tensor:
     """Σ over layers and edges into the seeds of e², each edge's as a mean over heads."""

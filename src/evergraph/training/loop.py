@@ -22,6 +22,7 @@ from evergraph.models.base import GraphModel
 from evergraph.training.adam import WideAdam, wide_adam_suits
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
+from evergraph.training.known_trainings import keep, place_of, recalled
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
 from evergraph.training.settings import Training
 from evergraph.training.side_by_side import NotTogetherError, give_way, meet
@@ -87,6 +88,8 @@ def train(
     if not epochs:
         return progress
     member = Member(context, method, settings, progress, on_epoch, epochs)
+    if (place := place_of(member)) is not None and recalled(member, place):
+        return progress
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
         member.numbers = torch.get_rng_state()
     if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
@@ -104,6 +107,8 @@ def train(
     (error,) = _train_members([member], optimizer, executor, lambda one: optimizer_state(context.model, optimizer))
     if error is not None:
         raise error
+    if place is not None:
+        keep(member, place)
     return progress
 
 

@@ -58,3 +58,8 @@ class BatchCurvature(AnchoredCurvature):
     def steps_can_be_stacked(self, context: Context) -> Answer:
         """Where no labels are drawn."""
         return self.estimator == "exact" or No("labels are drawn")
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_are_plain(self, context: Context) -> Answer:
+        """Where there is nothing to hold on to."""
+        return not self.active

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.params import Direction, FirstLayerDisplacement, Params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
@@ -170,3 +170,8 @@ class QueueCurvature(AnchoredCurvature):
     def steps_can_be_captured(self, context: Context) -> bool:
         """Nodes and labels are drawn on the device, and the queue's place is counted there."""
         return True
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_are_plain(self, context: Context) -> Answer:
+        """Where there is nothing to hold on to."""
+        return not self.active
