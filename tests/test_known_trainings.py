@@ -60,8 +60,8 @@ def test_steps_that_claim_to_be_plain_are_those_of_fine_tuning(name: str, monkey
         pytest.skip("another model or other data than fine-tuning's")
     plain, own, asked = learner(), learner(name), learner(name)
     asked.model.setup(STREAM[0].graph.num_features, 4)
-    claim = capable(asked.method, "steps_are_plain")
-    if claim is None or not claim(make_context(asked, STREAM[0], STREAM[0])):
+    claim = capable(asked.method, "steps_depend_on")
+    if claim is None or claim(make_context(asked, STREAM[0], STREAM[0])) != []:
         pytest.skip("claims nothing")
     for one in (plain, own):
         monkeypatch.setattr(one.method, "end_task", lambda context: None)
@@ -71,7 +71,41 @@ def test_steps_that_claim_to_be_plain_are_those_of_fine_tuning(name: str, monkey
 
 def test_methods_whose_first_task_is_theirs_claim_nothing() -> None:
     for name in ("si", "ewc++"):
-        assert capable(make_method(name), "steps_are_plain") is None
+        assert capable(make_method(name), "steps_depend_on") is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "tasks"),
+    [
+        ("lwf", "lwf", [0, 1]),
+        ("ewc", "online-ewc", [0, 1]),  # which part ways at the third task
+        ("ewc", "mas", [0]),
+        ("twp", "twp", [0, 1]),
+        ("ema+ewc", "ema+ewc", [0, 1]),
+        ("ema+ewc", "ewc", [0]),
+        ("curvature", "curvature", [0]),
+    ],
+)
+def test_a_training_that_depends_on_the_same_is_carried_out_once(
+    one: str, other: str, tasks: list[int], tmp_path: Path
+) -> None:
+    alone, second = learner(other), learner(other)
+    alone.fit(STREAM)
+    with known_trainings(tmp_path):
+        learner(one).fit(STREAM)
+        second.fit(STREAM)
+    assert [task for task in range(2) if recalled(second, task)] == tasks
+    assert same(alone, second)
+    assert torch.equal(alone.random_state, second.random_state)
+
+
+def test_another_strength_is_another_training(tmp_path: Path) -> None:
+    with known_trainings(tmp_path):
+        learner("lwf").fit(STREAM)
+        second = eg.Learner(eg.GCN(hidden=6), make_method("lwf", {"strength": 3.0}), **SETTINGS)
+        second.fit(STREAM)
+    assert recalled(second)
+    assert not recalled(second, 1)
 
 
 @pytest.mark.parametrize("other", [{"lr": 0.02}, {"epochs": 2}, {"seed": 1}, {"weight_decay": 0.1}, {"batch_size": 4}])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from evergraph.core.capabilities import Answer, capability
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative, Positive
 from evergraph.core.shortcuts import fast
@@ -76,9 +76,11 @@ class LwF(Method):
         return True
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
-    def steps_are_plain(self, context: Context) -> Answer:
-        """Where there is no old network."""
-        return not self.teacher_ or not self.strength or not context.old.numel()
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """The old network, once there is one."""
+        if not self.teacher_ or not self.strength or not context.old.numel():
+            return []
+        return ["lwf", self.strength, self.temperature, self.distillation, self.seen_, self.teacher_]
 
     def distilled(self, old: Tensor) -> list[Tensor]:
         """The output units of each distillation, out of those of the old classes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,9 +87,10 @@ class Quadratic(Method):
         return True
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
-    def steps_are_plain(self, context: Context) -> Answer:
-        """Where nothing is important yet."""
-        return not self.importance_ or not self.strength
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """The quadratic, once something is important."""
+        idle = not self.importance_ or not self.strength
+        return [] if idle else ["quadratic", self.strength, self.importance_, self.anchor_]
 
     def edit_grads(self, step: Step) -> None:
         """Add strength · importance · (θ − anchor) to the gradient."""

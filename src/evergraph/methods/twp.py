@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -105,9 +105,10 @@ class TWP(Quadratic):
         return quadratic or No("a step takes the gradient of a gradient")
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
-    def steps_are_plain(self, context: Context) -> Answer:
-        """Where nothing is important yet."""
-        return not self.importance_ or not self.strength
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """The quadratic and, as its authors read it, the gradient's norm."""
+        found = super().steps_depend_on(context)
+        return [*found, self.sparsity, self.reading] if found else found
 
 
 def topology(context: Context, batch: Batch) -> Tensor:

@@ -2,8 +2,8 @@
 
 All methods of a table learn the first task from the same parameters, on the same examples, in the same order, and none
 of them has anything to hold on to yet: for each seed that is one training, which every run would repeat to the last
-bit. Where steps are plain (`Method.steps_are_plain`), everything that a training depends on is hashed, and what came of
-it is kept in a folder that the runs of a table share.
+bit. A trial whose settings are chosen is repeated whole. So everything that a training depends on is hashed
+(`Method.steps_depend_on`), and what came of it is kept in a folder that the runs of a table share.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
 
 @contextmanager
 def known_trainings(folder: Path | None) -> Iterator[None]:
-    """Within it, trainings with plain steps on a CPU are looked up in a folder, and kept there; None keeps none."""
+    """Within it, trainings on a CPU are looked up in a folder, and kept there; None keeps none."""
     before = _folder.set(folder)
     try:
         yield
@@ -43,14 +44,15 @@ def known_trainings(folder: Path | None) -> Iterator[None]:
 def place_of(member: Member) -> Path | None:
     """Where a training is kept that is about to begin; None for one that is not."""
     context, settings, folder = member.context, member.settings, _folder.get()
-    claim = capable(member.method, "steps_are_plain")
-    if folder is None or claim is None or not claim(context) or context.device.type != "cpu" or workers().size > 1:
+    claim = capable(member.method, "steps_depend_on")
+    if folder is None or claim is None or context.device.type != "cpu" or workers().size > 1:
         return None
     if member.progress.epoch or member.progress.optimizer is not None or settings.keep_optimizer or settings.patience:
         return None
     if settings.fan_out or context.task.graph.on_disk or context.task.graph.rows is not None:
         return None
-    return folder / _mark(member)
+    besides = claim(context)
+    return None if besides is None else folder / _mark(member, besides)
 
 
 def recalled(member: Member, place: Path) -> bool:
@@ -78,8 +80,8 @@ def keep(member: Member, place: Path) -> None:
             save_tree(place, {**known, "numbers": torch.get_rng_state()})
 
 
-def _mark(member: Member) -> str:
-    """A hash of all that a training with plain steps depends on."""
+def _mark(member: Member, besides: list[Any]) -> str:
+    """A hash of all that a training depends on; `besides` is what its method adds."""
     context, batcher = member.context, member.context.batcher
     mark = hashlib.sha256()
     words = [
@@ -93,12 +95,23 @@ def _mark(member: Member) -> str:
     for name, value in context.model.state_dict().items():
         mark.update(name.encode())
         parts.append(value)
-    for part in [*parts, *scope, torch.get_rng_state(), context.generator.get_state()]:
-        for tensor in part.parts() if isinstance(part, SparseMatrix) else (part,):
-            _add(mark, tensor)
+    _add(mark, [*parts, *scope, torch.get_rng_state(), context.generator.get_state(), besides])
     return mark.hexdigest()[:32]
 
 
-def _add(mark: hashlib._Hash, tensor: Tensor) -> None:
-    mark.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-    mark.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+def _add(mark: hashlib._Hash, value: Any) -> None:
+    """Add a tree of values, tensors and matrices to a hash."""
+    if isinstance(value, SparseMatrix):
+        value = list(value.parts())
+    if isinstance(value, dict):
+        value = [[key, item] for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        mark.update(f"{len(value)} in a list".encode())
+        for item in value:
+            _add(mark, item)
+        return
+    if not isinstance(value, Tensor):
+        mark.update(repr(value).encode())
+        return
+    mark.update(repr((tuple(value.shape), value.dtype)).encode())
+    mark.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)

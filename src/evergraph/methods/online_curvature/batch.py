@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -60,6 +61,6 @@ class BatchCurvature(AnchoredCurvature):
         return self.estimator == "exact" or No("labels are drawn")
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
-    def steps_are_plain(self, context: Context) -> Answer:
-        """Where there is nothing to hold on to."""
-        return not self.active
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """Nothing, where there is nothing to hold on to."""
+        return None if self.active else []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import Answer, capability
+from evergraph.core.capabilities import capability
 from evergraph.core.params import Direction, FirstLayerDisplacement, Params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
@@ -172,6 +172,6 @@ class QueueCurvature(AnchoredCurvature):
         return True
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
-    def steps_are_plain(self, context: Context) -> Answer:
-        """Where there is nothing to hold on to."""
-        return not self.active
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """Nothing, where there is nothing to hold on to."""
+        return None if self.active else []
