@@ -123,6 +123,22 @@ def test_a_batch_is_the_one_cut_by_torch(hops: int, nodes: int) -> None:
 
 
 @needs_compiler
+def test_what_does_not_fit_is_an_error_and_not_a_crash() -> None:
+    graph = sbm(nodes=60, classes=3, degree=3, features=4, seed=1)
+    batcher = Neighbourhoods(graph.x.double(), gcn_operator(graph), graph.y, 2)
+    for seeds in (torch.tensor([3, -1]), torch.tensor([60])):
+        with pytest.raises(IndexError):
+            batcher.batch(seeds)
+    assert batcher.batch(torch.tensor([4, 4])).nodes[:2].tolist() == [4, 4]
+    for sparse in (matrix(), PickedRows(matrix(), torch.arange(30))):
+        for dense in (torch.randn(59, 3, dtype=torch.float64), torch.randn(61, 3, dtype=torch.float64)):
+            with pytest.raises((RuntimeError, IndexError)):
+                sparse.multiply(dense)
+        with pytest.raises(RuntimeError):
+            sparse.t().multiply(torch.randn(7, 3, dtype=torch.float64))
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_adam_is_torch_s(schedule: str, dtype: torch.dtype) -> None:

@@ -100,6 +100,12 @@ class Kernels:
         _in_threads(some, num_rows, flipped[1].numel() * dense.size(1))
         return out
 
+    def places(self, picked: Tensor, num_rows: int) -> Tensor:
+        """Of each of so many rows the place among those picked, int32; −1 where it is not."""
+        place = torch.empty(num_rows, dtype=torch.int32)
+        self._library.places(ctypes.c_int64(num_rows), ctypes.c_int64(picked.numel()), _at(picked), _at(place))
+        return place
+
     def transpose(self, matrix: tuple[Tensor, Tensor, Tensor], num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
         """Row pointers, columns and values of Aᵀ; entries of a row keep their order."""
         indptr, indices, values = matrix
@@ -120,11 +126,14 @@ class Kernels:
             position: a work space, int64, −1 for every node before and after.
         """
         indptr, indices, values = matrix
-        nodes, sizes = torch.empty(position.numel(), dtype=torch.long), torch.empty(hops + 1, dtype=torch.long)
+        most = position.numel() + seeds.numel()  # where a seed is named twice
+        nodes, sizes = torch.empty(most, dtype=torch.long), torch.empty(hops + 1, dtype=torch.long)
         count = ctypes.c_int64(position.numel())
         graph = [_at(part) for part in matrix]
         around = _at(seeds), ctypes.c_int64(seeds.numel()), ctypes.c_int64(hops), _at(position), _at(nodes), _at(sizes)
         entries = self._library.reach(count, *graph[:2], *around)
+        if entries < 0:
+            raise IndexError(f"seeds from {int(seeds.min())} to {int(seeds.max())} among {position.numel()} nodes")
         found = tuple(sizes.tolist())
         out = indptr.new_empty(found[-2] + 1), indices.new_empty(entries), values.new_empty(entries)
         ends = ctypes.c_int64(found[-2]), ctypes.c_int64(found[-1])

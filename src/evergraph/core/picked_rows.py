@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
 
-MOST_OF_IT = 0.25  # share of the entries from which the transpose of the whole is read in place of one of its own
+MOST_OF_IT = 0.25  # share of the rows from which the transpose of the whole is read in place of one of its own
 
 
 class _Unwritten(SparseMatrix):
@@ -94,7 +94,7 @@ class PickedRows(_Unwritten):
     def t(self) -> SparseMatrix:
         """The transpose: entries of the whole's, where that has few besides."""
         if self._transpose is None:
-            most = self.nnz >= MOST_OF_IT * self.whole.nnz
+            most = self.num_rows >= MOST_OF_IT * self.whole.num_rows
             self._transpose = _FlippedRows(self.whole, self.picked) if most else self._written.t()
         return self._transpose
 
@@ -105,8 +105,6 @@ class _FlippedRows(_Unwritten):
     def __init__(self, whole: SparseMatrix, picked: Tensor) -> None:
         super().__init__(picked.numel())
         self._whole, self._picked = whole, picked
-        self._place = torch.full((whole.num_rows,), -1, dtype=torch.int32)
-        self._place[picked] = torch.arange(picked.numel(), dtype=torch.int32)
 
     def _written_out(self) -> SparseMatrix:
         return self._whole.rows(self._picked).t()
@@ -129,9 +127,10 @@ class _FlippedRows(_Unwritten):
     def multiply(self, dense: Tensor) -> Tensor:
         """The plain product with a dense matrix; no gradient is recorded."""
         flipped = self._whole.t()
-        compiled = flipped.kernels_with(dense)
+        compiled = flipped.kernels_with(dense, rows=self.num_columns)
         if compiled is None:
             return self._written.multiply(dense)
+        place = compiled.places(self._picked, self._whole.num_rows)
         return compiled.multiply_flipped(
-            flipped.parts(), dense.detach().contiguous(), self.num_rows, self._place, flipped.longest_row()
+            flipped.parts(), dense.detach().contiguous(), self.num_rows, place, flipped.longest_row()
         )

@@ -252,11 +252,16 @@ class SparseMatrix:
             self._readable = self.indptr.dtype == self.indices.dtype and readable(*self.parts())
         return kernels(self.dtype, self.indices.dtype) if self._readable else None
 
-    def kernels_with(self, dense: Tensor) -> Kernels | None:
-        """The compiled kernels, where they can read this matrix and multiply it with this one."""
+    def kernels_with(self, dense: Tensor, rows: int | None = None) -> Kernels | None:
+        """The compiled kernels, where they can read this matrix and multiply it with this one.
+
+        The dense matrix has so many rows, by default one for each column; whoever brings another is told by torch.
+        """
         functorch = torch._C._functorch
         batched = functorch.is_functorch_wrapped_tensor(dense) or functorch.is_legacy_batchedtensor(dense)
-        return self.kernels() if dense.dtype == self.dtype and dense.device.type == "cpu" and not batched else None
+        if batched or dense.dtype != self.dtype or dense.device.type != "cpu" or dense.dim() != 2:
+            return None
+        return self.kernels() if dense.size(0) == (self.num_columns if rows is None else rows) else None
 
     def _bags(self, dense: Tensor) -> Tensor:
         """The product as weighted sums of rows: FBGEMM's kernel for it beats MKL's by a factor of two or so."""

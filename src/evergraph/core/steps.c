@@ -88,6 +88,12 @@ int multiply_flipped(int64_t first, int64_t last, const int32_t *place, const IN
     return failed;
 }
 
+/* Where each of `rows` rows was picked to; -1 for those that were not. */
+void places(int64_t rows, int64_t count, const int64_t *picked, int32_t *place) {
+    for (int64_t row = 0; row < rows; row++) place[row] = -1;
+    for (int64_t i = 0; i < count; i++) place[picked[i]] = i;
+}
+
 /* A' of a matrix of so many rows and columns, by counting. */
 void transpose(int64_t rows, int64_t num_columns, const INDEX *begin, const INDEX *columns, const REAL *values,
                INDEX *begin_out, INDEX *columns_out, REAL *values_out) {
@@ -110,10 +116,13 @@ static int by_number(const void *left, const void *right) {
 }
 
 /* The nodes within so many hops of some seeds, those of each hop in order. `position`, -1 at all nodes, says where each
-   stands afterwards; sizes[k] are within k hops. Returns the number of entries in the rows of all but the last hop. */
+   stands afterwards; sizes[k] are within k hops. Returns the number of entries in the rows of all but the last hop; -1
+   where a seed is no node. */
 int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const int64_t *seeds, int64_t num_seeds,
               int64_t hops, int64_t *position, int64_t *nodes, int64_t *sizes) {
     int64_t met = num_seeds, first = 0, entries = 0;
+    for (int64_t i = 0; i < num_seeds; i++)
+        if (seeds[i] < 0 || seeds[i] >= num_nodes) return -1;
     for (int64_t i = 0; i < num_seeds; i++) nodes[i] = seeds[i], position[seeds[i]] = i;
     sizes[0] = met;
     for (int64_t hop = 0; hop < hops; hop++) {
