@@ -11,7 +11,7 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.core import compiled
-from evergraph.core.compiled import kernels
+from evergraph.core.compiled import kernels, kernels_over
 from evergraph.core.picked_rows import PickedRows
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.core.sparse import SparseMatrix
@@ -167,6 +167,19 @@ def test_adam_of_parameters_that_kernels_cannot_read_is_torch_s() -> None:
     assert not compiled_adam_suits([torch.zeros(3, 2).T])
     assert not compiled_adam_suits([torch.zeros(3), torch.zeros(3, dtype=torch.float64)])
     assert not compiled_adam_suits([torch.zeros(3, dtype=torch.float16)])
+
+
+@needs_compiler
+def test_a_quadratic_s_pull_is_the_one_written_out() -> None:
+    grad, value, anchor, importance = torch.randn(4, 37, 5, dtype=torch.float64)
+    expected = grad + 0.7 * importance * (value - anchor)
+    found = grad.clone()
+    pulling = kernels_over(found, value, anchor, importance)
+    assert pulling is not None
+    pulling.pull(found, value, anchor, importance, 0.7)
+    assert torch.allclose(found, expected, atol=1e-14)
+    assert kernels_over(found, value.T, anchor, importance) is None
+    assert kernels_over(found, value.float(), anchor, importance) is None
 
 
 def learned(method: str) -> dict[str, Tensor]:

@@ -140,6 +140,15 @@ class Kernels:
         self._library.cut(*ends, _at(nodes), *graph, _at(position), *map(_at, out))
         return nodes[: found[-1]].clone(), found, out
 
+    def pull(self, grad: Tensor, param: Tensor, anchor: Tensor, importance: Tensor, strength: float) -> None:
+        """Add strength · importance · (param − anchor) to a gradient."""
+        where = [_at(part) for part in (grad, param, anchor, importance)]
+
+        def some(first: int, last: int) -> None:
+            self._library.pull(ctypes.c_int64(first), ctypes.c_int64(last), *where, ctypes.c_double(strength))
+
+        _in_threads(some, grad.numel(), grad.numel())
+
     def adam(self, param: Tensor, grad: Tensor, averages: tuple[Tensor, Tensor], settings: tuple[float, ...]) -> None:
         """Move a parameter and its two averages in place.
 
@@ -155,6 +164,14 @@ class Kernels:
             self._library.adam(ctypes.c_int64(first), ctypes.c_int64(last), *where, *numbers)
 
         _in_threads(some, param.numel(), param.numel())
+
+
+def kernels_over(*tensors: Tensor) -> Kernels | None:
+    """The kernels that go through these number by number; None where they do not lie alike in memory."""
+    first = tensors[0]
+    alike = all(tensor.dtype == first.dtype and tensor.shape == first.shape for tensor in tensors)
+    plain = alike and readable(*tensors) and not torch._C._functorch.is_functorch_wrapped_tensor(first)
+    return kernels(first.dtype, torch.int32) if plain else None
 
 
 def readable(*tensors: Tensor) -> bool:

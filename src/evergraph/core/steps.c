@@ -171,3 +171,10 @@ void adam(int64_t first, int64_t last, REAL *restrict param, const REAL *restric
         param[i] -= r * m / ((REAL)SQRT(v) / s + small);
     }
 }
+
+/* grad += strength * importance * (param - anchor): the pull of a quadratic. */
+void pull(int64_t first, int64_t last, REAL *restrict grad, const REAL *restrict param, const REAL *restrict anchor,
+          const REAL *restrict importance, double strength) {
+    const REAL s = strength;
+    for (int64_t i = first; i < last; i++) grad[i] += s * importance[i] * (param[i] - anchor[i]);
+}

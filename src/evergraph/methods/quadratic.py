@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer, capability
+from evergraph.core.compiled import kernels_over
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
@@ -100,6 +101,10 @@ class Quadratic(Method):
             for name, value in step.model.named_parameters():
                 if value.grad is None:
                     value.grad = torch.zeros_like(value)
+                anchored = value.grad, value, self.anchor_[name], self.importance_[name]
+                if (compiled := kernels_over(*anchored)) is not None:
+                    compiled.pull(*anchored, self.strength)
+                    continue
                 parts = in_pieces(value.grad, value, self.anchor_[name], self.importance_[name])
                 for grad, now, then, weight in parts:
                     grad.addcmul_(now - then, weight, value=self.strength)
