@@ -438,8 +438,7 @@ def layer_error(_: object, device: str) -> float:
         moves = torch.cat([moved * (hidden > 0), 0 * ones], 2)
         made = torch.einsum("rmk,kmc->rmc", active, weight)
         change = torch.einsum("rmk,kmc->rmc", moves, weight) + torch.einsum("rmk,kmc->rmc", active, tangent)
-        total = 2 * drawn[1] - drawn[3]
-        found = forwards(*drawn[:2], (drawn[2], 2, total), "ieee")
+        found = forwards(*drawn[:2], (drawn[2], -drawn[3]), "ieee")
         errors += [relative(found[:, 0], made.detach()), relative(found[:, 1], change.detach())]
         errors.append(relative(forwards(*drawn[:2], None, "ieee")[:, 0], made.detach()))
         expected = torch.autograd.grad(made, (hidden, weight), cotangent)
@@ -467,7 +466,7 @@ def fused_error(_: object, device: str) -> float:
     mask = torch.tensor([0, 0, 0, 0, -torch.inf], device=device)
 
     def fused(hidden: Tensor, weight: Tensor, moved: Tensor, tangent: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, change = activated_layer(hidden, weight, operator, moved, (2.0, 2 * weight.detach() - tangent))
+        outputs, change = activated_layer(hidden, weight, operator, moved, -tangent)
         alone, _ = activated_layer(hidden, weight, operator)
         value = cross_entropy(outputs, y, mask).sum() + alone.square().sum()
         return pulled_along(value, outputs, fisher_product(outputs.detach(), change, mask)), change

@@ -30,6 +30,11 @@ class Rows(NamedTuple):
         return self.table if self.chosen is None else self.table.index_select(0, self.chosen)
 
 
+def against_anchors(weight: Tensor, count: int, total: Tensor) -> Tensor:
+    """−D for D = count · W − total, in one pass over the weights; no gradient is recorded."""
+    return torch.sub(total, weight.detach(), alpha=count)
+
+
 class _PairProduct(torch.autograd.Function):
     """(A W, A Ẇ); the second is a tangent and takes no gradient.
 
@@ -79,7 +84,7 @@ class _AnchoredProduct(torch.autograd.Function):
         count: int,
         operator: Features | None,
     ) -> tuple[Tensor, Tensor]:
-        moved = product(matrix, torch.sub(total, weight, alpha=count))  # −D in one pass over the weights
+        moved = product(matrix, against_anchors(weight, count, total))
         moved = moved if operator is None else product(operator, moved)
         if moved.is_cuda and moved.dtype == torch.float32 and fast("fused") and row_kernel() is not None:
             from evergraph.core.layer_kernel import apart

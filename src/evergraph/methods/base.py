@@ -175,6 +175,16 @@ class Method(metaclass=Checked):
         """
         return True
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """What the steps of this task depend on besides parameters, examples, training settings and random numbers.
+
+        Plain values and tensors, or lists and dictionaries of them; none where the hooks within a step do nothing and
+        draw nothing, as at most methods' first task. Runs of one table carry out trainings that agree in all of it
+        once (`evergraph.training.known_trainings`). None where steps keep something of their own.
+        """
+        return []
+
     def phase(self, context: Context) -> Hashable:
         """What tells apart steps with different kernels, for methods that train in phases (`context.epoch`)."""
         return None

@@ -195,6 +195,15 @@ class Compose(Method):
                 return No(f"{method.title} steps alone") if claim is None else answer
         return True
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """All that the steps of its parts depend on."""
+        claims = [capable(method, "steps_depend_on") for method in self.methods]
+        found = [None if claim is None else claim(context) for claim in claims]
+        if any(part is None for part in found):
+            return None
+        return ["composed", *found] if any(found) else []
+
     def phase(self, context: Context) -> Hashable:
         """Those of all parts."""
         return tuple(method.phase(context) for method in self.methods)

@@ -275,7 +275,9 @@ class StackedExecutor(RecordingExecutor):
         self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
 
     def batches(self, seeds: Tensor) -> Iterator[Tensor]:
-        """Rows of the one pass, `(members, examples)`: all of them, or consecutive pieces."""
+        """Rows of the one pass, `(members, examples)`: all of them in each task's own order, or consecutive pieces."""
+        if self.context.batch_size is None:
+            seeds = torch.stack([member.context.train for member in self.stack.members])
         return iter(torch.split(self._row[seeds], self.context.batch_size or max(seeds.size(1), 1), dim=1))
 
     def step(self, batch: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -58,3 +59,8 @@ class BatchCurvature(AnchoredCurvature):
     def steps_can_be_stacked(self, context: Context) -> Answer:
         """Labels are drawn from each learner's numbers where the problem draws scores in a kernel."""
         return self.estimator == "exact" or draws_for_several(context)
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """Nothing, where there is nothing to hold on to."""
+        return None if self.active else []

@@ -108,6 +108,22 @@ def pull_rows(  # type: ignore[no-untyped-def]
         tl.atomic_add(gathered + place, found * row, mask=there, sem="relaxed")
 
 
+@triton.jit
+def pull_weight(  # type: ignore[no-untyped-def]
+    out, inner, grads, capacity, networks, size, at_once: tl.constexpr, some: tl.constexpr,
+):  # fmt: skip
+    """Some numbers of Σ_q inner_q g_q at the weight, of one network."""
+    i, network = tl.program_id(0) * some + tl.arange(0, some), tl.program_id(1)
+    total = tl.zeros((some,), dtype=grads.dtype.element_ty)
+    for first in range(0, capacity, at_once):
+        q = first + tl.arange(0, at_once)
+        slot = q.to(tl.int64) * networks + network
+        factor = tl.load(inner + slot, mask=q < capacity, other=0.0)
+        there = (q < capacity)[:, None] & (i < size)[None, :]
+        total += tl.sum(factor[:, None] * tl.load(grads + slot[:, None] * size + i[None, :], mask=there, other=0.0), 0)
+    tl.store(out + network * size + i, total, mask=i < size)
+
+
 def push(
     tables: tuple[Tensor, Tensor, Tensor, Tensor], places: Tensor, seeds: Tensor, scores: Tensor, hidden: Tensor,
     weight: Tensor, operator: tuple[Tensor, Tensor, Tensor], names: Tensor,
@@ -158,13 +174,17 @@ def pull(
     units = weight.size(2)
     gathered, inner = torch.zeros_like(moved), rows.new_empty(capacity, networks)
     kernel: Any = pull_rows
+    summing: Any = pull_weight
     with torch.cuda.device_of(rows):
         kernel[(capacity, networks)](
             gathered, inner, *tables, moved, weight, total, float(count), scales, row_of, networks, units, room,
             inputs=inputs, whole=_power(inputs), at_once=AT_ONCE, size=1024,
         )  # fmt: skip
-    summed = torch.bmm(inner.T.unsqueeze(1), grads.flatten(2).transpose(0, 1))  # over the gradients, by network
-    return gathered, summed.view(networks, inputs + 1, units).transpose(0, 1)
+        size = (inputs + 1) * units
+        at_weight = grads.new_empty(networks, inputs + 1, units)
+        grid = triton.cdiv(size, 64), networks
+        summing[grid](at_weight, inner, grads, capacity, networks, size, at_once=32, some=64, num_warps=4)
+    return gathered, at_weight.transpose(0, 1)
 
 
 def _power(number: int) -> int:

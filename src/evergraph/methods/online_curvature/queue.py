@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -185,6 +185,11 @@ class QueueCurvature(AnchoredCurvature):
         """Where gradients are rows of the first layer, with kernels of their own."""
         rows = gradient_rows.rows_pay(context, self.capacity) and gradient_rows.kernels_suit(context)
         return not self.active or rows or No("gradients are queued one by one")
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """Nothing, where there is nothing to hold on to."""
+        return None if self.active else []
 
 
 def _none_pushed(context: Context) -> Params:
