@@ -13,12 +13,13 @@ import evergraph as eg
 from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
+from evergraph.core.symmetric import among
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
-from evergraph.methods.closed_form.sums import Sums, among, solve
+from evergraph.methods.closed_form.sums import Sums, Wanted, solve
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
@@ -259,10 +260,10 @@ def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
     found = []
 
     class Asked(eg.Auto):
-        def hits(self, context: Context, ridges: Sequence[float], rows: Tensor) -> list[int]:
+        def hits(self, context: Context, wanted: Wanted) -> list[int]:
             assert self.fresh_["val"]
-            heads = self.solve(ridges, ("train",), rows)
-            found.append((super().hits(context, ridges, rows), validation_hits(context, heads).sum(1).tolist()))
+            heads = self.solve(*wanted)
+            found.append((super().hits(context, wanted), validation_hits(context, heads).sum(1).tolist()))
             return found[-1][0]
 
     learner = eg.Learner(eg.MixedFeatures(hidden=140), Asked(memory="1GB"), dtype=torch.float64, device="cpu")

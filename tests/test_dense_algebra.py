@@ -22,6 +22,8 @@ from evergraph.core.dense_algebra import (
 )
 from evergraph.core.finite import has_nan, is_finite
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
+from evergraph.core.side_by_side import blas_threads, controller
+from evergraph.core.symmetric import SymmetricSum
 from evergraph.data.datasets.sbm import sbm
 from evergraph.models import block_steps
 
@@ -56,9 +58,9 @@ def system(size: int, condition: float) -> tuple[Tensor, Tensor]:
 def test_shifted_solutions_are_those_of_float64(size: int, condition: float, error: float) -> None:
     matrix, targets = system(size, condition)
     shifts = [0.0, 1e-6, 1.0]
-    found = list(shifted_solutions(matrix.clone(), shifts, targets, error))
+    found = shifted_solutions(SymmetricSum([matrix]), shifts, targets, error)
     with fast_paths():
-        plain = list(shifted_solutions(matrix.clone(), shifts, targets))
+        plain = shifted_solutions(SymmetricSum([matrix]), shifts, targets)
     for shift, solution, expected in zip(shifts, found, plain):
         exact = torch.linalg.solve(matrix + shift * torch.eye(size, dtype=torch.float64), targets)
         rounding = 1e-15 * condition  # of float64, in the answers that are compared with
@@ -74,7 +76,7 @@ def test_float32_gives_up_where_it_says_too_little(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(dense_algebra, "_refined", lambda *given: answers.append(refined(*given)) or answers[-1])
     for condition in (1e4, 1e9):
         matrix, targets = system(SMALL + 20, condition)
-        list(shifted_solutions(matrix, [0.0], targets))
+        shifted_solutions(SymmetricSum([matrix]), [0.0], targets)
     assert [answer is None for answer in answers] == [False, True]
 
 
@@ -82,7 +84,8 @@ def test_float32_gives_up_where_it_says_too_little(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("size", [30, SMALL + 20])
 def test_a_singular_matrix_is_said_to_be_one(size: int, paths: tuple[str, ...]) -> None:
     with fast_paths(*paths), pytest.raises(SingularError) as raised:
-        list(shifted_solutions(-torch.eye(size, dtype=torch.float64), [0.5], torch.ones(size, 1, dtype=torch.float64)))
+        negative = SymmetricSum([-torch.eye(size, dtype=torch.float64)])
+        shifted_solutions(negative, [0.5], torch.ones(size, 1, dtype=torch.float64))
     assert raised.value.shift == 0.5
 
 
@@ -98,8 +101,8 @@ def test_scipy_uses_as_many_threads_as_torch_where_that_pays() -> None:
     try:
         for told, work, used in ((1, 1e12, 1), (2, 1e12, 2), (2, 1e6, 1)):
             torch.set_num_threads(told)
-            with dense_algebra._threads(work):
-                pools = [pool for pool in dense_algebra._controller().info() if pool["user_api"] == "blas"]
+            with blas_threads(work):
+                pools = [pool for pool in controller().info() if pool["user_api"] == "blas"]
             assert pools
             assert all(pool["num_threads"] == used for pool in pools)
     finally:
@@ -162,14 +165,14 @@ def test_scores_of_a_graph_are_kept_until_the_learner_changes() -> None:
 
 def test_threads_that_compute_at_once_leave_the_limits_as_they_were() -> None:
     """A enters, B enters, A ends, B ends."""
-    controller = dense_algebra._controller()
+    loaded = controller()
 
     def limits() -> list[int]:
-        return [library["num_threads"] for library in controller.info() if library["user_api"] == "blas"]
+        return [library["num_threads"] for library in loaded.info() if library["user_api"] == "blas"]
 
-    with controller.limit(limits=2, user_api="blas"):
+    with loaded.limit(limits=2, user_api="blas"):
         before = limits()
-        first, second = dense_algebra._threads(1.0), dense_algebra._threads(1.0)
+        first, second = blas_threads(1.0), blas_threads(1.0)
         first.__enter__()
         second.__enter__()
         assert set(limits()) == {1}

@@ -25,7 +25,7 @@ from evergraph.methods.closed_form.familiarity import dense_rows, evenly, strang
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.sums import SMALL
+from evergraph.methods.closed_form.sums import SMALL, Wanted
 from evergraph.methods.closed_form.two_forms import BOTH, TwoForms
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
@@ -142,15 +142,16 @@ class Analytic(MovingEncoder, TwoForms):
         _, head = linear_head(model)
         ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
         in_blocks = self._in_blocks(problem, model)
-        final = self.solve(self._ridges_to_write(model), learned, self._head_rows(model) if in_blocks else None)[0]
+        self.solve_ahead(self._wanted_to_write(model, learned) if in_blocks else [Wanted([ridge], learned)])
+        final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
         if in_blocks:
             self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
         head.copy_(final)
 
-    def _ridges_to_write(self, model: GraphModel) -> list[float]:
-        """The chosen ridge, and others for which a head on the same features is asked for later."""
-        return [self.chosen_ridge()]
+    def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+        """The heads that will be written: those that can be solved for side by side."""
+        return [Wanted([self.chosen_ridge()], parts, self._head_rows(model))]
 
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Write a head of its own for graphs with edges between tasks: none here."""

@@ -45,6 +45,9 @@ class BudgetedAnalytic(Analytic):
     def _fits(self, width: int) -> bool:
         return 2 * 8 * width**2 <= self.budget()
 
+    def _room(self) -> int | None:
+        return self.budget()
+
     def adapt_model(self, model: GraphModel, task: Task) -> None:
         """Make room for the task: narrow the features where the sums would take more than the budget."""
         super().adapt_model(model, task)
