@@ -333,7 +333,7 @@ def test_the_vote_is_the_head_beside_own_features_where_these_tell_classes_apart
         torch.randn_like(model.output_weight()),
         method.solve([method._own_alone(model)[1]], ("train",), rows)[0],
     )
-    voices = sum(method._voice(model, read, ("train",)) for read in method.voices(model))
+    voices = sum(method.solve(*wanted)[0] for wanted in method._vote_wants(model, ("train",)))
     for chosen, explained, expected in (
         ("apart", 0.3, head + own),
         ("apart", 0.2, voices),

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse
 import torch
 from scipy.linalg import blas, lapack
 from torch import Tensor
@@ -23,6 +24,7 @@ PANEL = 256  # columns that are mirrored, or multiplied by torch, at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT, ROUGH = 1e-8, 1e-5  # relative errors of a solution: to be kept, and to count hits with
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
+SPARSE = 0.03  # share of entries up to which a product is formed of these alone
 KINDS = (torch.float32, torch.float64)
 
 
@@ -63,6 +65,14 @@ def symmetric_product(rows: Tensor) -> Tensor:
         else:
             found = torch.from_numpy(update(1.0, rows.detach().contiguous().numpy().T, lower=1).T)
     return mirrored(found)
+
+
+def outer_product(rows: Tensor) -> Tensor:
+    """rows rowsᵀ; by its entries where hardly any are not zero, as words are."""
+    if by_blas(rows) and np.count_nonzero(rows[::16].numpy()) <= SPARSE * rows[::16].numel():
+        entries = scipy.sparse.csr_matrix(rows.numpy())
+        return torch.from_numpy((entries @ entries.T).toarray())
+    return symmetric_product(rows.T)
 
 
 def mirrored(matrix: Tensor) -> Tensor:

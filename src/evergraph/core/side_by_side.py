@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
+LITTLE = 1e6  # multiplications up to which BLAS uses one thread by itself
 WORTH_SHARING = 1e9  # multiplications from which on threads share them: some ten milliseconds of one
 
 Result = TypeVar("Result")
@@ -39,7 +40,7 @@ def blas_threads(work: float) -> Iterator[None]:
     Limits are the whole process's: of several computations at once the last one's holds, and the end of all puts back
     what was before the first. Within a job of `side_by_side` there is one. What overflows is told by what comes out.
     """
-    alone = not getattr(_here, "in_job", False)
+    alone = work > LITTLE and not getattr(_here, "in_job", False)
     if alone:
         with _lock:
             limit = torch.get_num_threads() if work > WORTH_SHARING else 1
@@ -64,7 +65,7 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     workers = min(torch.get_num_threads(), len(jobs))
     if workers < 2 or getattr(_here, "in_job", False):
         return [job() for job in jobs]
-    with blas_threads(0.0), ThreadPoolExecutor(workers) as pool:
+    with blas_threads(WORTH_SHARING), ThreadPoolExecutor(workers) as pool:
         return list(pool.map(_carried_out, jobs))
 
 

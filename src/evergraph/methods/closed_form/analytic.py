@@ -21,7 +21,7 @@ from evergraph.methods.base import METHODS, Context, View
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
 from evergraph.methods.closed_form.drift import MovingEncoder
-from evergraph.methods.closed_form.familiarity import dense_rows, evenly, strangeness
+from evergraph.methods.closed_form.familiarity import damped_factor, dense_rows, evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
@@ -373,7 +373,10 @@ class Analytic(MovingEncoder, TwoForms):
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
         head = linear_head(view.model)[1].detach()
         rows = evenly(dense_rows(view.model, head.size(0))).to(head.device)
-        return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
+        known, key = self.computed(), ("leverage", rows.cpu().numpy().tobytes(), len(used))
+        if key not in known:  # after a task and before the next one
+            known[key] = damped_factor(self.gram_among("train", rows), len(used))
+        return strangeness(view, head[:, used], rows, known[key], len(used))
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))

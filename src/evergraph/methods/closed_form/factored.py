@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evergraph.core.dense_algebra import EXACT, by_blas, eigen, product, symmetric_product
+from evergraph.core.dense_algebra import EXACT, by_blas, eigen, outer_product, product
 from evergraph.core.side_by_side import side_by_side
 from evergraph.core.symmetric import SymmetricSum
 from evergraph.methods.closed_form.factor import Factor
@@ -34,7 +34,7 @@ def rotated(factor: Factor) -> Factor:
     directions of a thousandth of a per cent of that: hence eigenvectors in float64, whatever the rows are in. What is
     dropped is a rounding error of the longest.
     """
-    length, directions = eigen(symmetric_product(factor.rows.T).double())
+    length, directions = eigen(outer_product(factor.rows).double())
     smallest = length[-1:].clamp(min=0) * torch.finfo(factor.rows.dtype).eps
     directions = directions[:, length > smallest].to(factor.rows.dtype)
     return Factor(product(directions.T, factor.rows), product(directions.T, factor.targets))
@@ -59,6 +59,7 @@ class FactoredSums:
     room: int | None = None
     _products: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _diagonals: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _blocks_of_rows: dict[bytes, list[int]] = field(default_factory=dict, repr=False)
     _combinations: dict[Key, Tensor] = field(default_factory=dict, repr=False)
 
     def solve(
@@ -106,9 +107,11 @@ class FactoredSums:
 
     def _blocks(self, rows: Tensor | None) -> list[int]:
         """The blocks that the features stand in."""
-        of_rows = self.block_of_row if rows is None else self.block_of_row[rows.cpu()]
-        blocks: list[int] = torch.unique(of_rows).tolist()
-        return blocks
+        rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
+        key = rows.numpy().tobytes()
+        if key not in self._blocks_of_rows:
+            self._blocks_of_rows[key] = torch.unique(self.block_of_row[rows]).tolist()
+        return self._blocks_of_rows[key]
 
     def _system(self, wanted: Wanted) -> RidgeSystem:
         """Of some parts, on the features that are read."""
@@ -161,7 +164,7 @@ class FactoredSums:
 
     def _fresh_product(self, block: int, parts: Sequence[str]) -> Tensor:
         rows = torch.cat([self.factors[part].rows[:, self._columns(block)] for part in parts])
-        return symmetric_product(rows.T)
+        return outer_product(rows)
 
     def _product(self, block: int, parts: Sequence[str]) -> Tensor:
         """S_b S_bᵀ over the rows of some parts."""
