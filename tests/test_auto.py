@@ -15,6 +15,7 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.core.symmetric import among
 from evergraph.methods.base import Context
+from evergraph.methods.closed_form import budgeted
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
@@ -350,3 +351,12 @@ def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
     assert method.elsewhere() == "vote"
     method.own_explains_ = 0.2
     assert method.elsewhere() == "own"
+
+
+def test_sums_are_folded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgeted, "AT_ONCE", 3)
+    model = eg.MixedFeatures(hidden=14)
+    model.setup(16, 2)
+    gram = torch.randn(model.output_weight().size(0), model.output_weight().size(0), dtype=torch.float64)
+    fold = model.narrow([True, False, *[True] * 8], 4)
+    assert torch.allclose(budgeted.folded(gram, fold), fold(fold(gram, 0), 1), atol=1e-12)

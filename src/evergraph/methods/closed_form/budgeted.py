@@ -17,6 +17,7 @@ from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
+AT_ONCE = 256  # rows or columns of a Gram matrix that are folded at once
 NARROWEST = 64  # columns of a linear block below which it is not worth its place
 
 
@@ -81,7 +82,7 @@ class BudgetedAnalytic(Analytic):
         fold = capable(model, "narrow")(keep, linear_width)  # type: ignore[misc]
         self.factor_ = {part: fold(rows, 1) for part, rows in self.factor_.items()}
         self.cross_ = {part: fold(cross, 0) for part, cross in self.cross_.items()}
-        self.gram_ = {part: fold(fold(gram, 0), 1) for part, gram in self.gram_.items()}
+        self.gram_ = self._new_sums = {part: folded(gram, fold) for part, gram in self.gram_.items()}
         self._fold_heads(fold)
         self.blocks_ = [read for read, kept in zip(self.blocks_, keep) if kept]
         self.block_widths_ = list(capable(model, "feature_layout")().widths)  # type: ignore[misc]
@@ -91,3 +92,14 @@ class BudgetedAnalytic(Analytic):
     def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
         """Heads besides the model's keep its shape; where blocks were narrowed they are solved anew with the task."""
         self.vote_ = {name: fold(vote, 0) for name, vote in self.vote_.items()}
+
+
+def folded(gram: Tensor, fold: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Both sides of a Gram matrix folded, some columns and then some rows at a time."""
+    width = fold(gram[:1], 1).size(1)
+    half, found = gram.new_empty(gram.size(0), width), gram.new_empty(width, width)
+    for start in range(0, gram.size(0), AT_ONCE):
+        half[start : start + AT_ONCE] = fold(gram[start : start + AT_ONCE], 1)
+    for start in range(0, width, AT_ONCE):
+        found[:, start : start + AT_ONCE] = fold(half[:, start : start + AT_ONCE], 0)
+    return found

@@ -63,8 +63,9 @@ def accumulate(
     before: Sums | None,
     exact: bool,
     sign: int = 1,
+    in_place: bool = False,
 ) -> Sums:
-    """The sums with some nodes of the task added, of which each process adds its share; `before` is left as it is.
+    """The sums with some nodes of the task added, of which each process adds its share.
 
     Args:
         context: the task.
@@ -75,6 +76,7 @@ def accumulate(
         before: the sums so far; None for none.
         exact: form the products in float64 too, not only their sums.
         sign: 1 to add the nodes, -1 to take them out again.
+        in_place: write over G of `before`, which is left as it is otherwise.
     """
     width, units = head.shape
     group = workers()
@@ -84,7 +86,7 @@ def accumulate(
         gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
     else:
-        gram, cross = before.gram, before.cross
+        gram, cross, fresh = before.gram, before.cross, in_place
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         rows = features(batch)
         if exact:

@@ -148,7 +148,7 @@ class TwoForms(Method):
             known = {part: sum(rows[part] for rows in self.task_rows_) for part in BOTH}
             self.task_rows_ = [*self.task_rows_, {part: self._rows(part) - known[part] for part in BOTH}]
         self.fresh_ = {}
-        for computed in ("_heads", "_sums"):  # from sums that are gone
+        for computed in ("_heads", "_sums", "_new_sums"):  # from sums that are gone
             self.__dict__.pop(computed, None)
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
@@ -242,10 +242,13 @@ class TwoForms(Method):
         """Add a task's examples to the sums, or take them out, by the weight of their class if they have one."""
         features, head = linear_head(context.model)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), self._needs_exact()
+        in_place = self.gram_ is self.__dict__.get("_new_sums")  # made within this task: nobody else holds them
         for part in BOTH:
             examples = getattr(context.task, part).to(context.device)
             before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact, sign)
+            gram[part], cross[part] = accumulate(
+                context, features, head, examples, weights, before, exact, sign, in_place
+            )
         self.gram_, self.cross_ = gram, cross
 
     def grow(self, before: Params, after: Params) -> None:
