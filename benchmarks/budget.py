@@ -1,4 +1,4 @@
-"""Peak memory of `auto` by its budget: `python -m benchmarks.budget --data-root DATA amazon-computers 100MB 500MB 1GB`.
+"""Peak memory of `auto` by its budget: `python -m benchmarks.budget --data-root DATA amazon-computers 500MB 1GB 2GB`.
 
 Every budget has a process of its own, which learns the stream on one thread. Its peak is the operating system's
 (`ru_maxrss`), beside what the process took with the stream loaded and before a task was learned.

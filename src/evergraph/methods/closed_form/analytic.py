@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +29,11 @@ from evergraph.methods.closed_form.sums import SMALL, Wanted
 from evergraph.methods.closed_form.two_forms import BOTH, TwoForms
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
-from evergraph.models.base import GraphModel
+from evergraph.models.base import GraphModel, known_inputs
 from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
+WHOLE = ("graph_features", "graph_scores", "feature_scores")  # what a model does whose features are read all at once
 SCORES = "closed form: scores of all nodes"  # in a graph's cache, with what they were computed by
 HELD_OUT = "heads that have not learned from the validation nodes"  # in a context's cache: the head and the vote
 
@@ -282,8 +283,7 @@ class Analytic(MovingEncoder, TwoForms):
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """How a whole graph is predicted, as things stand."""
         _, head = linear_head(model)
-        graph_features = capable(model, "graph_features")
-        assert graph_features is not None
+        whole = [capable(model, name) for name in WHOLE]
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
         vote = next(iter(self.vote_.values()), head)
         smooths = self.smooths_ and self.smoothing > 0
@@ -291,7 +291,9 @@ class Analytic(MovingEncoder, TwoForms):
             head=head,
             vote=vote,
             task_of_unit=torch.nn.functional.pad(tasks, (0, head.size(1) - tasks.numel()), value=-1),
-            graph_features=graph_features,
+            graph_features=whole[0],  # type: ignore[arg-type]
+            graph_scores=whole[1],  # type: ignore[arg-type]
+            feature_scores=whole[2],  # type: ignore[arg-type]
             temperature=self.temperature,
             smoothing=self.smoothing,
             judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
@@ -329,25 +331,26 @@ class Analytic(MovingEncoder, TwoForms):
         if key and (known := view.graph.cache.get(SCORES, ("", None)))[0] == key:
             scores: Tensor = known[1]
         elif (whole := self._whole(view)) is not None:
-            scores = whole[0].scores(*whole[1:]).cpu()
+            scores = whole.prediction.scores(*whole[1:]).cpu()
             view.graph.cache[SCORES] = (key, scores)
         else:
             return as_outputs(view.problem, view.outputs(), self.temperature)
         return scores[view.nodes.cpu()]
 
-    def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
-        """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
-        if not (self._in_blocks(view.problem, view.model) and capable(view.model, "graph_features")):
+    def _whole(self, view: View) -> Whole | None:
+        """How a whole graph is predicted; None where it is not."""
+        if not self._in_blocks(view.problem, view.model) or any(capable(view.model, name) is None for name in WHOLE):
             return None
-        prediction = self._prediction(view.model)
-        whole = view.problem.batcher(view.model, view.graph, device=view.device)
-        if whole.num_hops or not (prediction.smooths or prediction.judges):
+        prediction, fits = self._prediction(view.model), capable(view.model, "reads_whole")
+        if view.graph.rows is not None or fits is None or not fits(view.graph):
             return None
-        assert isinstance(whole.x, Tensor)
+        if not (prediction.smooths or prediction.judges):
+            return None
         dtype, joining = prediction.head.dtype, view.graph.joining
         x = view.graph.x.to(dtype).to(view.device)
         adjacency = view.graph.adjacency.to(dtype).to(view.device)
-        return prediction, x, adjacency, whole.x, None if joining is None else joining.to(view.device)
+        features = known_inputs(view.model, view.graph, torch.device(view.device))
+        return Whole(prediction, x, adjacency, features, None if joining is None else joining.to(view.device))
 
     # what users of a deployed learner ask for
 
@@ -383,9 +386,21 @@ class Analytic(MovingEncoder, TwoForms):
     def reasons(self, view: View, units: Sequence[int]) -> Reasons:
         """What carries the score of one node: of an output unit, or of one against another (`why.reasons`)."""
         whole, head = self._whole(view), linear_head(view.model)[1].detach()
-        return reasons(
-            view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature
-        )
+        read = None
+        if whole is not None:
+            features = view.problem.batcher(view.model, view.graph, device=view.device).x
+            read = whole.prediction, whole.prediction.reading(*whole._replace(features=features)[1:])
+        return reasons(view, units, read, head, self.temperature)
+
+
+class Whole(NamedTuple):
+    """A whole graph to predict on: features of its nodes, its edges, its features for the head where they are known."""
+
+    prediction: BlockPrediction
+    x: Features
+    adjacency: SparseMatrix
+    features: Any
+    joining: Tensor | None
 
 
 def _name(model: GraphModel, head: Tensor) -> str:

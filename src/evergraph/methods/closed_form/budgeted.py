@@ -82,7 +82,7 @@ class BudgetedAnalytic(Analytic):
         fold = capable(model, "narrow")(keep, linear_width)  # type: ignore[misc]
         self.factor_ = {part: fold(rows, 1) for part, rows in self.factor_.items()}
         self.cross_ = {part: fold(cross, 0) for part, cross in self.cross_.items()}
-        self.gram_ = self._new_sums = {part: folded(gram, fold) for part, gram in self.gram_.items()}
+        self.gram_ = self._new_sums = {part: folded_twice(gram, fold) for part, gram in self.gram_.items()}
         self._fold_heads(fold)
         self.blocks_ = [read for read, kept in zip(self.blocks_, keep) if kept]
         self.block_widths_ = list(capable(model, "feature_layout")().widths)  # type: ignore[misc]
@@ -94,7 +94,7 @@ class BudgetedAnalytic(Analytic):
         self.vote_ = {name: fold(vote, 0) for name, vote in self.vote_.items()}
 
 
-def folded(gram: Tensor, fold: Callable[[Tensor, int], Tensor]) -> Tensor:
+def folded_twice(gram: Tensor, fold: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Both sides of a Gram matrix folded, some columns and then some rows at a time."""
     width = fold(gram[:1], 1).size(1)
     half, found = gram.new_empty(gram.size(0), width), gram.new_empty(width, width)
