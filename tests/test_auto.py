@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import scipy.sparse as sp
 import torch
@@ -11,9 +9,9 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.symmetric import among
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
-from evergraph.core.symmetric import among
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form import budgeted
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader

@@ -152,8 +152,8 @@ def test_float32_gives_up_where_it_says_too_little(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
 @pytest.mark.parametrize("size", [30, SMALL + 20])
 def test_a_singular_matrix_is_said_to_be_one(size: int, paths: tuple[str, ...]) -> None:
+    negative = SymmetricSum([-torch.eye(size, dtype=torch.float64)])
     with fast_paths(*paths), pytest.raises(SingularError) as raised:
-        negative = SymmetricSum([-torch.eye(size, dtype=torch.float64)])
         shifted_solutions(negative, [0.5], torch.ones(size, 1, dtype=torch.float64))
     assert raised.value.shift == 0.5
 

@@ -30,9 +30,8 @@ class Run(NamedTuple):
 def runs_of(rows: Tensor) -> list[Run]:
     """Ascending rows as runs."""
     ends = torch.nonzero(rows.diff() != 1).reshape(-1).add(1).tolist()
-    return [
-        Run(start, stop, int(rows[start])) for start, stop in itertools.pairwise([0, *ends, rows.numel()]) if stop > start
-    ]
+    limits = itertools.pairwise([0, *ends, rows.numel()])
+    return [Run(start, stop, int(rows[start])) for start, stop in limits if stop > start]
 
 
 def among(matrix: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,10 +15,9 @@ from evergraph.core.capabilities import capability, capable
 from evergraph.core.dense_algebra import EXACT, ROUGH, product
 from evergraph.core.params import Params
 from evergraph.core.settings import Fraction, NonNegative, Positive
-from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, View
-from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
+from evergraph.methods.closed_form.block_prediction import WHOLE, BlockPrediction, Way, Whole
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
 from evergraph.methods.closed_form.drift import MovingEncoder
 from evergraph.methods.closed_form.familiarity import damped_factor, dense_rows, evenly, strangeness
@@ -33,7 +32,6 @@ from evergraph.models.base import GraphModel, known_inputs
 from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
-WHOLE = ("graph_features", "graph_scores", "feature_scores")  # what a model does whose features are read all at once
 SCORES = "closed form: scores of all nodes"  # in a graph's cache, with what they were computed by
 HELD_OUT = "heads that have not learned from the validation nodes"  # in a context's cache: the head and the vote
 
@@ -350,6 +348,7 @@ class Analytic(MovingEncoder, TwoForms):
         x = view.graph.x.to(dtype).to(view.device)
         adjacency = view.graph.adjacency.to(dtype).to(view.device)
         features = known_inputs(view.model, view.graph, torch.device(view.device))
+        assert features is None or isinstance(features, Tensor)
         return Whole(prediction, x, adjacency, features, None if joining is None else joining.to(view.device))
 
     # what users of a deployed learner ask for
@@ -389,18 +388,9 @@ class Analytic(MovingEncoder, TwoForms):
         read = None
         if whole is not None:
             features = view.problem.batcher(view.model, view.graph, device=view.device).x
-            read = whole.prediction, whole.prediction.reading(*whole._replace(features=features)[1:])
+            assert isinstance(features, Tensor)
+            read = whole.prediction, whole.prediction.reading(whole.x, whole.adjacency, features, whole.joining)
         return reasons(view, units, read, head, self.temperature)
-
-
-class Whole(NamedTuple):
-    """A whole graph to predict on: features of its nodes, its edges, its features for the head where they are known."""
-
-    prediction: BlockPrediction
-    x: Features
-    adjacency: SparseMatrix
-    features: Any
-    joining: Tensor | None
 
 
 def _name(model: GraphModel, head: Tensor) -> str:

@@ -24,6 +24,7 @@ from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
 from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import GraphModel
 
+WHOLE = ("graph_features", "graph_scores", "feature_scores")  # what a model does whose features are read all at once
 ROUNDS = 5  # of smoothing
 FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
 
@@ -151,9 +152,7 @@ class BlockPrediction:
         """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
         return self.weigh(adjacency, self.feature_scores(features, self.vote), joining)
 
-    def weigh(
-        self, adjacency: SparseMatrix, vote: Tensor, joining: Tensor | None = None
-    ) -> tuple[SparseMatrix, float]:
+    def weigh(self, adjacency: SparseMatrix, vote: Tensor, joining: Tensor | None = None) -> tuple[SparseMatrix, float]:
         """As `judge`, from the vote's scores."""
         p = self.probabilities(vote)
         tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
@@ -178,6 +177,24 @@ class BlockPrediction:
         for _ in range(rounds):
             mixed = (1 - self.smoothing) * p + self.smoothing * (mean @ mixed)
         return mixed.clamp(min=1e-30).log()
+
+
+class Whole(NamedTuple):
+    """A whole graph to predict on.
+
+    Args:
+        prediction: how.
+        x: features of its nodes.
+        adjacency: its edges.
+        features: of all nodes as the graph stands, where they are at hand.
+        joining: which nodes join the graph one by one; None for none.
+    """
+
+    prediction: BlockPrediction
+    x: Features
+    adjacency: SparseMatrix
+    features: Tensor | None
+    joining: Tensor | None
 
 
 def means_over(adjacency: SparseMatrix) -> SparseMatrix:

@@ -192,17 +192,17 @@ class TwoForms(Method):
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
             return
-        known, keys, systems = self.computed(), [], []
+        known, places, systems = self.computed(), [], []
         for ridges, parts, rows in wanted:
             key = self._key(parts, rows)
             new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
             if new:
                 system = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
                 systems += [(system, ridge) for ridge in new]
-                keys += [((*key, ridge), rows) for ridge in new]
+                places += [((*key, ridge), rows) for ridge in new]
         like = next(iter(self.cross_.values()))
-        for (key, rows), found in zip(keys, solved(systems, error)):
-            known[key] = spread(found, rows, like)
+        for (place, rows), found in zip(places, solved(systems, error)):
+            known[place] = spread(found, rows, like)
 
     def _key(self, parts: Sequence[str], rows: Tensor | None) -> tuple[tuple[str, ...], bytes]:
         """What tells heads apart, but for the ridge."""
