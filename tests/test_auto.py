@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import scipy.sparse as sp
 import torch
@@ -13,7 +15,7 @@ from evergraph.core.symmetric import among
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
-from evergraph.methods.closed_form import budgeted
+from evergraph.methods.closed_form import auto, budgeted, factored
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
@@ -358,3 +360,33 @@ def test_sums_are_folded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     gram = torch.randn(model.output_weight().size(0), model.output_weight().size(0), dtype=torch.float64)
     fold = model.narrow([True, False, *[True] * 8], 4)
     assert torch.allclose(budgeted.folded_twice(gram, fold), fold(fold(gram, 0), 1), atol=1e-12)
+
+
+@pytest.mark.parametrize("memory", ["2MB", "1GB"])
+def test_products_of_factors_stay_within_the_budget(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 260 nodes a product of one block takes a quarter of a megabyte, and there are ten blocks."""
+    live, peak = [0], [0]
+
+    def counted(rows: Tensor) -> Tensor:
+        found = plain(rows)
+        size = found.untyped_storage().nbytes()
+        live[0] += size
+        peak[0] = max(peak[0], live[0])
+        weakref.finalize(found.untyped_storage(), lambda: live.__setitem__(0, live[0] - size))
+        return found
+
+    plain = factored.outer_product
+    monkeypatch.setattr(factored, "outer_product", counted)
+    monkeypatch.setattr(auto, "SIDE_BY_SIDE", 1.0)  # no set is dropped
+    graph = sbm(nodes=324, classes=4, degree=6, features=12, signal=3.0, seed=4)
+    heads = []
+    for room in (memory, "1GB"):
+        live[0] = peak[0] = 0
+        learner = eg.Learner(eg.MixedFeatures(hidden=1400), eg.Auto(memory=room), device="cpu")
+        learner.fit(eg.TaskStream(graph, 4))
+        heads.append(learner.model.output_weight().detach())
+        if room == memory:
+            within = peak[0]
+    assert heads[0].shape == heads[1].shape
+    assert torch.allclose(*heads, atol=1e-5)
+    assert (within <= 2e6) == (memory == "2MB")
