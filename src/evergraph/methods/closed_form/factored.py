@@ -95,9 +95,9 @@ class FactoredSums:
         for number, each in enumerate(wanted, start=1):
             new = [ridge for ridge in each.ridges if self._key(each, ridge, error) not in self._combinations]
             if new:
-                system, matrices = self._system(each), matrices + 1
-                systems += [(system, ridge) for ridge in new]
+                systems += zip([self._system(each)] * len(new), new)
                 keys += [self._key(each, ridge, error) for ridge in new]
+                matrices += 1
             if number == len(wanted) or not self._fit(matrices + 1):
                 self._combinations.update(zip(keys, solved(systems, error)))
                 keys, systems, matrices = [], [], 0

@@ -86,7 +86,7 @@ class TwoForms(Method):
     def make_dense(self) -> None:
         """From factors to G; B is kept in either form."""
         if self.factor_:
-            self.gram_ = {part: self.gram(part) for part in self.factor_}
+            self.gram_ = self._new_sums = {part: self.gram(part) for part in self.factor_}
             self.factor_, self.factor_targets_, self.fresh_, self.task_rows_ = {}, {}, {}, []
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
