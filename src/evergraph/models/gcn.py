@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from evergraph.core.activated_layer import activated_layer, fused_layer_suits
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.recording import linear, noted, recording
@@ -20,7 +21,7 @@ from evergraph.core.sparse import (
     with_ones,
     with_self_loops,
 )
-from evergraph.core.tangent_products import anchored_product, pair_product
+from evergraph.core.tangent_products import against_anchors, anchored_product, pair_product
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -123,8 +124,17 @@ class GCN(StackedWeights):
         """Logits of the seeds from the first layer's output."""
         skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
         for number, weight in enumerate(list(self.weights)[1:], start=1):
-            hidden = convolve(batch.layer(number - skipped), with_ones(self.activate(noted(hidden), number)), weight)
+            hidden, operator = noted(hidden), batch.layer(number - skipped)
+            if self._fuses(operator, hidden, weight):
+                hidden = activated_layer(hidden, weight, operator)[0]
+            else:
+                hidden = convolve(operator, with_ones(self.activate(hidden, number)), weight)
         return hidden
+
+    def _fuses(self, operator: Features, hidden: Tensor, weight: Tensor) -> bool:
+        """Whether a layer is one of those that have kernels of their own."""
+        plain = not (self.dropout and self.training) and not recording() and type(self).activate is GCN.activate
+        return plain and fused_layer_suits(hidden, weight) and not _propagate_first(operator, weight)
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
         """σ of what layer `layer` − 1 has put out: what layer `layer` reads."""
@@ -168,6 +178,11 @@ class GCN(StackedWeights):
         """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
+    @capability(rests_on=OUTPUTS)
+    def last_layer(self, batch: Batch) -> SparseMatrix | None:
+        """P, where outputs are P [σ(H) 1] W of the first layer's output H and the last weight; else None."""
+        return batch.layer(batch.num_hops - 1) if self.num_layers == 2 and not self.dropout else None
+
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
     def multiplies_sparse_inputs(self) -> bool:
         """X W₁ is all that it makes of its inputs."""
@@ -180,16 +195,23 @@ class GCN(StackedWeights):
         if capable(direction, "first_layer_alone") is not None and self.num_layers > 1:
             outputs = self.after_first_layer(batch, noted(hidden, direction, moved))
             return outputs, torch.zeros_like(outputs)
+        parts = capable(direction, "parts")
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden = noted(hidden, direction, moved)
+            operator, name = batch.layer(number - skipped), f"weights.{number}"
+            if self._fuses(operator, hidden, weight):
+                against = -direction[name] if parts is None else against_anchors(weight, *parts(name))
+                hidden, change = activated_layer(hidden, weight, operator, moved, against)
+                assert change is not None
+                moved = change
+                continue
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
             hidden = with_ones(F.relu(hidden))
-            operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
             first = _propagate_first(operator, weight)
             if first:
                 hidden, moved = pair_product(operator, hidden, moved)
-            moved = moved @ weight.detach() + hidden.detach() @ tangent
+            moved = moved @ weight.detach() + hidden.detach() @ direction[name]
             hidden = hidden @ weight
             if not first:
                 hidden, moved = pair_product(operator, hidden, moved)

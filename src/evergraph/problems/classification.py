@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core import fused_softmax
+from evergraph.core.capabilities import capability
+from evergraph.core.fused_softmax import fused_softmax_suits
 from evergraph.core.randomness import own_numbers, uniform
+from evergraph.core.row_pieces import row_kernel
+from evergraph.core.shortcuts import fast
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -54,20 +59,27 @@ class Classification(Problem):
 
     def _masked(self, outputs: Tensor) -> Tensor:
         """All outputs, with minus infinity at units outside the scope: picking units takes several operations more."""
+        mask = self._mask_of(outputs)
+        return outputs if mask is None else outputs + mask
+
+    def _mask_of(self, outputs: Tensor) -> Tensor | None:
+        """Minus infinity for units outside the scope, zero for all others; None where all are in scope."""
         if self.scope is None:
-            return outputs
+            return None
         mask = self._mask
         if mask is None or (mask.numel(), mask.device, mask.dtype) != (outputs.size(1), outputs.device, outputs.dtype):
             mask = torch.full((outputs.size(1),), -torch.inf, dtype=outputs.dtype, device=outputs.device)
             mask[self.scope.to(outputs.device)] = 0
             self._mask = mask
-        return outputs + mask
+        return mask
 
     def _units(self, positions: Tensor) -> Tensor:
         return positions if self.scope is None else self.scope.to(positions.device)[positions]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy."""
+        if fused_softmax_suits(outputs):
+            return fused_softmax.cross_entropy(outputs, targets, self._mask_of(outputs))
         return F.cross_entropy(self._masked(outputs), targets, reduction="none")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,6 +91,8 @@ class Classification(Problem):
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """p ∘ u − p (p · u)."""
+        if fused_softmax_suits(outputs) and not outputs.requires_grad and not tangents.requires_grad:
+            return fused_softmax.fisher_product(outputs, tangents, self._mask_of(outputs))
         p = self._masked(outputs).softmax(1)  # zero at units outside the scope
         weighted = p * tangents
         return torch.addcmul(weighted, p, weighted.sum(1, keepdim=True), value=-1)
@@ -93,9 +107,21 @@ class Classification(Problem):
         """A class drawn from p. On a GPU from the device's own random numbers, so that nothing waits for Python."""
         p = self._scoped(outputs).softmax(1)
         if own_numbers(p.device):  # multinomial would wait for the device
-            threshold = uniform((p.size(0), 1), p.device, generator, p.dtype)
+            threshold = uniform((p.size(0), 1), p.device, generator, p.dtype, like=outputs)
             return self._units((p.cumsum(1) < threshold).sum(1).clamp(max=p.size(1) - 1))
         return self._units(torch.multinomial(p.double(), 1, generator=generator).reshape(-1))
+
+    def sampled_score(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """onehot(y) − p at a class drawn from p."""
+        if not fused_softmax_suits(outputs):
+            return super().sampled_score(outputs, generator)
+        threshold = uniform((outputs.size(0), 1), outputs.device, generator, outputs.dtype, like=outputs)
+        return fused_softmax.sampled_score(outputs, threshold, self._mask_of(outputs))
+
+    @capability(rests_on=("sampled_score",))
+    def draws_scores_for_several(self, device: torch.device) -> bool:
+        """Whether `sampled_score` can be called under `vmap`, with numbers of each: where it is a kernel."""
+        return device.type == "cuda" and fast("fused") and row_kernel() is not None
 
     def most_probable(self, outputs: Tensor) -> Tensor:
         """The class with the highest output."""
