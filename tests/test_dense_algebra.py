@@ -87,6 +87,7 @@ def test_a_sum_among_some_rows_is_read_where_it_stands(
     assert torch.equal(found.formed(), expected)
     assert torch.equal(found.diagonal(), expected.diagonal())
     assert torch.allclose(torch.from_numpy(found.times(columns.numpy())), expected @ columns, atol=1e-10)
+    assert torch.allclose(found.product(columns), expected @ columns, atol=1e-10)
     triangle = torch.from_numpy(found.single_triangle(2.0)).tril()
     shifted = (expected + 2 * torch.eye(chosen.numel(), dtype=torch.float64)).tril()
     assert torch.allclose(triangle.double(), shifted, rtol=1e-6, atol=1e-6)

@@ -92,6 +92,12 @@ class SymmetricSum:
         np.fill_diagonal(found, self.diagonal().numpy() + shift)
         return found
 
+    def product(self, columns: Tensor) -> Tensor:
+        """The sum times some columns, in float64, on any device."""
+        if columns.device.type == "cpu":
+            return torch.from_numpy(self.times(columns.numpy()))
+        return self.formed() @ columns
+
     def times(self, columns: np.ndarray) -> np.ndarray:
         """The sum times some columns, in float64."""
         found = np.zeros(columns.shape)

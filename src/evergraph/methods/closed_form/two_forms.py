@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import EXACT, product
 from evergraph.core.params import Params
-from evergraph.core.symmetric import among
+from evergraph.core.symmetric import SymmetricSum, among
 from evergraph.data.tasks import Task
 from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.factor import Factor, weighed
@@ -80,7 +80,7 @@ class TwoForms(Method):
         """tr(Wᵀ G W) of one part, for a head that reads the features `rows` alone."""
         read = head[rows.to(head.device)]
         if part in self.gram_:
-            return float((read * product(self.gram_among(part, rows), read)).sum())
+            return float((read * SymmetricSum([self.gram_[part]], rows).product(read.double())).sum())
         return float(product(self.factor_[part][:, rows], read.to(self.factor_[part].dtype)).double().square().sum())
 
     def make_dense(self) -> None:
