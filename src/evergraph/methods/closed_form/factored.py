@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from evergraph.core.dense_algebra import EXACT, ROUGH, eigen, product, symmetric_product
-from evergraph.core.finite import is_finite
-from evergraph.errors import DivergedError
+from evergraph.core.dense_algebra import EXACT, by_blas, eigen, outer_product, product
+from evergraph.core.side_by_side import side_by_side
+from evergraph.core.symmetric import SymmetricSum
 from evergraph.methods.closed_form.factor import Factor
-from evergraph.methods.closed_form.sums import solutions
+from evergraph.methods.closed_form.sums import RidgeSystem, Wanted, met, solved
 
 
 def rotated(factor: Factor) -> Factor:
@@ -33,10 +34,14 @@ def rotated(factor: Factor) -> Factor:
     directions of a thousandth of a per cent of that: hence eigenvectors in float64, whatever the rows are in. What is
     dropped is a rounding error of the longest.
     """
-    length, directions = eigen(symmetric_product(factor.rows.T).double())
+    length, directions = eigen(outer_product(factor.rows).double())
     smallest = length[-1:].clamp(min=0) * torch.finfo(factor.rows.dtype).eps
     directions = directions[:, length > smallest].to(factor.rows.dtype)
     return Factor(product(directions.T, factor.rows), product(directions.T, factor.targets))
+
+
+Key = tuple[tuple[str, ...], tuple[int, ...], float, float]
+"""Parts, blocks, ridge and relative error of a solution."""
 
 
 @dataclass(eq=False)
@@ -46,53 +51,79 @@ class FactoredSums:
     Args:
         factors: by part.
         block_of_row: the block of each feature; -1 for the column of ones.
+        room: bytes that what is kept for further solutions may take; None for any number.
     """
 
     factors: dict[str, Factor]
     block_of_row: Tensor
+    room: int | None = None
     _products: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _diagonals: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _blocks_of_rows: dict[bytes, list[int]] = field(default_factory=dict, repr=False)
+    _combinations: dict[Key, Tensor] = field(default_factory=dict, repr=False)
 
     def solve(
         self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None, error: float = EXACT
     ) -> list[Tensor]:
         """As `sums.solve`: the head for each ridge from the sums of some parts, reading the features `rows` alone."""
-        rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
-        blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
-        combined = torch.cat(self._combinations(ridges, parts, rows, error), dim=1)
+        wanted = Wanted(ridges, parts, rows)
+        combined = torch.cat(self.combinations(wanted, error), dim=1)
+        kept = [self.factors[part] for part in parts]
         weights = combined.split([factor.rows.size(0) for factor in kept])
         heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
-        for block in blocks:
+        for block in self._blocks(rows):
             columns = self._columns(block)
             for factor, own in zip(kept, weights):
                 heads[columns] += product(factor.rows[:, columns].T, own.to(factor.rows.dtype))
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
-    def scores(
-        self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, of: str, last: int
-    ) -> Iterator[Tensor]:
+    def scores(self, wanted: Wanted, error: float, of: str, last: int) -> Iterator[Tensor]:
         """What the head of each ridge gives the last rows of part `of`, without the head itself."""
-        blocks = torch.unique(self.block_of_row[rows.cpu()]).tolist()
-        end = self._place([of]).stop
-        seen = torch.stack([self._product(block)[end - last : end, self._place(parts)] for block in blocks]).sum(0)
-        for combined in self._combinations(ridges, parts, rows.cpu(), ROUGH):
+        seen = torch.stack([self._between(block, wanted.parts, of, last) for block in self._blocks(wanted.rows)]).sum(0)
+        for combined in self.combinations(wanted, error):
             yield product(seen, combined.to(seen.dtype))
 
-    def _combinations(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, error: float) -> list[Tensor]:
+    def combinations(self, wanted: Wanted, error: float) -> list[Tensor]:
         """(S_J S_Jᵀ + λ I)⁻¹ T for each ridge: the head is S_Jᵀ times it."""
-        blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
-        size, place = sum(factor.rows.size(0) for factor in kept), self._place(parts)
+        self.solve_ahead([wanted], error)
+        return [self._combinations[self._key(wanted, ridge, error)] for ridge in wanted.ridges]
+
+    def solve_ahead(self, wanted: Sequence[Wanted], error: float) -> None:
+        """Find all combinations that will be asked for, as many side by side as there is room for."""
+        self._multiply({block for each in wanted for block in self._blocks(each.rows)})
+        keys, systems, matrices = list[Key](), list[tuple[RidgeSystem, float]](), 0
+        for number, each in enumerate(wanted, start=1):
+            new = [ridge for ridge in each.ridges if self._key(each, ridge, error) not in self._combinations]
+            if new:
+                systems += zip([self._system(each)] * len(new), new)
+                keys += [self._key(each, ridge, error) for ridge in new]
+                matrices += 1
+            if number == len(wanted) or not self._fit(matrices + 1):
+                self._combinations.update(zip(keys, solved(systems, error)))
+                keys, systems, matrices = [], [], 0
+
+    def _key(self, wanted: Wanted, ridge: float, error: float) -> Key:
+        return (*wanted.parts,), (*self._blocks(wanted.rows),), ridge, error
+
+    def _blocks(self, rows: Tensor | None) -> list[int]:
+        """The blocks that the features stand in."""
+        rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
+        key = rows.numpy().tobytes()
+        if key not in self._blocks_of_rows:
+            self._blocks_of_rows[key] = torch.unique(self.block_of_row[rows]).tolist()
+        return self._blocks_of_rows[key]
+
+    def _system(self, wanted: Wanted) -> RidgeSystem:
+        """Of some parts, on the features that are read."""
+        kept = [self.factors[part] for part in wanted.parts]
+        size = sum(factor.rows.size(0) for factor in kept)
         total = kept[0].rows.new_zeros(size, size)
-        for block in blocks:
-            total += self._product(block)[place, place]
-        total = total.double()
-        if not is_finite([total]):
-            raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
+        for block in self._blocks(wanted.rows):
+            total += self._product(block, wanted.parts)
         targets = torch.cat([factor.targets for factor in kept])
-        square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(total.device)]
-        classes = max(int((targets != 0).any(0).sum()), 1)
-        unit = float(square[square > 0].mean()) / classes
-        return list(solutions(total, ridges, unit, targets.double(), error))
+        squares = torch.stack([self._squares(factor) for factor in kept]).sum(0)
+        squares = squares if wanted.rows is None else squares[wanted.rows.to(squares.device)]
+        return RidgeSystem.of(SymmetricSum([total]), targets.double(), squares, met(targets))
 
     def _squares(self, factor: Factor) -> Tensor:
         """The diagonal of the factor's G."""
@@ -114,9 +145,39 @@ class FactoredSums:
         ends = [0, *torch.tensor([factor.rows.size(0) for factor in self.factors.values()]).cumsum(0).tolist()]
         return slice(ends[first], ends[last + 1])
 
-    def _product(self, block: int) -> Tensor:
-        """S_b S_bᵀ over the rows of all parts."""
+    def _fit(self, matrices: int) -> bool:
+        """Whether there is room for so many matrices over the rows of all parts."""
+        rows = [factor.rows for factor in self.factors.values()]
+        size = rows[0].element_size() * sum(part.size(0) for part in rows) ** 2
+        return self.room is None or matrices * size <= self.room
+
+    def _keeps(self) -> bool:
+        """Whether there is room for the products of all blocks."""
+        return self._fit(int(self.block_of_row.max()) + 2)
+
+    def _multiply(self, blocks: set[int]) -> None:
+        """Form the products of blocks over the rows of all parts, side by side, where they are kept."""
+        new = sorted(blocks - set(self._products)) if self._keeps() else []
+        jobs = [partial(self._fresh_product, block, list(self.factors)) for block in new]
+        on_cpu = all(by_blas(factor.rows) for factor in self.factors.values())
+        self._products.update(zip(new, side_by_side(jobs) if on_cpu else [job() for job in jobs]))
+
+    def _fresh_product(self, block: int, parts: Sequence[str]) -> Tensor:
+        rows = torch.cat([self.factors[part].rows[:, self._columns(block)] for part in parts])
+        return outer_product(rows)
+
+    def _product(self, block: int, parts: Sequence[str]) -> Tensor:
+        """S_b S_bᵀ over the rows of some parts."""
         if block not in self._products:
-            rows = torch.cat([factor.rows[:, self._columns(block)] for factor in self.factors.values()])
-            self._products[block] = symmetric_product(rows.T)
-        return self._products[block]
+            return self._fresh_product(block, parts)
+        place = self._place(parts)
+        return self._products[block][place, place]
+
+    def _between(self, block: int, parts: Sequence[str], of: str, last: int) -> Tensor:
+        """Products of a block between the last rows of one part and the rows of others."""
+        if block in self._products:
+            end = self._place([of]).stop
+            return self._products[block][end - last : end, self._place(parts)]
+        columns = self._columns(block)
+        others = torch.cat([self.factors[part].rows[:, columns] for part in parts])
+        return product(self.factors[of].rows[-last:, columns], others.T)
