@@ -41,7 +41,7 @@ from evergraph.models.feature_blocks import Layout
 
 VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head beside own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
-AT_FIRST = 0.6  # the same with the first task: what one task says of the sets is little
+AT_FIRST = 0.25  # the same with the first task: what one task says of the sets is little
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
 TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
 FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
@@ -57,8 +57,8 @@ class Auto(BudgetedAnalytic):
     read side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at
     each task every set and every ridge is solved on the training nodes so far and tried on the task's validation
     nodes. The hits are added up over the tasks, and the set and ridge with most of them are taken: at the next task
-    others may lead. Once the sums of all sets take more than an eighth of the budget (with the first task, six
-    tenths), the cheapest set within a standard error of the leader is kept and the other blocks are dropped for good.
+    others may lead. Once the sums of all sets take more than an eighth of the budget (with the first task, a
+    quarter), the cheapest set within a standard error of the leader is kept and the other blocks are dropped for good.
     Graphs with edges between tasks are read in a way of their own (`elsewhere`).
 
     Decisions count what AP counts: tasks alike (`prior`). The sums weigh classes by their size, so the logits of a
