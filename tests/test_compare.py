@@ -143,6 +143,23 @@ def test_a_comparison_over_streams_is_written_as_markdown_latex_and_csv(evergrap
     assert "methods and streams: here/methods.md" in evergraph(*words, "--resume")[1]
 
 
+def test_with_nothing_to_search_a_tuned_comparison_is_a_comparison(evergraph, tmp_path: Path) -> None:
+    words = [
+        "compare",
+        STREAMS[0],
+        "--methods",
+        "analytic",
+        "--set",
+        "analytic.ridge=0.5",
+        "--set",
+        "analytic.hidden=40",
+    ]
+    words += ["--seeds", "1", *QUICK, "--tune", "first-tasks", "--trials", "1", "--out", "here"]
+    status, _, error = evergraph(*words)
+    assert (status, error.count("error")) == (0, 0)
+    assert json.loads((tmp_path / "here/tuning/best.json").read_text()) == {}
+
+
 def test_seeds_can_be_added_later(evergraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["compare", STREAMS[0], "--methods", "finetune,ewc", *QUICK, "--json"]
     whole = json.loads(evergraph(*words, "--seeds", "3", "--out", "whole")[1])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks import problems
+from benchmarks import problems, seven_graphs
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
@@ -385,6 +385,44 @@ def test_the_tables_of_the_page_are_those_of_the_results(monkeypatch: pytest.Mon
     for name in problems.TABLES:
         words = problems.words(name)
         assert any(commands[start : start + len(words)] == words for start in range(len(commands))), name
+
+
+def test_one_methods_rows_are_measured_anew_and_the_others_stay(tmp_path: Path, monkeypatch) -> None:
+    before = Path(__file__).resolve().parents[1] / "results/problems/enzymes"
+    folder = Path(shutil.copytree(before, tmp_path / "enzymes"))
+    lines = (folder / "results.jsonl").read_text().splitlines()
+
+    def measured(names, data_root, results, more, at_once, seconds, methods) -> list[str]:
+        assert (list(names), list(methods)) == (["enzymes"], ["analytic"])
+        entry = next(json.loads(line) for line in lines if json.loads(line)["key"] == "analytic")
+        entry["result"]["ap"] = {**entry["result"]["ap"], "mean": 12.34}
+        (results / "enzymes").mkdir()
+        (results / "enzymes/results.jsonl").write_text(json.dumps(entry) + "\n")
+        return []
+
+    monkeypatch.setattr(problems, "run", measured)
+    assert problems.again("analytic", ["enzymes", "actor"], "", tmp_path, [], 1) == []
+    after = (folder / "results.jsonl").read_text().splitlines()
+    keys = [json.loads(line)["key"] for line in lines]
+    assert [json.loads(line)["key"] for line in after] == keys
+    changed = [key for key, old, new in zip(keys, lines, after) if json.loads(old) != json.loads(new)]
+    assert changed == ["analytic"]
+    rows = (folder / "table.md").read_text().splitlines()
+    assert [row for row in rows if row not in (before / "table.md").read_text()] == [
+        row for row in rows if "| analytic | 12.34 ±" in row
+    ]
+
+
+def test_constants_are_settled_without_a_test_node() -> None:
+    cell = ("digits", "random:1", 2)
+    plain, held_out = (seven_graphs.stream_of(cell, "", wanted) for wanted in (False, True))
+    assert torch.equal(plain.graph.y, held_out.graph.y)
+    for real, inner in zip(plain, held_out):
+        assert torch.equal(inner.test, real.val)
+        assert torch.equal(torch.cat([inner.train, inner.val]).sort().values, real.train)
+        for label in real.graph.y[real.train].unique():
+            quarter = int((real.graph.y[real.train] == label).sum()) // 4
+            assert int((real.graph.y[inner.val] == label).sum()) == quarter
 
 
 def test_graphs_take_fewer_random_features_than_nodes_unless_told(tmp_path: Path) -> None:
