@@ -192,7 +192,7 @@ def test_auto_reads_the_graph_only_where_it_helps() -> None:
     chosen = {}
     for homophily in (0.9, 0.25):  # a quarter is chance: such edges say nothing
         graph = sbm(nodes=900, classes=4, degree=12, homophily=homophily, features=16, signal=1.6, seed=4)
-        learner = eg.Learner(eg.MixedFeatures(hidden=140), eg.Auto(memory="4MB"))  # too little to keep all sets
+        learner = eg.Learner(eg.MixedFeatures(hidden=140), eg.Auto(memory="2MB"))  # too little to keep all sets
         learner.learn(eg.TaskStream(graph, 4)[0])
         assert isinstance(learner.method, eg.Auto)
         chosen[homophily] = learner.method.chosen_

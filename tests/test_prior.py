@@ -11,7 +11,7 @@ import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.closed_form.hits import rows_of
-from evergraph.methods.closed_form.prior import log_worth, stretch
+from evergraph.methods.closed_form.prior import came_again, log_worth, stretch
 from evergraph.models.base import neighbourhoods
 
 SIZES, TASKS = [30, 6, 12, 0, 5, 9], [0, 0, 1, 1, 2, -1]
@@ -89,6 +89,18 @@ def test_examples_of_old_classes_weigh_what_they_weigh_in_the_sums(graph: Graph)
     assert torch.allclose(method._log_worth()[:3], expected - expected.mean(), atol=1e-9)
 
 
+def test_where_a_class_comes_again_nodes_count_alike(graph: Graph) -> None:
+    """Months that bring known classes and new ones: a new class that comes alone is no task of its own."""
+    for order, counted in (([[0, 1], [2]], "tasks"), ([[0, 1], [0, 2]], "nodes")):
+        learner = eg.Learner(eg.MixedFeatures(hidden=56), eg.Auto(), dtype=torch.float64, device="cpu")
+        method = learner.fit(eg.TaskStream(graph, order=order)).method
+        assert isinstance(method, eg.Auto)
+        weights, sizes, tasks = method.cross_["train"][-1], method.class_sizes_, method.task_of_unit_
+        assert came_again(weights, torch.tensor(sizes), method.balance) == (counted == "nodes")
+        per_node = [float(weight) / size for weight, size in zip(weights, sizes)]
+        assert method._log_worth().tolist()[:3] == pytest.approx(naive(counted, per_node, sizes, tasks)[:3], abs=1e-9)
+
+
 @torch.no_grad()
 def test_where_own_features_say_nothing_scores_are_multiplied_and_no_edge_is_judged(graph: Graph) -> None:
     learner = learned(graph)
@@ -121,11 +133,12 @@ def test_scores_fall_short_by_what_fits_all_validation_nodes_best(graph: Graph) 
             label = int(task.graph.y[node])
             weight = method.class_sizes_[label] ** -method.balance
             nodes.append((weight, features[node] @ head, torch.eye(5, dtype=torch.float64)[label]))  # type: ignore[index]
-    shares = sum(weight * label for weight, _, label in nodes) / sum(weight for weight, _, _ in nodes)
+    total = sum(weight for weight, _, _ in nodes)
+    shares, mean = (sum(weight * each[place] for weight, *each in nodes) / total for place in (1, 0))
 
     def error(factor: float) -> float:
         return sum(
-            weight * float((shares + factor * (scores - shares) - label).square().sum())
+            weight * float((shares + factor * (scores - mean) - label).square().sum())
             for weight, scores, label in nodes
         )
 

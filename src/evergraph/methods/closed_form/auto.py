@@ -32,7 +32,7 @@ from evergraph.methods.closed_form.block_sets import (
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.prior import Prior, log_worth, stretch
+from evergraph.methods.closed_form.prior import Prior, came_again, log_worth, stretch
 from evergraph.methods.closed_form.sums import Wanted
 from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
@@ -71,8 +71,8 @@ class Auto(BudgetedAnalytic):
         encoder: as in `analytic`; so are `judge_edges`, `smoothing`, `temperature` and
             `learn_validation`.
         memory: what the sums may take, e.g. `500MB`: linear blocks are exact where they fit, else sketched.
-        prior: what counts alike in a decision: `tasks`, as in AP, `classes`, or `nodes`; `weights` leaves classes as
-            `balance` weighs them.
+        prior: what counts alike in a decision: `tasks`, as in AP, as long as each class comes with one task alone, else
+            nodes; `classes`; `nodes`; `weights` leaves classes as `balance` weighs them.
     """
 
     name = "auto"
@@ -208,7 +208,8 @@ class Auto(BudgetedAnalytic):
         weights = self.cross_[BOTH[0]][-1]  # the last feature is one at every node
         known = [torch.tensor(each, device=weights.device) for each in (self.class_sizes_, self.task_of_unit_)]
         sizes, tasks = (pad(each, (0, weights.numel() - each.numel()), value=-1) for each in known)
-        return log_worth(self.prior, weights, sizes, tasks)
+        again = self.prior == "tasks" and came_again(weights, sizes, self.balance)
+        return log_worth("nodes" if again else self.prior, weights, sizes, tasks)
 
     def _decisive(self, head: Tensor) -> Tensor:
         """A head whose logits are those of classes that count as `prior` says: its weight of the ones is raised.

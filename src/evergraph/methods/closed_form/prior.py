@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Prior = Literal["tasks", "classes", "nodes", "weights"]
+DIFFERS = 1e-3  # as a share of a weight: more than rounding
 MOST = 5.0  # that scores are stretched by, and one over it the least
 
 
@@ -42,20 +43,28 @@ def log_worth(prior: Prior, weights: Tensor, sizes: Tensor, tasks: Tensor) -> Te
     return found
 
 
+def came_again(weights: Tensor, sizes: Tensor, balance: float) -> bool:
+    """Whether a class has come with several tasks: its nodes then differ in weight, by the size that it had reached.
+
+    Without weights (`balance` of zero) it cannot be told, and the answer is no.
+    """
+    once = sizes.clamp(min=0).to(weights.dtype) ** (1 - balance)
+    return bool(((weights - once).abs() > DIFFERS * once)[sizes > 0].any())
+
+
 def stretch(head: Tensor, cross: Tensor, energy: Callable[[Tensor], float]) -> float:
     """By what the scores of a head of the training nodes fall short of probabilities at the validation nodes.
 
-    A large ridge draws scores towards the classes' shares π. With z = scores − π, π + γ z is nearest to the labels at
-    γ = Σ w z · (y − π) / Σ w z · z, the sums over all tasks' validation nodes. It needs no node.
+    A large ridge draws scores towards their mean. With z the scores less their mean and π the classes' shares, π + γ z is
+    nearest to the labels at γ = Σ w z · (y − π) / Σ w z · z, the sums over all tasks' validation nodes. It needs no node.
 
     Args:
         head: features × classes; the last feature is one at every node.
         cross: B = Σ w φ yᵀ of the validation nodes.
         energy: from a head W to Σ w ‖φ W‖² over them.
     """
-    shares = cross[-1] / cross[-1].sum().clamp(min=1e-12)
-    apart = head.clone()
-    apart[-1] -= shares
-    length = energy(apart)
-    wanted = float((apart * (cross - cross.sum(1, keepdim=True) * shares)).sum())
+    total = cross[-1].sum().clamp(min=1e-12)
+    mean = head.T @ cross.sum(1) / total
+    length = energy(head) - float(total * mean.square().sum())
+    wanted = float((head * cross).sum() - mean @ cross[-1])
     return min(max(wanted / length, 1 / MOST), MOST) if length > 0 else 1.0
