@@ -55,8 +55,9 @@ def came_again(weights: Tensor, sizes: Tensor, balance: float) -> bool:
 def stretch(head: Tensor, cross: Tensor, energy: Callable[[Tensor], float]) -> float:
     """By what the scores of a head of the training nodes fall short of probabilities at the validation nodes.
 
-    A large ridge draws scores towards their mean. With z the scores less their mean and π the classes' shares, π + γ z is
-    nearest to the labels at γ = Σ w z · (y − π) / Σ w z · z, the sums over all tasks' validation nodes. It needs no node.
+    A large ridge draws scores towards their mean. With z the scores less their mean and π the classes' shares, π + γ z
+    is nearest to the labels at γ = Σ w z · (y − π) / Σ w z · z, the sums over all tasks' validation nodes. It needs no
+    node.
 
     Args:
         head: features × classes; the last feature is one at every node.
