@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -163,8 +164,10 @@ class FactoredSums:
         self._products.update(zip(new, side_by_side(jobs) if on_cpu else [job() for job in jobs]))
 
     def _fresh_product(self, block: int, parts: Sequence[str]) -> Tensor:
-        rows = torch.cat([self.factors[part].rows[:, self._columns(block)] for part in parts])
-        return outer_product(rows)
+        rows = [self.factors[part].rows[:, self._columns(block)] for part in parts]
+        if by_blas(*rows):  # in a job of its own: by numpy
+            return outer_product(torch.from_numpy(np.concatenate([part.numpy() for part in rows])))
+        return outer_product(torch.cat(rows))
 
     def _product(self, block: int, parts: Sequence[str]) -> Tensor:
         """S_b S_bᵀ over the rows of some parts."""
