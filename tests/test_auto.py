@@ -15,7 +15,7 @@ from evergraph.core.symmetric import among
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
-from evergraph.methods.closed_form import auto, budgeted, factored
+from evergraph.methods.closed_form import budgeted, factored
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
@@ -377,8 +377,7 @@ def test_products_of_factors_stay_within_the_budget(memory: str, monkeypatch: py
 
     plain = factored.outer_product
     monkeypatch.setattr(factored, "outer_product", counted)
-    for share in ("SIDE_BY_SIDE", "AT_FIRST"):
-        monkeypatch.setattr(auto, share, 1.0)  # no set is dropped
+    monkeypatch.setattr(eg.Auto, "_too_much", lambda self: False)  # no set is dropped
     graph = sbm(nodes=324, classes=4, degree=6, features=12, signal=3.0, seed=4)
     heads = []
     for room in (memory, "1GB"):

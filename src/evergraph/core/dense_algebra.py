@@ -20,7 +20,7 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import blas_threads, side_by_side
 from evergraph.core.symmetric import SymmetricSum
 
-PANEL = 256  # columns that are mirrored, or multiplied by torch, at once
+PANEL = 256  # columns that are mirrored at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT, ROUGH = 1e-8, 1e-5  # relative errors of a solution: to be kept, and to count hits with
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
@@ -57,14 +57,14 @@ def symmetric_product(rows: Tensor) -> Tensor:
         for start in range(0, width, 4 * PANEL):
             panel = slice(start, min(start + 4 * PANEL, width))
             torch.mm(rows[:, panel].T, rows[:, start:], out=found[panel, start:])
-        return mirrored(found)
+        return found.triu() + found.triu(1).T
     update = blas.ssyrk if rows.dtype == torch.float32 else blas.dsyrk
     with blas_threads(rows.numel() * width / 2):
         if rows.stride(0) == 1 and rows.size(0) > 1:  # a transpose
-            found = torch.from_numpy(update(1.0, rows.detach().numpy(), trans=1, lower=1).T)
+            found = update(1.0, rows.detach().numpy(), trans=1, lower=1).T
         else:
-            found = torch.from_numpy(update(1.0, rows.detach().contiguous().numpy().T, lower=1).T)
-    return mirrored(found)
+            found = update(1.0, rows.detach().contiguous().numpy().T, lower=1).T
+    return torch.from_numpy(_mirrored(found))
 
 
 def outer_product(rows: Tensor) -> Tensor:
@@ -75,13 +75,12 @@ def outer_product(rows: Tensor) -> Tensor:
     return symmetric_product(rows.T)
 
 
-def mirrored(matrix: Tensor) -> Tensor:
+def _mirrored(matrix: np.ndarray) -> np.ndarray:
     """The matrix with the upper triangle copied to the lower one."""
-    width = matrix.size(0)
-    for start in range(0, width, PANEL):
-        stop = min(start + PANEL, width)
-        corner = matrix[start:stop, start:stop]
-        corner.copy_(corner.triu() + corner.triu(1).T)
+    for start in range(0, len(matrix), PANEL):
+        stop = start + PANEL
+        corner = np.triu(matrix[start:stop, start:stop])
+        matrix[start:stop, start:stop] = corner + np.triu(corner, 1).T
         matrix[stop:, start:stop] = matrix[start:stop, stop:].T
     return matrix
 

@@ -109,7 +109,12 @@ class BudgetedAnalytic(Analytic):
         fold = capable(model, "narrow")(keep, linear_width)  # type: ignore[misc]
         self.factor_ = {part: fold(rows, 1) for part, rows in self.factor_.items()}
         self.cross_ = {part: fold(cross, 0) for part, cross in self.cross_.items()}
-        self.gram_ = self._new_sums = {part: folded_twice(gram, fold) for part, gram in self.gram_.items()}
+        for computed in ("_heads", "_sums"):  # they hold the sums as they were
+            self.__dict__.pop(computed, None)
+        sums, self.gram_ = dict(self.gram_), {}
+        for part in tuple(sums):  # one after the other leaves
+            sums[part] = folded_twice(sums.pop(part), fold)
+        self.gram_ = self._new_sums = sums
         self._fold_heads(fold)
         self.blocks_ = [read for read, kept in zip(self.blocks_, keep) if kept]
         self.block_widths_ = list(capable(model, "feature_layout")().widths)  # type: ignore[misc]

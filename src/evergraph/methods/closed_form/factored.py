@@ -13,10 +13,12 @@ few.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,18 +91,26 @@ class FactoredSums:
         return [self._combinations[self._key(wanted, ridge, error)] for ridge in wanted.ridges]
 
     def solve_ahead(self, wanted: Sequence[Wanted], error: float) -> None:
-        """Find all combinations that will be asked for, as many side by side as there is room for."""
-        self._multiply({block for each in wanted for block in self._blocks(each.rows)})
-        keys, systems, matrices = list[Key](), list[tuple[RidgeSystem, float]](), 0
-        for number, each in enumerate(wanted, start=1):
-            new = [ridge for ridge in each.ridges if self._key(each, ridge, error) not in self._combinations]
-            if new:
-                systems += zip([self._system(each)] * len(new), new)
-                keys += [self._key(each, ridge, error) for ridge in new]
-                matrices += 1
-            if number == len(wanted) or not self._fit(matrices + 1):
-                self._combinations.update(zip(keys, solved(systems, error)))
-                keys, systems, matrices = [], [], 0
+        """Find all combinations that will be asked for, all of the same parts: as many at once as there is room for."""
+        new = [self._unknown(each, error) for each in wanted]
+        new = [each for each in new if each.ridges]
+        self._multiply({block for each in new for block in self._blocks(each.rows)})
+        at_once = self._at_once(new[0].parts) if new else 1
+        for start in range(0, len(new), at_once):
+            some = new[start : start + at_once]
+            pairs = [(each, system, ridge) for each, system in zip(some, self._systems(some)) for ridge in each.ridges]
+            found = solved([(system, ridge) for _, system, ridge in pairs], error)
+            self._combinations.update(
+                {self._key(each, ridge, error): one for (each, _, ridge), one in zip(pairs, found)}
+            )
+            del pairs  # and the matrices with them
+
+    def _unknown(self, wanted: Wanted, error: float) -> Wanted:
+        """What is wanted and not known."""
+        ridges = dict.fromkeys(wanted.ridges)
+        return wanted._replace(
+            ridges=[ridge for ridge in ridges if self._key(wanted, ridge, error) not in self._combinations]
+        )
 
     def _key(self, wanted: Wanted, ridge: float, error: float) -> Key:
         return (*wanted.parts,), (*self._blocks(wanted.rows),), ridge, error
@@ -113,17 +123,24 @@ class FactoredSums:
             self._blocks_of_rows[key] = torch.unique(self.block_of_row[rows]).tolist()
         return self._blocks_of_rows[key]
 
-    def _system(self, wanted: Wanted) -> RidgeSystem:
-        """Of some parts, on the features that are read."""
-        kept = [self.factors[part] for part in wanted.parts]
+    def _systems(self, wanted: Sequence[Wanted]) -> list[RidgeSystem]:
+        """Of some parts, each on the features that it reads: every block is multiplied once."""
+        parts = wanted[0].parts
+        kept, blocks = [self.factors[part] for part in parts], [self._blocks(each.rows) for each in wanted]
         size = sum(factor.rows.size(0) for factor in kept)
-        total = kept[0].rows.new_zeros(size, size)
-        for block in self._blocks(wanted.rows):
-            total += self._product(block, wanted.parts)
+        totals = [kept[0].rows.new_zeros(size, size) for _ in wanted]
+        for block in sorted(set().union(*blocks)):
+            found = self._product(block, parts)
+            for total, read in zip(totals, blocks):
+                if block in read:
+                    total += found
         targets = torch.cat([factor.targets for factor in kept])
         squares = torch.stack([self._squares(factor) for factor in kept]).sum(0)
-        squares = squares if wanted.rows is None else squares[wanted.rows.to(squares.device)]
-        return RidgeSystem.of(SymmetricSum([total]), targets.double(), squares, met(targets))
+        read_squares = [squares if each.rows is None else squares[each.rows.to(squares.device)] for each in wanted]
+        return [
+            RidgeSystem.of(SymmetricSum([total]), targets.double(), own, met(targets))
+            for total, own in zip(totals, read_squares)
+        ]
 
     def _squares(self, factor: Factor) -> Tensor:
         """The diagonal of the factor's G."""
@@ -145,15 +162,19 @@ class FactoredSums:
         ends = [0, *torch.tensor([factor.rows.size(0) for factor in self.factors.values()]).cumsum(0).tolist()]
         return slice(ends[first], ends[last + 1])
 
-    def _fit(self, matrices: int) -> bool:
-        """Whether there is room for so many matrices over the rows of all parts."""
-        rows = [factor.rows for factor in self.factors.values()]
-        size = rows[0].element_size() * sum(part.size(0) for part in rows) ** 2
-        return self.room is None or matrices * size <= self.room
+    def _bytes(self, parts: Iterable[str]) -> int:
+        """What a matrix over the rows of some parts takes."""
+        rows = [self.factors[part].rows for part in parts]
+        return max(rows[0].element_size() * sum(part.size(0) for part in rows) ** 2, 1)
+
+    def _at_once(self, parts: Sequence[str]) -> int:
+        """How many systems there is room for, beside a product and a factorization."""
+        return sys.maxsize if self.room is None else max(self.room // self._bytes(parts) - 2, 1)
 
     def _keeps(self) -> bool:
         """Whether there is room for the products of all blocks."""
-        return self._fit(int(self.block_of_row.max()) + 2)
+        blocks = int(self.block_of_row.max()) + 2
+        return self.room is None or blocks * self._bytes(self.factors) <= self.room
 
     def _multiply(self, blocks: set[int]) -> None:
         """Form the products of blocks over the rows of all parts, side by side, where they are kept."""
@@ -163,8 +184,10 @@ class FactoredSums:
         self._products.update(zip(new, side_by_side(jobs) if on_cpu else [job() for job in jobs]))
 
     def _fresh_product(self, block: int, parts: Sequence[str]) -> Tensor:
-        rows = torch.cat([self.factors[part].rows[:, self._columns(block)] for part in parts])
-        return outer_product(rows)
+        rows = [self.factors[part].rows[:, self._columns(block)] for part in parts]
+        if by_blas(*rows):  # in a job of its own: by numpy
+            return outer_product(torch.from_numpy(np.concatenate([part.numpy() for part in rows])))
+        return outer_product(torch.cat(rows))
 
     def _product(self, block: int, parts: Sequence[str]) -> Tensor:
         """S_b S_bᵀ over the rows of some parts."""
