@@ -344,9 +344,8 @@ class Analytic(MovingEncoder, TwoForms):
         if not self._in_blocks(view.problem, view.model) or any(capable(view.model, name) is None for name in WHOLE):
             return None
         prediction, fits = self._prediction(view.model), capable(view.model, "reads_whole")
-        if view.graph.rows is not None or fits is None or not fits(view.graph):
-            return None
-        if not (prediction.smooths or prediction.judges):
+        needed = prediction.smooths or prediction.judges
+        if view.graph.rows is not None or fits is None or not fits(view.graph) or not needed:
             return None
         dtype, joining = prediction.head.dtype, view.graph.joining
         x = view.graph.x.to(dtype).to(view.device)
