@@ -49,13 +49,16 @@ class Training(metaclass=Checked):
     fan_out: Annotated[tuple[PositiveInt, ...], NotEmpty()] | None = None
     keep_optimizer: bool = False
     optimizer: Literal["adam", "sgd"] = "adam"
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "warm-cosine"] = "constant"
 
     def rate(self, epoch: int, epochs: int) -> float:
         """The learning rate of an epoch, counted from 0, of so many."""
         if self.schedule == "constant":
             return self.lr
-        return self.lr * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
+        rate = self.lr * 0.5 * (1.0 + math.cos(math.pi * epoch / epochs))
+        if self.schedule == "warm-cosine":
+            rate *= min(1.0, (epoch + 1) / max(1.0, epochs / 10))
+        return rate
 
     def protocol(self) -> dict[str, Any]:
         """The settings as plain values."""
