@@ -137,6 +137,7 @@ KeepOptimizer = Annotated[
 ]
 Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
 Schedule = _training_option(str, "The learning rate over a task: constant, or cosine, falling to 0.", "schedule")
+WarmUp = _training_option(float, "Share of a task's epochs over which the learning rate rises.", "warm_up")
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
 
@@ -179,6 +180,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "keep_optimizer": (KeepOptimizer, None),
     "optimizer": (Optimizer, None),
     "schedule": (Schedule, None),
+    "warm_up": (WarmUp, None),
     "jobs": (Jobs, None),
     "on": (On, "local"),
     "device": (Device, "auto"),

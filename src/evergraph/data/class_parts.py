@@ -14,7 +14,7 @@ HOPS = 2  # that features are averaged over before classes are cut: what a two-l
 STEPS = 50  # of the power method
 
 
-def parts_of_classes(graph: Graph, halvings: int) -> Tensor:
+def parts_of_classes(graph: Graph, strata: Tensor, halvings: int) -> Tensor:
     """The part of its class that each example is in: 0 … 2^halvings − 1, or -1 where it has no class.
 
     A part is halved at the median along its first principal axis (principal direction divisive partitioning: Boley,
@@ -23,6 +23,8 @@ def parts_of_classes(graph: Graph, halvings: int) -> Tensor:
 
     Args:
         graph: all of its examples are looked at, so test examples must not be among them.
+        strata: a number for each example; those of one number have a median of their own, so that each part has its
+            share of training and of validation examples.
         halvings: how often; 0 leaves every class whole.
     """
     view = _View(graph)
@@ -32,8 +34,11 @@ def parts_of_classes(graph: Graph, halvings: int) -> Tensor:
         for position in range(graph.num_classes):
             for number in part[graph.y == position].unique().tolist():
                 own = torch.nonzero((graph.y == position) & (part == number)).reshape(-1)
-                order = view.along_first_axis(own).argsort(stable=True)
-                halves[own[order[own.numel() // 2 :]]] = 1
+                along = view.along_first_axis(own)
+                for stratum in strata[own].unique().tolist():
+                    among = torch.nonzero(strata[own] == stratum).reshape(-1)
+                    order = along[among].argsort(stable=True)
+                    halves[own[among[order[among.numel() // 2 :]]]] = 1
         part = torch.where(part >= 0, 2 * part + halves, -1)
     return part
 

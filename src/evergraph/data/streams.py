@@ -26,7 +26,7 @@ from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
 MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
-PSEUDO_CLASSES = 8  # at least, that they have together
+PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # wanted in all of them; needed for two tasks of two
 
 
 class TaskStream(metaclass=Checked):
@@ -193,18 +193,26 @@ class TaskStream(metaclass=Checked):
         return limited
 
     def _cut(self) -> None:
-        """Make a stream of one task's classes, or of parts of them."""
-        graph, halvings = self.graph, max(0, math.ceil(math.log2(PSEUDO_CLASSES / self.graph.num_classes)))
-        part = parts_of_classes(graph, halvings)
-        names = [graph.class_names] if not halvings else [
-            [f"{name}, part {number + 1}" for name in graph.class_names] for number in range(2**halvings)
-        ]
-        y = torch.where(part >= 0, part * graph.num_classes + graph.y, -1)
-        cut = graph.altered(y=y, class_names=[name for some in names for name in some])
+        """Make a stream of one task's classes; of parts of them, each with examples to train and to test on."""
+        graph, number = self.graph, self.graph.num_classes
+        halvings = max(0, math.ceil(math.log2(PSEUDO_CLASSES / number)))
+        for times in range(halvings, -1, -1):
+            part = parts_of_classes(graph, self._part, times)
+            y = torch.where(part >= 0, part * number + graph.y, -1)
+            sizes = torch.stack([torch.bincount(y[self._part == kind], minlength=number * 2**times) for kind in (0, 1)])
+            if not times or bool(sizes.all()):
+                break
+        if number * 2**times < LEAST_PSEUDO_CLASSES:
+            raise EvergraphError(
+                f"{self.name}: the {number} classes of the task have too few {graph.level}s to be cut into a "
+                "pseudo-stream; take another rule"
+            )
+        names = [f"{name}, part {piece + 1}" for piece in range(2**times) for name in graph.class_names]
+        cut = graph.altered(y=y, class_names=names if times else graph.class_names)
         tasks = min(MOST_PSEUDO_TASKS, cut.num_classes // 2)
         groups = [group.tolist() for group in torch.arange(cut.num_classes).tensor_split(tasks)]
-        task_of = tasks_of_classes(cut, groups, self._part, self.seed)
         self.classes_per_task = len(groups[0])
+        task_of = tasks_of_classes(cut, groups, self._part, self.seed)
         self._take(cut, range(cut.num_classes), task_of, self._part, None)
 
     @property

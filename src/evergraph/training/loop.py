@@ -35,7 +35,7 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
     """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
     params, decay = list(model.parameters()), settings.weight_decay
     rate = torch.tensor(settings.lr, device=params[0].device)  # which a captured step reads anew, if it changes
-    lr = settings.lr if settings.schedule == "constant" else rate
+    lr = rate if settings.rate_varies else settings.lr
     if settings.optimizer == "sgd":
         return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
     if wide_adam_suits(params):
