@@ -616,6 +616,10 @@ def by_plain_training(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dic
         if optimizer is None or fresh:
             optimizer = kind(model.parameters(), lr=of.training.lr, weight_decay=of.training.weight_decay)
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=of.training.epochs)
+        rising = None
+        if of.training.warm_up:  # a lambda sees epochs from 0
+            over = of.training.warm_up * of.training.epochs
+            rising = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch, over=over: min(1.0, (epoch + 1) / over))
         units = [of.classes_.index(name) for name in task.class_names]
         batch = of.problem.batcher(model, task.graph, targets=of.problem.targets(task.graph, of.classes_)).batch(
             task.train
@@ -627,6 +631,8 @@ def by_plain_training(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dic
             optimizer.step()
             if of.training.schedule == "cosine":
                 falling.step()
+            if rising is not None:
+                rising.step()
     return copy_params(model)
 
 
@@ -640,6 +646,27 @@ def test_a_cosine_schedule_is_torchs_own(small_stream: eg.TaskStream, optimizer:
     made.training = replace(made.training, schedule="constant")
     other = by_plain_training(made, small_stream, fresh=True)
     assert not all(torch.allclose(want[name], other[name], atol=1e-4) for name in want)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_warm_up_is_torchs_own(small_stream: eg.TaskStream, optimizer: str) -> None:
+    settings = {"optimizer": optimizer, "warm_up": 0.7, "lr": 1e-2 if optimizer == "adam" else 1e-3}
+    made = learner(**settings, epochs=5, batch_size=0, dtype=torch.float64).fit(small_stream)
+    want = by_plain_training(made, small_stream, fresh=True)
+    for name, value in made.model.named_parameters():
+        assert torch.allclose(value, want[name], rtol=0, atol=1e-7), name
+    made.training = replace(made.training, warm_up=0.0)
+    other = by_plain_training(made, small_stream, fresh=True)
+    assert not all(torch.allclose(want[name], other[name], atol=1e-4) for name in want)
+
+
+def test_a_warm_up_goes_with_a_cosine() -> None:
+    both = eg.Training(lr=0.5, schedule="cosine", warm_up=0.2)
+    rates = [both.rate(epoch, 10) for epoch in range(10)]
+    plain = [eg.Training(lr=0.5, schedule="cosine").rate(epoch, 10) for epoch in range(10)]
+    assert rates == [plain[0] / 2, *plain[1:]]
+    assert eg.Training(warm_up=1).rate(4, 5) == eg.Training().lr
+    assert eg.Training(warm_up=0.01).rate(0, 5) == eg.Training().lr
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -140,6 +140,19 @@ Schedule = _training_option(str, "The learning rate over a task: constant, or co
 WarmUp = _training_option(float, "Share of a task's epochs over which the learning rate rises.", "warm_up")
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
+RuleSet = Annotated[
+    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="A setting of the rule, e.g. tasks=3.")
+]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--space",
+        metavar="KEY=RANGE",
+        help="What is searched besides, or in place of, what the method declares: KEY=LOW:HIGH, KEY=LOW:HIGH:log or "
+        "KEY=a,b,c; KEY is a setting of the method or of the training, or model.KEY.",
+    ),
+]
+
 
 def console(stderr: bool = False) -> Console:
     """A terminal that prints text as it is: a class may be called «[/b]», which would else be mark-up."""
