@@ -48,9 +48,9 @@ class _View:
 
     def __init__(self, graph: Graph) -> None:
         averaging = _averaging(with_self_loops(graph.adjacency.to(torch.float64)))
-        factors: list[Features] = [averaging] * HOPS + [graph.x.to(torch.float64)]
+        factors: list[Features] = [*[averaging] * HOPS, graph.x.to(torch.float64)]
         if graph.members is not None:
-            factors.insert(0, _averaging(graph.members.to(torch.float64)))
+            factors = [_averaging(graph.members.to(torch.float64)), *factors]
         self._factors, self._flipped = factors, [factor.t() for factor in factors]
 
     def along_first_axis(self, examples: Tensor) -> Tensor:
