@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.core.settings import NonNegative, NonNegativeInt
-from evergraph.curvature import apply_output_fisher
+from evergraph.curvature import apply_mean_output_fisher, apply_output_fisher
 from evergraph.data.batching import Batch
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, search_over
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Anchors, Estimator, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Anchors, labels_of
 from evergraph.methods.online_curvature.class_means import add_sums, class_sums, mean_batch
 from evergraph.methods.online_curvature.prototypes import add_prototypes, prototype_sums
 from evergraph.methods.state import state
@@ -56,7 +57,7 @@ class StandInCurvature(AnchoredCurvature):
 
     strength: NonNegative = 10.0
     anchors: Anchors = "latest"
-    estimator: Estimator = "exact"
+    estimator: Literal["exact", "sampled", "integrated"] = "exact"
     prototypes: NonNegativeInt = 32
     from_memory: bool = False
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
@@ -101,6 +102,8 @@ class StandInCurvature(AnchoredCurvature):
         weight = self.scale(step.batch.num_examples, context.reduction) * share * counts
 
         def cotangent(outputs: Tensor, tangents: list[Tensor]) -> Tensor:
+            if self.estimator == "integrated":
+                return weight.unsqueeze(1) * apply_mean_output_fisher(context.problem, outputs, tangents[0])
             labels = labels_of(self.estimator)
             pulled = apply_output_fisher(context.problem, outputs, tangents[0], labels, generator=context.generator)
             return weight.unsqueeze(1) * pulled
