@@ -4,7 +4,7 @@ from evergraph.curvature.forward import forward
 from evergraph.curvature.framework import regularizer
 from evergraph.curvature.guard import in_mode, measuring, require_deterministic
 from evergraph.curvature.kronecker import KroneckerFactor, kronecker_factors
-from evergraph.curvature.labels import LABELS, Labels, apply_mean_output_fisher, apply_output_fisher, label_factors, pick_labels
+from evergraph.curvature.labels import LABELS, Labels, apply_output_fisher, label_factors, pick_labels
 from evergraph.curvature.per_example import (
     fisher_diagonal,
     random_sign_diagonal,
@@ -26,7 +26,6 @@ __all__ = [
     "LABELS",
     "KroneckerFactor",
     "Labels",
-    "apply_mean_output_fisher",
     "apply_output_fisher",
     "dense_fisher",
     "double_reverse_product",

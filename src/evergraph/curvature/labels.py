@@ -72,14 +72,3 @@ def apply_output_fisher(
         return problem.fisher_product(outputs, tangent)
     score = problem.score(outputs, pick_labels(problem, outputs, labels, targets, generator))
     return score * (score * tangent).sum(1, keepdim=True)
-
-
-def apply_mean_output_fisher(problem: Problem, outputs: Tensor, tangent: Tensor) -> Tensor:
-    """H̄_v u_v with H̄_v = ∫₀¹ H(z_v − s u_v) ds: the mean of H over the way from z − u to z.
-
-    The output distributions here are exponential families with the outputs as natural parameters: a score is
-    T(y) − ∇A(z), and H = ∇²A(z), whatever y. So the integral is ∇A(z) − ∇A(z − u), the difference of two scores at
-    one and the same label; for a softmax p(z) − p(z − u), the gradient of KL(p(z − u) ‖ p(z)) at z.
-    """
-    same = problem.most_probable(outputs)
-    return problem.score(outputs - tangent, same) - problem.score(outputs, same)

@@ -106,6 +106,16 @@ class Problem:
         """H u of each example, in expectation over all targets."""
         raise NotImplementedError
 
+    def mean_fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """H̄ u of each example, H̄ = ∫₀¹ H(z − s u) ds: the mean of H over the way from z − u to z.
+
+        Where p is an exponential family with the outputs as natural parameters, a score is T(y) − ∇A(z) and H = ∇²A(z),
+        so the integral is ∇A(z) − ∇A(z − u): the difference of two scores at one and the same target. Problems with
+        another distribution override it.
+        """
+        same = self.most_probable(outputs)
+        return self.score(outputs - tangents, same) - self.score(outputs, same)
+
     def fisher_factors(self, outputs: Tensor) -> Tensor:
         """Vectors whose outer products add up to H: `(examples, vectors, units)`."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ from torch import Tensor
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params
 from evergraph.core.settings import NonNegative, NonNegativeInt
-from evergraph.curvature import apply_mean_output_fisher, apply_output_fisher
+from evergraph.curvature import apply_output_fisher
 from evergraph.data.batching import Batch
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
@@ -38,7 +38,10 @@ class StandInCurvature(AnchoredCurvature):
         over_nodes: as for `batch-curvature`.
         anchors: `latest` uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown;
             `stored` and `previous` as for `batch-curvature`.
-        estimator: as for `batch-curvature`.
+        estimator: `exact` and `sampled` as for `batch-curvature`, with H_s at the current parameters. `integrated`
+            takes the mean of H_s over the way that the stand-in's outputs have gone since the anchor, from z_s − J_s D
+            to z_s: H̄_s J_s D = p(z_s) − p(z_s − J_s D). To second order in D the three agree. But H_s vanishes where a
+            stand-in has been given to a new class with certainty, and with it the pull back; H̄_s does not.
         prototypes: 0 takes one stand-in per class, the mean of its nodes' features. k ≥ 1 takes k prototypes per
             class: the centres of k-means over the training nodes' features, propagated with GCN's Ã as many steps as
             the model has layers (for other models, hops). A class with fewer nodes keeps each of them. New examples
@@ -61,6 +64,12 @@ class StandInCurvature(AnchoredCurvature):
     prototypes: NonNegativeInt = 32
     from_memory: bool = False
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
+
+    def __post_init__(self) -> None:
+        if self.estimator == "integrated" and self.anchors != "latest":
+            raise EvergraphError(
+                f"{self.name}: estimator=integrated goes along the way from one anchor; use anchors=latest"
+            )
 
     @property
     def access(self) -> Access:  # type: ignore[override]
@@ -103,7 +112,7 @@ class StandInCurvature(AnchoredCurvature):
 
         def cotangent(outputs: Tensor, tangents: list[Tensor]) -> Tensor:
             if self.estimator == "integrated":
-                return weight.unsqueeze(1) * apply_mean_output_fisher(context.problem, outputs, tangents[0])
+                return weight.unsqueeze(1) * context.problem.mean_fisher_product(outputs, tangents[0])
             labels = labels_of(self.estimator)
             pulled = apply_output_fisher(context.problem, outputs, tangents[0], labels, generator=context.generator)
             return weight.unsqueeze(1) * pulled
