@@ -157,10 +157,10 @@ def test_the_mean_of_the_output_fisher_is_exact_for_small_steps_in_float32() -> 
     problem = PROBLEMS["node-classification"]().within([0, 1, 2])
     z = 3 * torch.randn(50, UNITS, generator=torch.Generator().manual_seed(0))
     u = torch.randn(50, UNITS, generator=torch.Generator().manual_seed(1))
-    for length in (1e-7, 1e-3, 0.3, 30.0):
+    for length in (1e-7, 1e-3, 0.02, 0.3, 30.0):
         want = problem.mean_fisher_product(z.double(), length * u.double())
         got = problem.mean_fisher_product(z, length * u)
-        assert (got - want).norm() <= 1e-5 * want.norm(), length
+        assert (got - want).norm() <= 3e-5 * want.norm(), length
     plain = z.softmax(1) - (z - 1e-7 * u).softmax(1)
     want = problem.mean_fisher_product(z.double(), 1e-7 * u.double())
     assert (plain - want).norm() > 0.1 * want.norm()

@@ -83,17 +83,6 @@ class Classification(Problem):
         weighted = p * tangents
         return torch.addcmul(weighted, p, weighted.sum(1, keepdim=True), value=-1)
 
-    def mean_fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """p(z) − p(z − u), the gradient of KL(p(z − u) ‖ p(z)) at z.
-
-        Where u is small, as q ∘ (exp(u − a) − 1) with q = p(z − u) and a = log Σ q exp(u), which cancels nothing.
-        """
-        q = self._masked(outputs - tangents).softmax(1)
-        small = tangents.clamp(-1.0, 1.0)
-        grown = torch.log1p((q * torch.expm1(small)).sum(1, keepdim=True))
-        exact = q * torch.expm1(small - grown)
-        return torch.where((tangents == small).all(1, keepdim=True), exact, self._masked(outputs).softmax(1) - q)
-
     def fisher_factors(self, outputs: Tensor) -> Tensor:
         """√p_c (onehot(c) − p), one vector per class."""
         p = self._scoped(outputs).softmax(1)
