@@ -11,7 +11,9 @@
 - `sparse`: very sparse inputs stay sparse on a GPU, where the model multiplies them as they are, and the sparse
   matrices of a step that is repeated have a kernel of their own (`evergraph.core.row_pieces`).
 - `stack`: seeds of one run that train side by side on a GPU take their steps as one, their parameters side by side.
-- `adam`: Adam's step on a GPU is one kernel for each of a few parameters (`evergraph.training.adam`).
+- `adam`: Adam's step on a GPU is one kernel for every two of a few parameters (`evergraph.training.adam`).
+- `fused`: on a GPU a layer behind an activation, cross entropy and Fisher products are a kernel each
+  (`evergraph.core.activated_layer`, `evergraph.core.fused_softmax`).
 - `tf32`: float32 products of a training step on a GPU round their factors to 10 bits (a relative error of about
   1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float tolerance.
 - `shared`: processes of one machine read one another's rows of a graph in parts from shared memory.
@@ -29,7 +31,7 @@ import torch
 
 from evergraph.errors import one_of, unknown
 
-FAST_PATHS = ("bags", "blas", "anchors", "structure", "capture", "sparse", "stack", "adam", "tf32", "shared")
+FAST_PATHS = ("bags", "blas", "anchors", "structure", "capture", "sparse", "stack", "adam", "fused", "tf32", "shared")
 
 
 _on: set[str] | None = None  # not asked yet

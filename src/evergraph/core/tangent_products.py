@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.core.row_pieces import row_kernel
+from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import Features, SparseMatrix, product
 
 READ_OFTEN = 4  # entries in a column from which two dense factors are put side by side for one product
@@ -58,7 +60,12 @@ class _AnchoredProduct(torch.autograd.Function):
         weight: Tensor, total: Tensor, at_total: Tensor, matrix: Features, count: int, operator: Features | None
     ) -> tuple[Tensor, Tensor]:
         moved = product(matrix, torch.sub(total, weight, alpha=count))  # −D in one pass over the weights
-        moved = (moved if operator is None else product(operator, moved)).neg_()
+        moved = moved if operator is None else product(operator, moved)
+        if moved.is_cuda and moved.dtype == torch.float32 and fast("fused") and row_kernel() is not None:
+            from evergraph.core.layer_kernel import apart
+
+            return apart(moved.contiguous(), at_total.contiguous(), count)
+        moved.neg_()
         return (at_total + moved).div_(count), moved
 
     @staticmethod

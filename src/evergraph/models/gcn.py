@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from evergraph.core.activated_layer import activated_layer, fused_layer_suits
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.recording import linear, noted, recording
@@ -123,8 +124,17 @@ class GCN(StackedWeights):
         """Logits of the seeds from the first layer's output."""
         skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
         for number, weight in enumerate(list(self.weights)[1:], start=1):
-            hidden = convolve(batch.layer(number - skipped), with_ones(self.activate(noted(hidden), number)), weight)
+            hidden, operator = noted(hidden), batch.layer(number - skipped)
+            if self._fuses(operator, hidden, weight):
+                hidden = activated_layer(hidden, weight, operator)[0]
+            else:
+                hidden = convolve(operator, with_ones(self.activate(hidden, number)), weight)
         return hidden
+
+    def _fuses(self, operator: Features, hidden: Tensor, weight: Tensor) -> bool:
+        """Whether a layer is one of those that have kernels of their own."""
+        plain = not (self.dropout and self.training) and not recording() and type(self).activate is GCN.activate
+        return plain and fused_layer_suits(hidden, weight) and not _propagate_first(operator, weight)
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
         """σ of what layer `layer` − 1 has put out: what layer `layer` reads."""
@@ -183,9 +193,14 @@ class GCN(StackedWeights):
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden = noted(hidden, direction, moved)
+            operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
+            if self._fuses(operator, hidden, weight):
+                hidden, change = activated_layer(hidden, weight, operator, moved, tangent)
+                assert change is not None
+                moved = change
+                continue
             moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
             hidden = with_ones(F.relu(hidden))
-            operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
             first = _propagate_first(operator, weight)
             if first:
                 hidden, moved = pair_product(operator, hidden, moved)

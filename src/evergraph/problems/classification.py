@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core import fused_softmax
+from evergraph.core.fused_softmax import fused_softmax_suits
 from evergraph.core.randomness import own_numbers, uniform
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
@@ -54,20 +56,27 @@ class Classification(Problem):
 
     def _masked(self, outputs: Tensor) -> Tensor:
         """All outputs, with minus infinity at units outside the scope: picking units takes several operations more."""
+        mask = self._mask_of(outputs)
+        return outputs if mask is None else outputs + mask
+
+    def _mask_of(self, outputs: Tensor) -> Tensor | None:
+        """Minus infinity for units outside the scope, zero for all others; None where all are in scope."""
         if self.scope is None:
-            return outputs
+            return None
         mask = self._mask
         if mask is None or (mask.numel(), mask.device, mask.dtype) != (outputs.size(1), outputs.device, outputs.dtype):
             mask = torch.full((outputs.size(1),), -torch.inf, dtype=outputs.dtype, device=outputs.device)
             mask[self.scope.to(outputs.device)] = 0
             self._mask = mask
-        return outputs + mask
+        return mask
 
     def _units(self, positions: Tensor) -> Tensor:
         return positions if self.scope is None else self.scope.to(positions.device)[positions]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy."""
+        if fused_softmax_suits(outputs):
+            return fused_softmax.cross_entropy(outputs, targets, self._mask_of(outputs))
         return F.cross_entropy(self._masked(outputs), targets, reduction="none")
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,6 +88,8 @@ class Classification(Problem):
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """p ∘ u − p (p · u)."""
+        if fused_softmax_suits(outputs) and not outputs.requires_grad and not tangents.requires_grad:
+            return fused_softmax.fisher_product(outputs, tangents, self._mask_of(outputs))
         p = self._masked(outputs).softmax(1)  # zero at units outside the scope
         weighted = p * tangents
         return torch.addcmul(weighted, p, weighted.sum(1, keepdim=True), value=-1)

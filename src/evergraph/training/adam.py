@@ -7,6 +7,7 @@ torch's fused kernel gives 65,536 numbers to each block, so that a weight matrix
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ MOST = 8  # parameters; more of them are better served by one kernel for all
 
 
 class WideAdam(torch.optim.Adam):
-    """`torch.optim.Adam`, its state and its results, with one kernel for each parameter.
+    """`torch.optim.Adam`, its state and its results, with one kernel for two parameters.
 
     Args:
         params: float32 parameters on one GPU.
@@ -45,13 +46,10 @@ class WideAdam(torch.optim.Adam):
             ]
             if moved:
                 torch._foreach_add_([state["step"] for _, state in moved], 1)
-            for param, state in moved:
-                averages = state["exp_avg"], state["exp_avg_sq"]
-                grad = param.grad
-                if grad.stride() != param.stride():
-                    grad = torch.empty_like(param).copy_(grad)
-                settings = group["betas"], group["eps"], group["weight_decay"]
-                launch(param, grad, averages, state["step"], group["lr"], *settings)
+            settings = group["lr"], group["betas"], group["eps"], group["weight_decay"]
+            pairs = zip_longest(moved[::2], moved[1::2])
+            for one, other in pairs:
+                launch(_taken_apart(*one), None if other is None else _taken_apart(*other), *settings)
         return loss
 
     def _state_of(self, param: Tensor) -> dict[str, Any]:
@@ -61,6 +59,15 @@ class WideAdam(torch.optim.Adam):
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
         return state
+
+
+def _taken_apart(param: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A parameter, its gradient laid out as it is, its averages and its number of steps."""
+    grad = param.grad
+    assert grad is not None
+    if grad.stride() != param.stride():
+        grad = torch.empty_like(param).copy_(grad)
+    return param, grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
 
 
 def wide_adam_suits(params: Sequence[Tensor]) -> bool:

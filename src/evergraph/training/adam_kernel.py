@@ -1,4 +1,4 @@
-"""One step of Adam over one parameter, in one pass that all multiprocessors of a GPU share: the Triton kernel.
+"""One step of Adam over one parameter or two, in one pass that all multiprocessors of a GPU share: the Triton kernel.
 
 Imported where Triton is at hand; `evergraph.training.adam` says what it computes.
 """
@@ -16,13 +16,21 @@ from torch import Tensor
 NUMBERS = 1024  # that a program moves
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "size_2", "blocks"])
 def move(  # type: ignore[no-untyped-def]
-    param, grad, mean, square, steps, rate, size, first: tl.constexpr, second: tl.constexpr,
-    log_first: tl.constexpr, log_second: tl.constexpr, eps: tl.constexpr, decay: tl.constexpr, numbers: tl.constexpr,
+    param, grad, mean, square, steps, size, param_2, grad_2, mean_2, square_2, steps_2, size_2, rate, blocks,
+    first: tl.constexpr, second: tl.constexpr, log_first: tl.constexpr, log_second: tl.constexpr, eps: tl.constexpr,
+    decay: tl.constexpr, numbers: tl.constexpr,
 ):  # fmt: skip
-    """Move `numbers` numbers of a parameter and of its two averages; `steps` counts this one."""
-    i = tl.program_id(0).to(tl.int64) * numbers + tl.arange(0, numbers)
+    """Move `numbers` numbers of one of two parameters and of its averages; `steps` counts this one.
+
+    The first `blocks` programs have the first parameter, the others the second.
+    """
+    block = tl.program_id(0).to(tl.int64)
+    if block >= blocks:
+        block -= blocks
+        param, grad, mean, square, steps, size = param_2, grad_2, mean_2, square_2, steps_2, size_2
+    i = block * numbers + tl.arange(0, numbers)
     inside = i < size
     t = tl.load(steps).to(tl.float64)
     lr = tl.load(rate).to(tl.float64)
@@ -42,25 +50,29 @@ def move(  # type: ignore[no-untyped-def]
     tl.store(square + i, v, mask=inside)
 
 
+Moved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""A parameter, its gradient, Adam's averages of it and of its square, and how many steps there were, this one
+included."""
+
+
 def launch(
-    param: Tensor, grad: Tensor, averages: tuple[Tensor, Tensor], steps: Tensor, rate: Tensor,
-    betas: tuple[float, float], eps: float, decay: float,
+    one: Moved, other: Moved | None, rate: Tensor, betas: tuple[float, float], eps: float, decay: float
 ) -> None:  # fmt: skip
-    """Move a parameter and Adam's averages of its gradients, all float32 and laid out alike without gaps.
+    """Move one parameter or two, and Adam's averages of their gradients, all float32 and laid out alike without gaps.
 
     Args:
-        param: moved in place.
-        grad: its gradient.
-        averages: of the gradient and of its square; moved in place.
-        steps: how many there were, this one included.
+        one: moved in place.
+        other: likewise.
         rate: the learning rate.
         betas: what the averages keep of themselves.
         eps: as in `torch.optim.Adam`, as the next.
         decay: weight decay.
     """
+    blocks = triton.cdiv(one[0].numel(), NUMBERS)
+    second, size = (one, 0) if other is None else (other, other[0].numel())
     kernel: Any = move
-    with torch.cuda.device_of(param):
-        kernel[(triton.cdiv(param.numel(), NUMBERS),)](
-            param, grad, *averages, steps, rate, param.numel(), first=1 - betas[0], second=1 - betas[1],
+    with torch.cuda.device_of(one[0]):
+        kernel[(blocks + triton.cdiv(size, NUMBERS),)](
+            *one, one[0].numel(), *second, size, rate, blocks, first=1 - betas[0], second=1 - betas[1],
             log_first=math.log(betas[0]), log_second=math.log(betas[1]), eps=eps, decay=decay, numbers=NUMBERS,
         )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.params import Direction, copy_params
+from evergraph.core.pulled import pulled_along
 from evergraph.core.recording import noted_layers
 from evergraph.core.shortcuts import tensor_cores
 from evergraph.curvature import forward, in_mode
@@ -199,8 +200,7 @@ def objective(
     if (penalty := method.penalty(step)) is not None:
         value = value + penalty
     if (cotangent := method.logit_cotangent(step)) is not None:
-        # a term whose gradient at the outputs is the cotangent itself: both go back in one pass
-        value = value + (logits * cotangent.detach()).sum()
+        value = pulled_along(value, logits, cotangent)
     for replay in method.replay(step):
         value = value + _replayed(context, method, replay)
     return value, per_example, step
@@ -239,7 +239,7 @@ def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
         per_example = problem.loss(method.loss_outputs(context, outputs), replay.batch.y)
         term = term + (replay.weights * per_example).sum()
     if replay.cotangent is not None:
-        term = term + (outputs * replay.cotangent(outputs.detach(), tangents).detach()).sum()
+        term = pulled_along(term, outputs, replay.cotangent(outputs.detach(), tangents))
     return term
 
 

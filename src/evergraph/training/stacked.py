@@ -177,9 +177,10 @@ class Stack(nn.Module):
                 value, per_example, _ = of_one(self.context, self.method, self.whole.choose(chosen, wanted))
                 return value, per_example.detach().sum()
 
+        wanted = self.whole.y.index_select(0, rows.flatten()).unflatten(0, rows.shape)
         dims = (self.dims, self.state_dims, None if self.standing is None else 1, 0, 0)
         found: tuple[Tensor, Tensor] = torch.vmap(of_member, dims)(
-            self.values(), self.state, self.standing, rows, self.whole.y[rows]
+            self.values(), self.state, self.standing, rows, wanted
         )
         return found
 

@@ -54,13 +54,14 @@ def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> Padde
     with weight 0. The operator is a dense matrix. Nothing here waits for the device.
     """
     operator, count = batcher.operator, seeds.numel()
-    if seeds.is_cuda and count <= MOST_SEEDS and row_kernel() is not None:
+    features: Tensor = batcher.x  # type: ignore[assignment]  # dense, as the model's capability asks for
+    if seeds.is_cuda and count <= MOST_SEEDS and features.is_contiguous() and row_kernel() is not None:
         from evergraph.training.executors.cut_kernel import launch
 
-        source, matrix = launch(seeds, (operator.indptr, operator.indices, operator.values), capacity)
+        source, matrix, x = launch(seeds, (operator.indptr, operator.indices, operator.values), capacity, features)
     else:
         source, matrix = cut_rows(operator, seeds, capacity)
-    x = batcher.x.index_select(0, source)  # type: ignore[union-attr]  # dense, as the model's capability asks for
+        x = features.index_select(0, source)
     y = batcher.y.index_select(0, seeds)
     return PaddedBatch(x, operator, (count, capacity), source, y, batcher, matrix=matrix)
 

@@ -13,13 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 32  # of a batch that a program makes
+WIDEST = 256  # columns of features that it copies at once
 
 
 @triton.jit
 def cut_rows(  # type: ignore[no-untyped-def]
-    seeds, indptr, indices, values, source, matrix, count, capacity, batch: tl.constexpr, rows: tl.constexpr
-):
-    """The sources of a tile of edges into the seeds, and their columns of the seeds × edges matrix."""
+    seeds, indptr, indices, values, features, source, matrix, out, count, capacity, columns,
+    batch: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """The sources of a tile of edges into the seeds, their features, and their columns of the seeds × edges matrix."""
     e = tl.program_id(0) * rows + tl.arange(0, rows)
     b = tl.arange(0, batch)
     there, inside = b < count, e < capacity
@@ -33,28 +35,40 @@ def cut_rows(  # type: ignore[no-untyped-def]
     begin = tl.sum(tl.where(mine, start[:, None], 0), axis=0)
     before = tl.sum(tl.where(mine, (end - edges)[:, None], 0), axis=0)
     entry = tl.where(present, begin + e - before, 0)
-    tl.store(source + e, tl.load(indices + entry, mask=present, other=0), mask=inside)
+    node = tl.load(indices + entry, mask=present, other=0).to(tl.int64)
+    tl.store(source + e, node, mask=inside)
     weight = tl.load(values + entry, mask=present, other=0.0)
     column = tl.where(mine & present[None, :], weight[None, :], 0.0)
     tl.store(matrix + b[:, None] * capacity + e[None, :], column, mask=there[:, None] & inside[None, :])
+    for first in range(0, columns, width):
+        c = first + tl.arange(0, width)
+        copied = inside[:, None] & (c < columns)[None, :]
+        read = tl.load(features + node[:, None] * columns + c[None, :], mask=copied, other=0.0)
+        tl.store(out + e[:, None].to(tl.int64) * columns + c[None, :], read, mask=copied)
 
 
-def launch(seeds: Tensor, operator: tuple[Tensor, Tensor, Tensor], capacity: int) -> tuple[Tensor, Tensor]:
-    """The source of each row, 0 for padding, and the dense matrix from rows to seeds.
+def launch(
+    seeds: Tensor, operator: tuple[Tensor, Tensor, Tensor], capacity: int, features: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The source of each row, 0 for padding, the dense matrix from rows to seeds, and the features of the sources.
 
     Args:
         seeds: so few nodes that every program can look at all of them.
         operator: row pointers, columns and entries.
         capacity: rows; the edges into the seeds are at most as many.
+        features: of all nodes, contiguous.
     """
     indptr, indices, values = operator
     count = seeds.numel()
     source = indices.new_empty(capacity, dtype=torch.long)
     matrix = values.new_empty(count, capacity)
+    columns = features.size(1)
+    out = features.new_empty(capacity, columns)
     kernel: Any = cut_rows
     with torch.cuda.device_of(matrix):
         kernel[(triton.cdiv(capacity, ROWS),)](
-            seeds, indptr, indices, values, source, matrix, count, capacity,
+            seeds, indptr, indices, values, features, source, matrix, out, count, capacity, columns,
             batch=max(16, triton.next_power_of_2(count)), rows=ROWS,
+            width=min(max(16, triton.next_power_of_2(columns)), WIDEST),
         )  # fmt: skip
-    return source, matrix
+    return source, matrix, out

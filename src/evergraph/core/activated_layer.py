@@ -1,0 +1,127 @@
+"""P [σ(H) 1] W, what a convolution makes of the layer before it, and its tangent: on a GPU in a few kernels.
+
+Written out it is an activation, a column of ones, a product, and twice that with a mask for the tangent: some fifteen
+kernels of one or two microseconds each, forwards, for matrices that a GPU reads once in that time.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from evergraph.core.row_pieces import row_kernel
+from evergraph.core.shortcuts import fast
+from evergraph.core.sparse import Features, product
+
+MOST_UNITS, MOST_INPUTS = 128, 1024  # of a layer that the kernels are for
+
+
+def fused_layer_suits(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether these are matrices that the kernels are for: of a training step, float32, on a GPU, not too wide."""
+    inputs, units = weight.shape[-2] - 1, weight.shape[-1]
+    sizes = inputs % 16 == 0 and 0 < inputs <= MOST_INPUTS and units <= MOST_UNITS and hidden.size(0) > 0
+    kind = hidden.is_cuda and hidden.dtype == weight.dtype == torch.float32
+    return sizes and kind and fast("fused") and torch.is_grad_enabled() and row_kernel() is not None
+
+
+class _ActivatedLayer(torch.autograd.Function):
+    """(P Z, P Ż) with Z = [σ(H) 1] W and Ż = [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, or P Z alone; tangents take no gradient.
+
+    Matrices of several networks have them as their middle dimension.
+    """
+
+    @staticmethod
+    def forward(
+        hidden: Tensor, weight: Tensor, moved: Tensor | None, tangent: Tensor | None, operator: Features
+    ) -> tuple[Tensor, Tensor | None]:
+        from evergraph.core.layer_kernel import forwards
+
+        m, d = (None if value is None else _by_network(value) for value in (moved, tangent))
+        made = forwards(_by_network(hidden), _by_network(weight), m, d, _precision())
+        put_out = product(operator, made.flatten(1)).unflatten(1, made.shape[1:])
+        sides = [side if hidden.dim() == 3 else side.squeeze(1) for side in put_out.unbind(1)]
+        return sides[0], sides[1] if len(sides) == 2 else None
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
+        hidden, weight, _, _, ctx.operator = inputs
+        ctx.save_for_backward(hidden, weight)
+        ctx.set_materialize_grads(False)
+        if output[1] is not None:
+            ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        from evergraph.core.layer_kernel import backwards
+
+        cotangent, (hidden, weight) = cotangents[0], ctx.saved_tensors
+        if cotangent is None:
+            return None, None, None, None, None
+        if torch.is_grad_enabled() or _batched(cotangent):
+            return *_written_out(cotangent, hidden, weight, ctx.operator), None, None, None
+        h, w = _by_network(hidden), _by_network(weight)
+        back = product(ctx.operator.t(), cotangent.flatten(1)).view(h.size(0), *w.shape[1:])
+        at_hidden, at_weight = backwards(back, h, w, _precision())
+        return at_hidden.view_as(hidden), at_weight.view_as(weight), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> Any:
+        *matrices, operator = values
+        sides = (_networks(value, dim, info.batch_size) for value, dim in zip(matrices, in_dims))
+        put_out = _ActivatedLayer.apply(*sides, operator)
+        return put_out, (1, None if put_out[1] is None else 1)
+
+
+vars(_ActivatedLayer.forward)["__signature__"] = inspect.signature(_ActivatedLayer.forward)  # found out once
+
+
+def _written_out(cotangent: Tensor, hidden: Tensor, weight: Tensor, operator: Features) -> tuple[Tensor, Tensor]:
+    """The gradients at H and W in torch's operations: such as can be differentiated once more, and batched."""
+    back = (operator.t() @ cotangent.flatten(1)).unflatten(1, weight.shape[1:])
+    at_active = torch.einsum("r...c,k...c->r...k", back, weight[:-1])
+    at_hidden = torch.ops.aten.threshold_backward(at_active, hidden, 0)
+    at_rows = torch.einsum("r...k,r...c->k...c", F.relu(hidden), back)
+    return at_hidden, torch.cat([at_rows, back.sum(0, keepdim=True)])
+
+
+def _batched(cotangent: Tensor) -> bool:
+    """Whether torch takes many cotangents at once: its own operations know how."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(cotangent) or functorch.is_legacy_batchedtensor(cotangent)
+
+
+def _by_network(matrix: Tensor) -> Tensor:
+    """Without gaps, with the networks as its middle dimension: one, where it has none."""
+    return (matrix if matrix.dim() == 3 else matrix.unsqueeze(1)).detach().contiguous()
+
+
+def _networks(value: Tensor | None, dim: int | None, number: int) -> Tensor | None:
+    if value is None:
+        return None
+    return value.unsqueeze(1).expand(-1, number, -1) if dim is None else value.movedim(dim, 1)
+
+
+def _precision() -> str:
+    """How products within a kernel round their factors: as torch's own do."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def activated_layer(
+    hidden: Tensor, weight: Tensor, operator: Features, moved: Tensor | None = None, tangent: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """P [σ(H) 1] W and its tangent along Ḣ and Ẇ, None where these are; for matrices that the kernels suit.
+
+    Args:
+        hidden: H.
+        weight: W, its last row the bias.
+        operator: P.
+        moved: Ḣ.
+        tangent: Ẇ.
+    """
+    tangents = (None if value is None else value.detach() for value in (moved, tangent))
+    made, change = _ActivatedLayer.apply(hidden, weight, *tangents, operator)
+    return made, change

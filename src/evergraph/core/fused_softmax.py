@@ -1,0 +1,101 @@
+"""Cross entropy and Fisher products over the units in scope, on a GPU in a kernel each.
+
+Written out the loss is five kernels forwards and five backwards, of which none takes longer than its launch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergraph.core.row_pieces import row_kernel
+from evergraph.core.shortcuts import fast
+
+MOST_UNITS = 1024  # that a program reads at once
+
+
+def fused_softmax_suits(outputs: Tensor) -> bool:
+    """Whether these are outputs that the kernels are for: float32, on a GPU, not too many units."""
+    kind = outputs.is_cuda and outputs.dtype == torch.float32 and 0 < outputs.size(1) <= MOST_UNITS
+    return kind and outputs.size(0) > 0 and fast("fused") and row_kernel() is not None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """−log p(y) of each row, with p − onehot(y) from the same kernel; the second output takes no gradient."""
+
+    @staticmethod
+    def forward(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        from evergraph.core.softmax_kernel import cross_entropy
+
+        return cross_entropy(outputs.detach().contiguous(), targets.contiguous(), mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        outputs, targets, mask = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(outputs, targets, mask, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, None, None]:
+        outputs, targets, mask, gradient = ctx.saved_tensors
+        if cotangents[0] is None:
+            return None, None, None
+        if torch.is_grad_enabled():  # a gradient that is itself to be differentiated
+            p = (outputs if mask is None else outputs + mask).softmax(1)
+            gradient = p - torch.nn.functional.one_hot(targets, outputs.size(1)).to(p.dtype)
+        return cotangents[0].unsqueeze(1) * gradient, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Any:
+        z, y = (_in_front(value, dim, info.batch_size) for value, dim in zip((outputs, targets), in_dims))
+        found = _CrossEntropy.apply(z.flatten(0, 1), y.flatten(), mask)
+        return tuple(each.unflatten(0, z.shape[:2]) for each in found), (0, 0)
+
+
+class _FisherProduct(torch.autograd.Function):
+    """p ∘ u − p (p · u) of each row; takes no gradient."""
+
+    @staticmethod
+    def forward(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
+        from evergraph.core.softmax_kernel import fisher_product
+
+        return fisher_product(outputs.contiguous(), tangents.contiguous(), mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Any:
+        z, u = (_in_front(value, dim, info.batch_size) for value, dim in zip((outputs, tangents), in_dims))
+        return _FisherProduct.apply(z.flatten(0, 1), u.flatten(0, 1), mask).unflatten(0, z.shape[:2]), 0
+
+
+for _forward in (_CrossEntropy.forward, _FisherProduct.forward):  # torch would find it out at every call
+    vars(_forward)["__signature__"] = inspect.signature(_forward)
+
+
+def _in_front(value: Tensor, dim: int | None, size: int) -> Tensor:
+    return value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+    """−log p(y) of each row.
+
+    Args:
+        outputs: that the kernel suits.
+        targets: the unit y of each row.
+        mask: added to each row: minus infinity at units out of scope, else zero; None where all are in scope.
+    """
+    losses: Tensor = _CrossEntropy.apply(outputs, targets, mask)[0]
+    return losses
+
+
+def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
+    """H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
+    found: Tensor = _FisherProduct.apply(outputs.detach(), tangents.detach(), mask)
+    return found

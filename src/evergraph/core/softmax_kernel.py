@@ -1,0 +1,95 @@
+"""Softmax over the units in scope, row by row on a GPU: cross entropy with its gradient, and the Fisher product.
+
+Triton kernels, imported where Triton is at hand; `evergraph.core.fused_softmax` says what they compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 4  # that a program has, a warp
+
+
+@triton.jit
+def entropy(  # type: ignore[no-untyped-def]
+    losses, gradient, outputs, targets, mask, num_rows, units, masked: tl.constexpr,
+    rows: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """−log p(y) and p − onehot(y) for some rows; not a number where y is no unit."""
+    r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
+    there = (r[:, None] < num_rows) & (c[None, :] < units)
+    place = r[:, None].to(tl.int64) * units + c[None, :]
+    z = tl.load(outputs + place, mask=there, other=float("-inf"))
+    if masked:
+        z += tl.load(mask + c, mask=c < units, other=0.0)[None, :]
+    z = tl.where(r[:, None] < num_rows, z, 0.0)
+    y = tl.load(targets + r, mask=r < num_rows, other=0)
+    top = tl.max(z, axis=1)
+    e = tl.exp(z - top[:, None])
+    total = tl.sum(e, axis=1)
+    hit = c[None, :] == y[:, None]
+    chosen = tl.sum(tl.where(hit, z, 0.0), axis=1)
+    loss = tl.log(total) + top - chosen
+    tl.store(losses + r, tl.where((y >= 0) & (y < units), loss, float("nan")), mask=r < num_rows)
+    tl.store(gradient + place, e / total[:, None] - tl.where(hit, 1.0, 0.0), mask=there)
+
+
+@triton.jit
+def fisher(  # type: ignore[no-untyped-def]
+    out, outputs, tangents, mask, num_rows, units, masked: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """p ∘ u − p (p · u) for some rows."""
+    r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
+    there = (r[:, None] < num_rows) & (c[None, :] < units)
+    place = r[:, None].to(tl.int64) * units + c[None, :]
+    z = tl.load(outputs + place, mask=there, other=float("-inf"))
+    if masked:
+        z += tl.load(mask + c, mask=c < units, other=0.0)[None, :]
+    z = tl.where(r[:, None] < num_rows, z, 0.0)
+    e = tl.exp(z - tl.max(z, axis=1)[:, None])
+    p = e / tl.sum(e, axis=1)[:, None]
+    weighted = p * tl.load(tangents + place, mask=there, other=0.0)
+    tl.store(out + place, weighted - p * tl.sum(weighted, axis=1)[:, None], mask=there)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The loss of each row and its gradient at the outputs; all contiguous.
+
+    Args:
+        outputs: `(rows, units)`, float32.
+        targets: a unit for each row.
+        mask: added to each row: minus infinity at units out of scope, else zero. None for none.
+    """
+    losses, gradient = outputs.new_empty(outputs.size(0)), torch.empty_like(outputs)
+    kernel: Any = entropy
+    with torch.cuda.device_of(outputs):
+        kernel[_grid(outputs)](
+            losses, gradient, outputs, targets, outputs if mask is None else mask, *outputs.shape,
+            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
+        )  # fmt: skip
+    return losses, gradient
+
+
+def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
+    """H u of each row, H = diag(p) − p pᵀ; arguments as above."""
+    out = torch.empty_like(outputs)
+    kernel: Any = fisher
+    with torch.cuda.device_of(outputs):
+        kernel[_grid(outputs)](
+            out, outputs, tangents, outputs if mask is None else mask, *outputs.shape,
+            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
+        )  # fmt: skip
+    return out
+
+
+def _grid(outputs: Tensor) -> tuple[int]:
+    return (triton.cdiv(outputs.size(0), ROWS),)
+
+
+def _width(outputs: Tensor) -> int:
+    return max(16, triton.next_power_of_2(outputs.size(1)))
