@@ -68,7 +68,8 @@ class StandInCurvature(AnchoredCurvature):
     def __post_init__(self) -> None:
         if self.estimator == "integrated" and self.anchors != "latest":
             raise EvergraphError(
-                f"{self.name}: estimator=integrated goes along the way from one anchor; use anchors=latest, or estimator=exact"
+                f"{self.name}: estimator=integrated goes along the way from one anchor; use anchors=latest, or "
+                "estimator=exact"
             )
 
     @property
