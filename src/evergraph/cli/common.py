@@ -138,6 +138,9 @@ KeepOptimizer = Annotated[
 Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
 Schedule = _training_option(str, "The learning rate over a task: constant, or cosine, falling to 0.", "schedule")
 WarmUp = _training_option(float, "Share of a task's epochs over which the learning rate rises.", "warm_up")
+AverageLast = _training_option(
+    float, "Share of a task's last epochs whose parameters are averaged in the end.", "average_last"
+)
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
 
 RuleSet = Annotated[
@@ -194,6 +197,7 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "optimizer": (Optimizer, None),
     "schedule": (Schedule, None),
     "warm_up": (WarmUp, None),
+    "average_last": (AverageLast, None),
     "jobs": (Jobs, None),
     "on": (On, "local"),
     "device": (Device, "auto"),

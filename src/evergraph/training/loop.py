@@ -175,6 +175,8 @@ def _end_epoch(member: Member, loss: float, how: str, optimizer_state: Callable[
         raise diverged(context, settings, progress)
     if settings.patience:
         _early_stop(context, settings, progress, row)
+    if settings.average_last:
+        _average(context, progress, member.epochs - round(settings.average_last * member.epochs))
     progress.log.append(row)
     if member.on_epoch is not None:
         progress.optimizer = optimizer_state()
@@ -249,6 +251,17 @@ def diverged(context: Context, settings: Training, progress: Progress) -> Diverg
         f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss or parameters are no longer "
         f"finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
     )
+
+
+def _average(context: Context, progress: Progress, before: int) -> None:
+    """The mean of the parameters over the epochs after the first `before`: what the task ends in."""
+    number = progress.epoch - before
+    if number == 1:
+        progress.best_params = copy_params(context.model)
+    elif number > 1:
+        with torch.no_grad():
+            for name, mean in progress.best_params.items():
+                mean.lerp_(context.model.get_parameter(name), 1 / number)
 
 
 def _early_stop(context: Context, settings: Training, progress: Progress, row: dict[str, float]) -> None:

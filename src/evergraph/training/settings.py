@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from evergraph.core.settings import Checked, Fraction, NonNegative, NonNegativeInt, NotEmpty, Positive, PositiveInt
+from evergraph.errors import EvergraphError
 
 LabelScope = Literal["seen", "current", "all"]
 LABEL_SCOPES: tuple[str, ...] = get_args(LabelScope)
@@ -39,6 +40,9 @@ class Training(metaclass=Checked):
         warm_up: share of a task's epochs over which the learning rate first rises to what the schedule says. Adam's
             first steps are as long as any, whatever the gradient; against a penalty that is zero where a task begins,
             they go where the new task alone points, and the pull back then fills Adam's average of squares.
+        average_last: share of a task's last epochs whose parameters are averaged; the mean is what the task ends in
+            (Polyak & Juditsky, 1992; Izmailov et al., UAI 2018). It takes the last oscillations out without the smaller
+            steps of a falling rate. Not with `patience`, which goes back to the best epoch.
     """
 
     epochs: NonNegativeInt = 50
@@ -54,6 +58,11 @@ class Training(metaclass=Checked):
     optimizer: Literal["adam", "sgd"] = "adam"
     schedule: Literal["constant", "cosine"] = "constant"
     warm_up: Fraction = 0.0
+    average_last: Fraction = 0.0
+
+    def __post_init__(self) -> None:
+        if self.patience and self.average_last:
+            raise EvergraphError("Training: patience and average_last both say where a task ends; set one of them to 0")
 
     def rate(self, epoch: int, epochs: int) -> float:
         """The learning rate of an epoch, counted from 0, of so many."""
