@@ -1,6 +1,8 @@
 """Which shortcuts are taken. Each gives the plain path's results to its tolerance, and each can be turned off.
 
 - `bags`: float32 products with a sparse matrix on a CPU run as embedding bags (FBGEMM's kernels).
+- `compiled`: products with a sparse matrix, batches, transposes and Adam on a CPU run by kernels in C, compiled at
+  their first use where there is a compiler (`evergraph.core.compiled`).
 - `blas`: dense symmetric products and ridge solutions on a CPU run by scipy's BLAS and LAPACK, factorized in float32
   and refined in float64 (`evergraph.core.dense_algebra`).
 - `anchors`: the first layer at the anchors, which stand still during a task, is computed once per task.
@@ -31,7 +33,9 @@ import torch
 
 from evergraph.errors import one_of, unknown
 
-FAST_PATHS = ("bags", "blas", "anchors", "structure", "capture", "sparse", "stack", "adam", "fused", "tf32", "shared")
+FAST_PATHS = (
+    "bags", "compiled", "blas", "anchors", "structure", "capture", "sparse", "stack", "adam", "fused", "tf32", "shared",
+)  # fmt: skip
 
 
 _on: set[str] | None = None  # not asked yet

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.compiled import Kernels, kernels, readable
 from evergraph.core.row_pieces import RowPieces, row_kernel
 from evergraph.core.shortcuts import fast
 
@@ -45,6 +46,8 @@ class SparseMatrix:
     _native: Tensor | None = field(default=None, repr=False)
     _padded_rows: list[tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
     _pieces: RowPieces | None = field(default=None, repr=False)
+    _longest: int | None = field(default=None, repr=False)
+    _readable: bool | None = field(default=None, repr=False)
     _ends: dict[int, int] = field(default_factory=dict, repr=False)  # where rows end, of those that were asked for
 
     @classmethod
@@ -192,7 +195,10 @@ class SparseMatrix:
 
     def t(self) -> SparseMatrix:
         """The transpose, computed once. It does not know its matrix: a cycle would keep batches alive."""
-        if self._transpose is None and self.device.type == "cpu":
+        if self._transpose is None and (compiled := self.kernels()) is not None:
+            flipped = compiled.transpose(self.parts(), self.num_columns)
+            self._transpose = SparseMatrix(*flipped, self.num_rows)
+        elif self._transpose is None and self.device.type == "cpu":
             flipped = self.to_scipy().tocsc()  # a counting sort: several times faster than argsort
             indptr, indices = torch.from_numpy(flipped.indptr), torch.from_numpy(flipped.indices)
             self._transpose = SparseMatrix(indptr, indices, torch.from_numpy(flipped.data), self.num_rows)
@@ -221,12 +227,41 @@ class SparseMatrix:
         if self.dtype == dense.dtype and not torch._C._functorch.is_legacy_batchedtensor(dense):
             if self._pieces is not None and fast("sparse"):
                 return self._pieces.multiply(self.values, dense)
+            if (compiled := self.kernels_with(dense)) is not None:
+                return compiled.multiply(self.parts(), dense.detach().contiguous(), self.num_rows)
             if self.device.type == "cpu" and self.dtype == torch.float32 and fast("bags"):
                 return self._bags(dense.detach())
         if self._native is None:
             entries = self.values.contiguous()
             self._native = torch.sparse_csr_tensor(self.indptr, self.indices, entries, self.shape)
         return self._native @ dense
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Row pointers, columns and entries."""
+        return self.indptr, self.indices, self.values
+
+    def longest_row(self) -> int:
+        """The most entries in a row, counted once."""
+        if self._longest is None:
+            self._longest = int(self.counts().max()) if self.num_rows else 0
+        return self._longest
+
+    def kernels(self) -> Kernels | None:
+        """The compiled kernels, where they can read this matrix."""
+        if self._readable is None:
+            self._readable = self.indptr.dtype == self.indices.dtype and readable(*self.parts())
+        return kernels(self.dtype, self.indices.dtype) if self._readable else None
+
+    def kernels_with(self, dense: Tensor, rows: int | None = None) -> Kernels | None:
+        """The compiled kernels, where they can read this matrix and multiply it with this one.
+
+        The dense matrix has so many rows, by default one for each column; whoever brings another is told by torch.
+        """
+        functorch = torch._C._functorch
+        batched = functorch.is_functorch_wrapped_tensor(dense) or functorch.is_legacy_batchedtensor(dense)
+        if batched or dense.dtype != self.dtype or dense.device.type != "cpu" or dense.dim() != 2:
+            return None
+        return self.kernels() if dense.size(0) == (self.num_columns if rows is None else rows) else None
 
     def _bags(self, dense: Tensor) -> Tensor:
         """The product as weighted sums of rows: FBGEMM's kernel for it beats MKL's by a factor of two or so."""
@@ -237,8 +272,7 @@ class SparseMatrix:
         )  # fmt: skip
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        product: Tensor = _SparseProduct.apply(dense, self, None)
-        return product
+        return _product(dense, self, None)
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -258,7 +292,7 @@ class _SparseProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, None, None]:
         flipped = ctx.matrix.t() if ctx.flipped is None else ctx.flipped
-        return _SparseProduct.apply(cotangents[0], flipped, ctx.matrix), None, None
+        return _product(cotangents[0], flipped, ctx.matrix), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> Any:
@@ -274,6 +308,14 @@ class _SparseProduct(torch.autograd.Function):
 
 # torch asks for it at every call, and finding it out takes longer than a small product
 _SparseProduct.forward.__signature__ = inspect.signature(_SparseProduct.forward)  # type: ignore[attr-defined]
+
+
+def _product(dense: Tensor, matrix: SparseMatrix, flipped: SparseMatrix | None) -> Tensor:
+    """A W. What torch looks up for functorch takes longer than a small product, so only where that is at work."""
+    transformed = torch._C._are_functorch_transforms_active()
+    apply = _SparseProduct.apply if transformed else super(torch.autograd.Function, _SparseProduct).apply
+    made: Tensor = apply(dense, matrix, flipped)
+    return made
 
 
 def product(matrix: Features, dense: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
+from evergraph.core.picked_rows import PickedRows
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
 from evergraph.data.fixed_sampling import distinct
 from evergraph.errors import EvergraphError
@@ -73,6 +73,11 @@ class Batch:
             hops = self.num_hops - number
             self._layers[number] = self.operator.top(self.sizes[hops - 1], self.sizes[hops])
         return self._layers[number]
+
+    @property
+    def asked_for(self) -> Tensor:
+        """The examples asked for, as numbers in the graph."""
+        return self.of_chosen(self.nodes[: self.num_seeds] if self.examples is None else self.examples)
 
     def of_chosen(self, rows: Tensor) -> Tensor:
         """Of a row for each example that the batch has, those of the chosen ones."""
@@ -153,7 +158,7 @@ class Neighbourhoods:
         self.x, self.operator, self.y = x, operator, y
         self.num_hops, self.fan_out, self.members = num_hops, fan_out, members
         self._propagated: Features | None = None
-        self._compact: csr_matrix | None = None  # sparse inputs with indices of 32 bits
+        self._compact: SparseMatrix | None = None  # sparse inputs with indices of 32 bits
         self._position = torch.full((operator.num_rows,), -1, dtype=torch.long, device=y.device)
 
     def batch(self, examples: Tensor, generator: torch.Generator | None = None) -> Batch:
@@ -169,6 +174,12 @@ class Neighbourhoods:
 
     def _around(self, seeds: Tensor, targets: Tensor, generator: torch.Generator | None) -> Batch:
         """The neighbourhoods of seed nodes."""
+        compiled = self.operator.kernels() if self.fan_out is None and self.num_hops else None
+        if compiled is not None and seeds.device.type == "cpu":
+            around = compiled.neighbourhoods(self.operator.parts(), seeds.contiguous(), self.num_hops, self._position)
+            all_nodes, within, rows = around
+            operator = SparseMatrix(*rows, all_nodes.numel())
+            return Batch(self._inputs(all_nodes), operator, within, all_nodes, targets, self)
         position, nodes, sizes = self._position, [seeds], [seeds.numel()]
         pointers, columns, weights = [torch.zeros(1, dtype=torch.long, device=seeds.device)], [], []
         position[seeds] = torch.arange(seeds.numel(), device=seeds.device)
@@ -208,16 +219,17 @@ class Neighbourhoods:
         return torch.unique(nodes[position.index_select(0, nodes) < 0])
 
     def _inputs(self, nodes: Tensor) -> Features:
-        """The inputs at some nodes; rows of sparse ones are copied by scipy, in 32 bits: twice as fast."""
+        """The inputs at some nodes; those of sparse ones are read where they stand, else copied, in 32 bits."""
         x = self.x
         suited = isinstance(x, SparseMatrix) and x.device.type == "cpu" and x.nnz < 2**31
         if not suited or x.dtype not in (torch.float32, torch.float64):
             return take_rows(x, nodes)
         assert isinstance(x, SparseMatrix)
         if self._compact is None:
-            entries = (x.values.numpy(), x.indices.int().numpy(), x.indptr.int().numpy())
-            self._compact = csr_matrix(entries, shape=x.shape)
-        rows = self._compact[nodes.numpy()]
+            self._compact = SparseMatrix(x.indptr.int(), x.indices.int(), x.values, x.num_columns)
+        if self._compact.kernels() is not None:
+            return PickedRows(self._compact, nodes)
+        rows = self._compact.to_scipy()[nodes.numpy()]
         indptr, indices, values = (torch.from_numpy(part) for part in (rows.indptr, rows.indices, rows.data))
         return SparseMatrix(indptr, indices, values, x.num_columns)
 

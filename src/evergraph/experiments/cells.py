@@ -5,6 +5,7 @@ A cell that is finished is never run again; one that was stopped goes on where i
 
 from __future__ import annotations
 
+import shutil
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,11 +22,13 @@ from evergraph.experiments.run import finish_run
 from evergraph.experiments.run_folder import check_folder, finished_result
 from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import remove_file, taken_folder, write_atomically
+from evergraph.training.known_trainings import known_trainings
 
 Results = dict[str, dict[str, Any]]
 Finished = Iterator[tuple["Cell", "dict[str, Any] | Exception"]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
 Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
+SHARED = ".trainings"  # in the folder of the cells, until all are done: trainings that are the same in several runs
 FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
 LONGEST_FIRST = (  # so that no long run starts when all others are done
     "auto", "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
@@ -148,6 +151,8 @@ def run_cells(
             open_choices = [choice for choice in open_choices if choice not in ready]
             waiting += [cell for choice in ready for cell in choice.choose(results)]  # `finish` goes on with them
     write_tracebacks(ends, out)
+    if not errors:
+        shutil.rmtree(Path(out) / SHARED, ignore_errors=True)
     return all_or_error(results, errors, out)
 
 
@@ -208,7 +213,8 @@ def _in_turn(
     while waiting:
         cell = waiting.pop(0)
         try:
-            ended: dict[str, Any] | Exception = cell.finish(out, data_root, streams)
+            with known_trainings(Path(out) / SHARED):
+                ended: dict[str, Any] | Exception = cell.finish(out, data_root, streams)
         except Exception as error:
             ended = error
         yield cell, ended
@@ -239,7 +245,8 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
                 continue
             under_way[cell.key] = _Open(cell, len(seeds))
             for seed in seeds:
-                engine.submit(Work(cell.key, cell.spec, str(folder), seed, str(data_root) if data_root else None))
+                root, shared = str(data_root) if data_root else None, str(Path(out) / SHARED)
+                engine.submit(Work(cell.key, cell.spec, str(folder), seed, root, shared))
             complete += [] if seeds else [under_way[cell.key]]
         for work, error in engine.wait() if under_way and not complete else ():
             tries[work] += 1

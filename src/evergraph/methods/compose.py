@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
+from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
@@ -106,6 +107,11 @@ class Compose(Method):
             planned = method.epochs(context, planned)
         return planned
 
+    def for_many_steps(self, context: Context, batch: Batch) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.for_many_steps(context, batch)
+
     def further_examples(self, context: Context) -> Tensor | None:
         """Those of all parts."""
         asked = [more for method in self.methods if (more := method.further_examples(context)) is not None]
@@ -188,6 +194,15 @@ class Compose(Method):
             if claim is None or not (answer := claim(context)):
                 return No(f"{method.title} steps alone") if claim is None else answer
         return True
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """All that the steps of its parts depend on."""
+        claims = [capable(method, "steps_depend_on") for method in self.methods]
+        found = [None if claim is None else claim(context) for claim in claims]
+        if any(part is None for part in found):
+            return None
+        return ["composed", *found] if any(found) else []
 
     def phase(self, context: Context) -> Hashable:
         """Those of all parts."""

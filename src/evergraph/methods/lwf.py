@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +12,16 @@ from torch.func import functional_call
 from evergraph.core.capabilities import capability
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative, Positive
+from evergraph.core.shortcuts import fast
+from evergraph.core.workers import workers
 from evergraph.curvature import in_mode
+from evergraph.data.batching import Batch
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, search_over
 from evergraph.methods.state import state
+from evergraph.models.base import NODES_AT_ONCE, GraphModel
+
+TAUGHT = "the old network's outputs"  # in a task's cache, a row for each example
 
 
 @METHODS.register
@@ -69,6 +75,13 @@ class LwF(Method):
         """The old networks stand side by side as the new ones do."""
         return True
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """The old network, once there is one."""
+        if not self.teacher_ or not self.strength or not context.old.numel():
+            return []
+        return ["lwf", self.strength, self.temperature, self.distillation, self.seen_, self.teacher_]
+
     def distilled(self, old: Tensor) -> list[Tensor]:
         """The output units of each distillation, out of those of the old classes."""
         if self.distillation == "seen":
@@ -77,9 +90,25 @@ class LwF(Method):
 
     @torch.no_grad()
     def teach(self, step: Step) -> Tensor:
-        """The old network's logits at the batch, without dropout."""
-        with in_mode(step.model, training=False):
-            logits: Tensor = functional_call(step.model, self.teacher_, (step.batch,))
+        """The old network's logits at the batch, without dropout.
+
+        On a CPU, where neighbours are not sampled, they are computed once a task: they stand still.
+        """
+        context, batch = step.context, step.batch
+        own = batch.source is context.batcher and context.batcher.fan_out is None and workers().size == 1
+        if not (own and context.device.type == "cpu" and fast("structure")):
+            return self._outputs(step.model, batch)
+        if TAUGHT not in context.cache:
+            table = step.logits.new_full((context.batcher.y.size(0), step.logits.size(1)), torch.nan)
+            for piece in context.batches(NODES_AT_ONCE):
+                table[piece.asked_for] = self._outputs(step.model, piece)
+            context.cache[TAUGHT] = table
+        taught: Tensor = context.cache[TAUGHT].index_select(0, batch.asked_for)
+        return taught
+
+    def _outputs(self, model: GraphModel, batch: Batch) -> Tensor:
+        with in_mode(model, training=False):
+            logits: Tensor = functional_call(model, self.teacher_, (batch,))
         return logits
 
     def end_task(self, context: Context) -> None:

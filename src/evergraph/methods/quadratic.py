@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer, capability
+from evergraph.core.compiled import kernels_over
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
@@ -85,6 +87,12 @@ class Quadratic(Method):
         """The pull on a number knows no other."""
         return True
 
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """The quadratic, once something is important."""
+        idle = not self.importance_ or not self.strength
+        return [] if idle else ["quadratic", self.strength, self.importance_, self.anchor_]
+
     def edit_grads(self, step: Step) -> None:
         """Add strength · importance · (θ − anchor) to the gradient."""
         if not self.importance_ or not self.strength:
@@ -93,6 +101,10 @@ class Quadratic(Method):
             for name, value in step.model.named_parameters():
                 if value.grad is None:
                     value.grad = torch.zeros_like(value)
+                anchored = value.grad, value, self.anchor_[name], self.importance_[name]
+                if (compiled := kernels_over(*anchored)) is not None:
+                    compiled.pull(*anchored, self.strength)
+                    continue
                 parts = in_pieces(value.grad, value, self.anchor_[name], self.importance_[name])
                 for grad, now, then, weight in parts:
                     grad.addcmul_(now - then, weight, value=self.strength)

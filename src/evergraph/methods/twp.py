@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -103,6 +103,12 @@ class TWP(Quadratic):
         """The quadratic's can; the gradient of a gradient is taken one by one."""
         quadratic = self.reading != "liu" or not self.sparsity or not self.strength
         return quadratic or No("a step takes the gradient of a gradient")
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """The quadratic and, as its authors read it, the gradient's norm."""
+        found = super().steps_depend_on(context)
+        return [*found, self.sparsity, self.reading] if found else found
 
 
 def topology(context: Context, batch: Batch) -> Tensor:

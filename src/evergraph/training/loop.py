@@ -20,10 +20,13 @@ from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
 from evergraph.training.adam import WideAdam, wide_adam_suits
+from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
+from evergraph.training.executors.cuda_graphs import renew_generator
+from evergraph.training.known_trainings import keep, place_of, recalled
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
 from evergraph.training.settings import Training
-from evergraph.training.side_by_side import NotTogetherError, give_way, meet
+from evergraph.training.side_by_side import NotTogetherError, device_numbers, give_way, meet
 from evergraph.training.stacked import Stack, StackedExecutor, sort_of
 
 Forward = Callable[[GraphModel, Batch, Sequence[Direction]], tuple[Tensor, list[Tensor]]]
@@ -41,6 +44,8 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
         return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
     if wide_adam_suits(params):
         return WideAdam(params, rate, decay)
+    if compiled_adam_suits(params):
+        return CompiledAdam(params, lr, decay)
     return torch.optim.Adam(params, lr=lr, weight_decay=decay, fused=True, capturable=params[0].is_cuda)
 
 
@@ -84,12 +89,19 @@ def train(
     if not epochs:
         return progress
     member = Member(context, method, settings, progress, on_epoch, epochs)
+    if (place := place_of(member)) is not None and recalled(member, place):
+        return progress
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
-        member.numbers = torch.get_rng_state()
+        member.numbers, member.device_numbers = torch.get_rng_state(), device_numbers(context.device)
+    before = None if member.device_numbers is None else member.device_numbers.get_state()
     if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
         torch.set_rng_state(member.numbers)
+        if place is not None:
+            keep(member, place)
         return progress
     member.numbers = None
+    if member.spoilt and before is not None:
+        renew_generator(context.device, before)
     optimizer = make_optimizer(context.model, settings)
     if progress.optimizer is not None:
         load_optimizer(context.model, optimizer, progress.optimizer)
@@ -101,6 +113,8 @@ def train(
     (error,) = _train_members([member], optimizer, executor, lambda one: optimizer_state(context.model, optimizer))
     if error is not None:
         raise error
+    if place is not None:
+        keep(member, place)
     return progress
 
 
@@ -114,6 +128,8 @@ def _train_stacked(members: list[Member]) -> list[BaseException | None]:
     except Exception as error:
         if any(member.progress.epoch for member in members):
             raise
+        for member in members:
+            member.spoilt = True
         tell(f"{len(members)} trainings do not train as one ({first_line(error)}); they take turns")
         raise NotTogetherError from error
 

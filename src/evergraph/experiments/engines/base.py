@@ -8,6 +8,7 @@ from pathlib import Path
 from evergraph.experiments.run import run_seed
 from evergraph.experiments.seed_run import seed_is_done
 from evergraph.experiments.specification import RunSpec
+from evergraph.training.known_trainings import known_trainings
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Work:
         folder: the run's folder.
         seed: the seed.
         data_root: folder of the datasets.
+        shared: folder of what the runs of the table have in common (`evergraph.training.known_trainings`).
     """
 
     key: str
@@ -27,10 +29,12 @@ class Work:
     folder: str
     seed: int
     data_root: str | None = None
+    shared: str | None = None
 
     def do(self) -> None:
         """Run the seed from wherever it stands into the run's folder, in this process."""
-        run_seed(self.spec, Path(self.folder), self.seed, data_root=self.data_root)
+        with known_trainings(Path(self.shared) if self.shared else None):
+            run_seed(self.spec, Path(self.folder), self.seed, data_root=self.data_root)
 
     def is_done(self) -> bool:
         """Whether the seed has all its results, wherever it was run."""

@@ -32,6 +32,7 @@ class Listed(TypedDict):
     folder: str
     seed: int
     data_root: str | None
+    shared: str | None
 
 
 class ArrayWrittenError(Exception):
@@ -71,6 +72,7 @@ class SlurmEngine(Engine):
             remove_file(old)
         tasks = [
             {**asdict(work), "folder": str(Path(work.folder).absolute()), "spec": asdict(work.spec)}
+            | {"shared": str(Path(work.shared).absolute()) if work.shared else None}
             for work in self._left
         ]
         write_atomically(self.folder / TASKS, json.dumps(tasks, indent=1))
@@ -116,7 +118,7 @@ def work_on(tasks: Path, number: int) -> None:
     begin_process()
     settings = {**task["spec"], "training": Training(**task["spec"]["training"])}
     try:
-        Work(task["key"], RunSpec(**settings), task["folder"], task["seed"], task["data_root"]).do()
+        Work(task["key"], RunSpec(**settings), task["folder"], task["seed"], task["data_root"], task["shared"]).do()
     except Exception as error:
         write_atomically(failure, first_line(error) if isinstance(error, EvergraphError) else repr(error)[:200])
         raise

@@ -144,7 +144,7 @@ def grown_basis(basis: Tensor | None, rows: Tensor, share: float) -> Tensor:
         return before.to(rows.dtype)
     columns = torch.linalg.qr(torch.cat([before, directions[:number].T], dim=1)).Q
     largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # a column and its negative serve alike
-    return (columns * largest.sign()).to(rows.dtype)
+    return (columns * largest.sign()).to(rows.dtype).contiguous()  # as in a checkpoint: products of the same bits
 
 
 def head_name(context: Context) -> str:

@@ -1,0 +1,258 @@
+"""Kernels in C for what a training step on a CPU waits for (`steps.c`), compiled at their first use.
+
+The compiler is the one that torch.compile and Triton look for too (`CC`, else `cc`, `gcc` or `clang`). What it makes is
+kept in the user's cache folder, for this processor and this version of the source. Where there is no compiler, or it
+fails, torch and scipy do the same work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from evergraph.core.shortcuts import fast
+from evergraph.errors import first_line, tell
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+    "-w",
+)
+REALS = {torch.float32: ("float", "sqrtf"), torch.float64: ("double", "sqrt")}
+INDICES = {torch.int32: "int32_t", torch.int64: "int64_t"}
+WORTH_A_THREAD = 2**20  # multiplications, from which a product is shared among threads
+
+_lock = threading.Lock()
+
+
+class Kernels:
+    """The functions of `steps.c` for one type of numbers and one of indices.
+
+    Args:
+        library: the compiled file.
+    """
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.reach.restype = ctypes.c_int64
+
+    def multiply(
+        self, matrix: tuple[Tensor, Tensor, Tensor], dense: Tensor, num_rows: int, picked: Tensor | None = None
+    ) -> Tensor:
+        """A W, or the product of some rows of A.
+
+        Args:
+            matrix: A's row pointers, columns and values.
+            dense: W.
+            num_rows: of the product.
+            picked: the rows of A, int64; all of them by default.
+        """
+        out = dense.new_empty(num_rows, dense.size(1))
+        rows, parts = _at(picked), [_at(part) for part in matrix]
+        width, to, source = ctypes.c_int64(dense.size(1)), _at(out), _at(dense)
+
+        def some(first: int, last: int) -> None:
+            self._library.multiply(ctypes.c_int64(first), ctypes.c_int64(last), rows, *parts, source, width, to)
+
+        _in_threads(some, num_rows, matrix[1].numel() * dense.size(1))
+        return out
+
+    def multiply_flipped(
+        self, flipped: tuple[Tensor, Tensor, Tensor], dense: Tensor, num_rows: int, place: Tensor, longest: int
+    ) -> Tensor:
+        """(Rows of A)ᵀ G.
+
+        Args:
+            flipped: Aᵀ's row pointers, columns and values.
+            dense: G.
+            num_rows: of the product.
+            place: int32, of each row of A its row of G, or −1.
+            longest: the most entries of a row of Aᵀ.
+        """
+        out = dense.new_empty(num_rows, dense.size(1))
+        where, parts = _at(place), [_at(part) for part in flipped]
+        width, to, source, most = ctypes.c_int64(dense.size(1)), _at(out), _at(dense), ctypes.c_int64(longest)
+
+        def some(first: int, last: int) -> None:
+            ends = ctypes.c_int64(first), ctypes.c_int64(last)
+            if self._library.multiply_flipped(*ends, where, *parts, source, width, to, most):
+                raise MemoryError(f"no memory for {longest} entries")
+
+        _in_threads(some, num_rows, flipped[1].numel() * dense.size(1))
+        return out
+
+    def places(self, picked: Tensor, num_rows: int) -> Tensor:
+        """Of each of so many rows the place among those picked, int32; −1 where it is not."""
+        place = torch.empty(num_rows, dtype=torch.int32)
+        self._library.places(ctypes.c_int64(num_rows), ctypes.c_int64(picked.numel()), _at(picked), _at(place))
+        return place
+
+    def transpose(self, matrix: tuple[Tensor, Tensor, Tensor], num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Row pointers, columns and values of Aᵀ; entries of a row keep their order."""
+        indptr, indices, values = matrix
+        out = indptr.new_empty(num_columns + 1), torch.empty_like(indices), torch.empty_like(values)
+        sizes = ctypes.c_int64(indptr.numel() - 1), ctypes.c_int64(num_columns)
+        self._library.transpose(*sizes, *map(_at, matrix), *map(_at, out))
+        return out
+
+    def neighbourhoods(
+        self, matrix: tuple[Tensor, Tensor, Tensor], seeds: Tensor, hops: int, position: Tensor
+    ) -> tuple[Tensor, tuple[int, ...], tuple[Tensor, Tensor, Tensor]]:
+        """The nodes within some hops of seeds, how many there are within each, and the rows of all but the last hop's.
+
+        Args:
+            matrix: row pointers, columns and values of an operator.
+            seeds: int64, each once.
+            hops: at least 1.
+            position: a work space, int64, −1 for every node before and after.
+        """
+        indptr, indices, values = matrix
+        most = position.numel() + seeds.numel()  # where a seed is named twice
+        nodes, sizes = torch.empty(most, dtype=torch.long), torch.empty(hops + 1, dtype=torch.long)
+        count = ctypes.c_int64(position.numel())
+        graph = [_at(part) for part in matrix]
+        around = _at(seeds), ctypes.c_int64(seeds.numel()), ctypes.c_int64(hops), _at(position), _at(nodes), _at(sizes)
+        entries = self._library.reach(count, *graph[:2], *around)
+        if entries < 0:
+            raise IndexError(f"seeds from {int(seeds.min())} to {int(seeds.max())} among {position.numel()} nodes")
+        found = tuple(sizes.tolist())
+        out = indptr.new_empty(found[-2] + 1), indices.new_empty(entries), values.new_empty(entries)
+        ends = ctypes.c_int64(found[-2]), ctypes.c_int64(found[-1])
+        self._library.cut(*ends, _at(nodes), *graph, _at(position), *map(_at, out))
+        return nodes[: found[-1]].clone(), found, out
+
+    def pull(self, grad: Tensor, param: Tensor, anchor: Tensor, importance: Tensor, strength: float) -> None:
+        """Add strength · importance · (param − anchor) to a gradient."""
+        where = [_at(part) for part in (grad, param, anchor, importance)]
+
+        def some(first: int, last: int) -> None:
+            self._library.pull(ctypes.c_int64(first), ctypes.c_int64(last), *where, ctypes.c_double(strength))
+
+        _in_threads(some, grad.numel(), grad.numel())
+
+    def adam(self, param: Tensor, grad: Tensor, averages: tuple[Tensor, Tensor], settings: tuple[float, ...]) -> None:
+        """Move a parameter and its two averages in place.
+
+        Args:
+            param: the parameter.
+            grad: its gradient.
+            averages: of gradients and of their squares.
+            settings: rate / (1 − β₁ᵗ), β₁, β₂, √(1 − β₂ᵗ), ε and the weight decay.
+        """
+        where, numbers = [_at(part) for part in (param, grad, *averages)], [ctypes.c_double(one) for one in settings]
+
+        def some(first: int, last: int) -> None:
+            self._library.adam(ctypes.c_int64(first), ctypes.c_int64(last), *where, *numbers)
+
+        _in_threads(some, param.numel(), param.numel())
+
+
+def kernels_over(*tensors: Tensor) -> Kernels | None:
+    """The kernels that go through these number by number; None where they do not lie alike in memory."""
+    first = tensors[0]
+    alike = all(tensor.dtype == first.dtype and tensor.shape == first.shape for tensor in tensors)
+    plain = alike and readable(*tensors) and not torch._C._functorch.is_functorch_wrapped_tensor(first)
+    return kernels(first.dtype, torch.int32) if plain else None
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether kernels can read these: on a CPU, entry after entry."""
+    return all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
+
+
+def _at(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _in_threads(work: Callable[[int, int], None], size: int, cost: int) -> None:
+    """Work over 0 to `size`, by as many threads as torch has where it is worth it; each row is one thread's."""
+    threads = torch.get_num_threads() if cost >= WORTH_A_THREAD else 1
+    if threads == 1:
+        work(0, size)
+        return
+    ends = [size * part // threads for part in range(threads + 1)]
+    list(_pool(os.getpid(), threads).map(work, ends[:-1], ends[1:]))
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads of this process: one that was forked has none of its parent's."""
+    return ThreadPoolExecutor(threads)
+
+
+def kernels(dtype: torch.dtype, index: torch.dtype) -> Kernels | None:
+    """The compiled kernels for these types; None where there are none, or the shortcut is off."""
+    return _kernels(dtype, index) if fast("compiled") else None
+
+
+def _kernels(dtype: torch.dtype, index: torch.dtype) -> Kernels | None:
+    with _lock:  # two threads must not compile at once
+        return _compiled(dtype, index) if dtype in REALS and index in INDICES else None
+
+
+@functools.cache
+def _compiled(dtype: torch.dtype, index: torch.dtype) -> Kernels | None:
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None:
+        return None
+    source = (files("evergraph.core") / "steps.c").read_text(encoding="utf-8")
+    real, root = REALS[dtype]
+    command = [*compiler.split(), *FLAGS, f"-DREAL={real}", f"-DSQRT={root}", f"-DINDEX={INDICES[index]}"]
+    mark = hashlib.sha256("\n".join([*command, source, platform.machine(), _processor()]).encode()).hexdigest()[:20]
+    try:
+        return _loaded(command, source, f"steps-{mark}.so")
+    except (OSError, subprocess.SubprocessError) as error:
+        tell(f"the C kernels cannot be compiled ({first_line(error)}); torch's are used")
+        return None
+
+
+def _loaded(command: list[str], source: str, name: str) -> Kernels:
+    """The compiled library of this name: the one in the cache folder, else a new one, kept there where it can be."""
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evergraph"
+    if (kept / name).exists():
+        return Kernels(kept / name)
+    with tempfile.TemporaryDirectory(prefix="evergraph-") as scratch:
+        (Path(scratch) / "steps.c").write_text(source, encoding="utf-8")
+        made = Path(scratch) / name
+        subprocess.run(
+            [*command, "-o", str(made), str(Path(scratch) / "steps.c"), "-lm"],
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        try:
+            kept.mkdir(parents=True, exist_ok=True)
+            aside = kept / f"{name}.{os.getpid()}"
+            shutil.copyfile(made, aside)
+            os.replace(aside, kept / name)
+        except OSError:
+            return Kernels(made)  # it stays loaded when its file is gone
+        return Kernels(kept / name)
+
+
+def _processor() -> str:
+    """What tells apart processors that share a cache folder: `-march=native` is for one of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

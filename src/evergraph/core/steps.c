@@ -1,0 +1,180 @@
+/* What a training step on a CPU waits for: products with sparse rows, transposes, batches of a graph, and Adam.
+
+   Compiled at its first use by evergraph.core.compiled, once for each pair of a REAL (float, double) and an INDEX
+   (int32_t, int64_t). Sums are taken entry after entry, whatever the width and the number of threads: the same bits.
+   Matrices are in CSR form (row v has the entries begin[v] to begin[v + 1]); dense ones are row after row. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES ((int)(64 / sizeof(REAL)))
+#define AHEAD 3 /* entries, whose rows are asked for before they are read */
+typedef REAL Lanes __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
+#define INLINE static inline __attribute__((always_inline))
+
+/* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers */
+INLINE void sum_lanes(const int groups, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
+                      int64_t width, REAL *out) {
+    Lanes sums[16];
+#pragma GCC unroll 16
+    for (int g = 0; g < groups; g++) sums[g] = (Lanes){0};
+    int64_t e = 0;
+    for (; e + AHEAD < count; e++) {
+        const REAL *row = dense + (int64_t)columns[e] * width;
+        const REAL weight = weights[e];
+        const REAL *later = dense + (int64_t)columns[e + AHEAD] * width;
+#pragma GCC unroll 16
+        for (int g = 0; g < groups; g++) {
+            __builtin_prefetch(later + g * LANES);
+            sums[g] += weight * *(const Lanes *)(row + g * LANES);
+        }
+    }
+    for (; e < count; e++) {
+        const REAL *row = dense + (int64_t)columns[e] * width;
+        const REAL weight = weights[e];
+#pragma GCC unroll 16
+        for (int g = 0; g < groups; g++) sums[g] += weight * *(const Lanes *)(row + g * LANES);
+    }
+#pragma GCC unroll 16
+    for (int g = 0; g < groups; g++) *(Lanes *)(out + g * LANES) = sums[g];
+}
+
+INLINE void sum_row(const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense, int64_t width,
+                    REAL *out) {
+    int64_t at = 0;
+    for (; at + 16 * LANES <= width; at += 16 * LANES)
+        sum_lanes(16, columns, weights, count, dense + at, width, out + at);
+    for (; at + 4 * LANES <= width; at += 4 * LANES)
+        sum_lanes(4, columns, weights, count, dense + at, width, out + at);
+    for (; at + LANES <= width; at += LANES) sum_lanes(1, columns, weights, count, dense + at, width, out + at);
+    if (at == width) return;
+    for (int64_t j = at; j < width; j++) out[j] = 0;
+    for (int64_t e = 0; e < count; e++)
+        for (int64_t j = at; j < width; j++) out[j] += weights[e] * dense[(int64_t)columns[e] * width + j];
+}
+
+/* Rows `first` to `last` of A W, or of (rows `picked` of A) W. */
+void multiply(int64_t first, int64_t last, const int64_t *picked, const INDEX *begin, const INDEX *columns,
+              const REAL *values, const REAL *dense, int64_t width, REAL *out) {
+    for (int64_t i = first; i < last; i++) {
+        const int64_t row = picked ? picked[i] : i;
+        const int64_t at = begin[row];
+        sum_row(columns + at, values + at, begin[row + 1] - at, dense, width, out + i * width);
+    }
+}
+
+/* Rows `first` to `last` of (rows picked of A)' G: begin, columns and values are those of A', and place[v] is where row v
+   of A was picked to, or -1. `most` is the largest number of entries in a row of A'. Returns 0, or 1 without memory. */
+int multiply_flipped(int64_t first, int64_t last, const int32_t *place, const INDEX *begin, const INDEX *columns,
+                     const REAL *values, const REAL *dense, int64_t width, REAL *out, int64_t most) {
+    INDEX *kept = malloc((most + 1) * sizeof(INDEX));
+    REAL *weights = malloc((most + 1) * sizeof(REAL));
+    if (kept && weights)
+        for (int64_t i = first; i < last; i++) {
+            int64_t count = 0;
+            for (int64_t e = begin[i]; e < begin[i + 1]; e++) { /* no branch: which rows were picked is not to foresee */
+                const int32_t at = place[columns[e]];
+                kept[count] = at;
+                weights[count] = values[e];
+                count += at >= 0;
+            }
+            sum_row(kept, weights, count, dense, width, out + i * width);
+        }
+    const int failed = !kept || !weights;
+    free(kept);
+    free(weights);
+    return failed;
+}
+
+/* Where each of `rows` rows was picked to; -1 for those that were not. */
+void places(int64_t rows, int64_t count, const int64_t *picked, int32_t *place) {
+    for (int64_t row = 0; row < rows; row++) place[row] = -1;
+    for (int64_t i = 0; i < count; i++) place[picked[i]] = i;
+}
+
+/* A' of a matrix of so many rows and columns, by counting. */
+void transpose(int64_t rows, int64_t num_columns, const INDEX *begin, const INDEX *columns, const REAL *values,
+               INDEX *begin_out, INDEX *columns_out, REAL *values_out) {
+    memset(begin_out, 0, (num_columns + 1) * sizeof(INDEX));
+    for (int64_t e = begin[0]; e < begin[rows]; e++) begin_out[columns[e] + 1]++;
+    for (int64_t c = 0; c < num_columns; c++) begin_out[c + 1] += begin_out[c];
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t e = begin[row]; e < begin[row + 1]; e++) {
+            const INDEX to = begin_out[columns[e]]++;
+            columns_out[to] = row;
+            values_out[to] = values[e];
+        }
+    memmove(begin_out + 1, begin_out, num_columns * sizeof(INDEX));
+    begin_out[0] = 0;
+}
+
+static int by_number(const void *left, const void *right) {
+    const int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+    return (a > b) - (a < b);
+}
+
+/* The nodes within so many hops of some seeds, those of each hop in order. `position`, -1 at all nodes, says where each
+   stands afterwards; sizes[k] are within k hops. Returns the number of entries in the rows of all but the last hop; -1
+   where a seed is no node. */
+int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const int64_t *seeds, int64_t num_seeds,
+              int64_t hops, int64_t *position, int64_t *nodes, int64_t *sizes) {
+    int64_t met = num_seeds, first = 0, entries = 0;
+    for (int64_t i = 0; i < num_seeds; i++)
+        if (seeds[i] < 0 || seeds[i] >= num_nodes) return -1;
+    for (int64_t i = 0; i < num_seeds; i++) nodes[i] = seeds[i], position[seeds[i]] = i;
+    sizes[0] = met;
+    for (int64_t hop = 0; hop < hops; hop++) {
+        const int64_t last = met, before = entries;
+        for (int64_t i = first; i < last; i++) {
+            entries += begin[nodes[i] + 1] - begin[nodes[i]];
+            for (int64_t e = begin[nodes[i]]; e < begin[nodes[i] + 1]; e++)
+                if (position[columns[e]] == -1) nodes[met++] = columns[e], position[columns[e]] = -2;
+        }
+        if (num_nodes > 16 * (entries - before))
+            qsort(nodes + last, met - last, sizeof(int64_t), by_number);
+        else /* looking at all nodes is faster than sorting */
+            for (int64_t v = 0, at = last; at < met; v++)
+                if (position[v] == -2) nodes[at++] = v;
+        for (int64_t at = last; at < met; at++) position[nodes[at]] = at;
+        sizes[hop + 1] = met;
+        first = last;
+    }
+    return entries;
+}
+
+/* The rows of the first `rows` of these nodes, with columns as positions, which are -1 again afterwards. */
+void cut(int64_t rows, int64_t num_nodes, const int64_t *nodes, const INDEX *begin, const INDEX *columns,
+         const REAL *values, int64_t *position, INDEX *begin_out, INDEX *columns_out, REAL *values_out) {
+    INDEX to = begin_out[0] = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t e = begin[nodes[i]]; e < begin[nodes[i] + 1]; e++, to++) {
+            columns_out[to] = position[columns[e]];
+            values_out[to] = values[e];
+        }
+        begin_out[i + 1] = to;
+    }
+    for (int64_t i = 0; i < num_nodes; i++) position[nodes[i]] = -1;
+}
+
+/* Adam with weight decay in the gradient, as torch has it: rate / (1 - beta1^t) and sqrt(1 - beta2^t) are worked out. */
+void adam(int64_t first, int64_t last, REAL *restrict param, const REAL *restrict grad, REAL *restrict mean,
+          REAL *restrict square, double rate, double beta1, double beta2, double root, double eps, double decay) {
+    const REAL r = rate, b1 = 1 - beta1, b2 = beta2, c2 = 1 - beta2, s = root, small = eps, wd = decay;
+    for (int64_t i = first; i < last; i++) {
+        const REAL g = grad[i] + wd * param[i];
+        const REAL m = mean[i] + b1 * (g - mean[i]);
+        const REAL v = b2 * square[i] + c2 * (g * g);
+        mean[i] = m;
+        square[i] = v;
+        param[i] -= r * m / ((REAL)SQRT(v) / s + small);
+    }
+}
+
+/* grad += strength * importance * (param - anchor): the pull of a quadratic. */
+void pull(int64_t first, int64_t last, REAL *restrict grad, const REAL *restrict param, const REAL *restrict anchor,
+          const REAL *restrict importance, double strength) {
+    const REAL s = strength;
+    for (int64_t i = first; i < last; i++) grad[i] += s * importance[i] * (param[i] - anchor[i]);
+}

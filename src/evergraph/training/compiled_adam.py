@@ -1,0 +1,66 @@
+"""Adam on a CPU by a kernel in C: one pass over each parameter, its gradient and its averages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from evergraph.core.compiled import kernels, readable
+
+
+class CompiledAdam(torch.optim.Adam):
+    """`torch.optim.Adam`, its state and its results, without what torch looks up anew at every step.
+
+    Args:
+        params: parameters of one type on a CPU.
+        lr: the learning rate; a tensor may change from step to step.
+        weight_decay: added to gradients, as in torch's.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float | Tensor, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """No parameter has a gradient."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            rate, (beta1, beta2) = float(group["lr"]), group["betas"]
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+                state["step"] += 1
+                count = float(state["step"])
+                settings = (
+                    rate / (1 - beta1**count), beta1, beta2, math.sqrt(1 - beta2**count), group["eps"],
+                    group["weight_decay"],
+                )  # fmt: skip
+                compiled = kernels(param.dtype, torch.int32)
+                assert compiled is not None
+                compiled.adam(param, param.grad.contiguous(), (state["exp_avg"], state["exp_avg_sq"]), settings)
+        return loss
+
+
+vars(CompiledAdam)["step"].hooked = True  # torch would note every step for its profiler
+
+
+def compiled_adam_suits(params: Sequence[Tensor]) -> bool:
+    """Whether these are parameters on a CPU that compiled kernels can move."""
+    dtypes = {param.dtype for param in params}
+    return len(dtypes) == 1 and readable(*params) and kernels(dtypes.pop(), torch.int32) is not None

@@ -1,0 +1,125 @@
+"""Trainings that are the same in several runs, carried out once.
+
+All methods of a table learn the first task from the same parameters, on the same examples, in the same order, and none
+of them has anything to hold on to yet: for each seed that is one training, which every run would repeat to the last
+bit. A trial whose settings are chosen is repeated whole. So everything that a training depends on is hashed
+(`Method.steps_depend_on`), and what came of it is kept in a folder that the runs of a table share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.core.shortcuts import FAST_PATHS, fast
+from evergraph.core.sparse import SparseMatrix
+from evergraph.core.workers import workers
+from evergraph.errors import EvergraphError
+from evergraph.persistence.checkpoint import INDEX, load_tree, save_tree
+from evergraph.persistence.files import make_folder, only_writer
+from evergraph.training.member import Member
+from evergraph.training.side_by_side import device_numbers
+from evergraph.version import __version__
+
+_folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
+
+
+@contextmanager
+def known_trainings(folder: Path | None) -> Iterator[None]:
+    """Within it, trainings are looked up in a folder, and kept there; None keeps none."""
+    before = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(before)
+
+
+def place_of(member: Member) -> Path | None:
+    """Where a training is kept that is about to begin; None for one that is not."""
+    context, settings, folder = member.context, member.settings, _folder.get()
+    claim = capable(member.method, "steps_depend_on")
+    if folder is None or claim is None or workers().size > 1:
+        return None
+    if member.progress.epoch or member.progress.optimizer is not None or settings.keep_optimizer or settings.patience:
+        return None
+    if settings.fan_out or context.task.graph.on_disk or context.task.graph.rows is not None:
+        return None
+    besides = claim(context)
+    return None if besides is None else folder / _mark(member, besides)
+
+
+def recalled(member: Member, place: Path) -> bool:
+    """Whether the training was carried out before; then the model and its random numbers are as it left them."""
+    if not (place / INDEX).exists():
+        return False
+    try:
+        known = load_tree(place)
+    except EvergraphError:
+        return False  # another process removed it, or it is damaged: trained anew
+    member.context.model.load_state_dict(known["model"])
+    member.progress.log, member.progress.epoch = known["log"], known["epoch"]
+    member.progress.steps = "the same training was carried out in another run"
+    torch.set_rng_state(known["numbers"])
+    if (own := device_numbers(member.context.device)) is not None:
+        own.set_state(known["device_numbers"])
+    return True
+
+
+def keep(member: Member, place: Path) -> None:
+    """What came of a training, for other runs. A folder that cannot be written is no obstacle."""
+    model, progress = member.context.model, member.progress
+    known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch}
+    if (own := device_numbers(member.context.device)) is not None:
+        known["device_numbers"] = own.get_state()
+    with suppress(EvergraphError):
+        make_folder(place)
+        with only_writer(place):
+            save_tree(place, {**known, "numbers": torch.get_rng_state()})
+
+
+def _mark(member: Member, besides: list[Any]) -> str:
+    """A hash of all that a training depends on; `besides` is what its method adds."""
+    context, batcher = member.context, member.context.batcher
+    mark = hashlib.sha256()
+    words = [
+        __version__, torch.__version__, torch.get_num_threads(), [name for name in FAST_PATHS if fast(name)],
+        type(context.model), context.model.hyperparameters(), type(context.problem), context.reduction,
+        context.batch_size, member.settings, member.epochs, batcher.num_hops, type(batcher), str(context.device),
+    ]  # fmt: skip
+    words.append([(name, value.requires_grad) for name, value in context.model.named_parameters()])
+    mark.update(repr(words).encode())
+    scope = [] if context.problem.scope is None else [context.problem.scope]
+    parts = [batcher.x, batcher.operator, batcher.y, context.train, *([batcher.members] if batcher.members else [])]
+    for name, value in context.model.state_dict().items():
+        mark.update(name.encode())
+        parts.append(value)
+    own = device_numbers(context.device)
+    numbers = [torch.get_rng_state(), context.generator.get_state(), *([] if own is None else [own.get_state()])]
+    _add(mark, [*parts, *scope, *numbers, besides])
+    return mark.hexdigest()[:32]
+
+
+def _add(mark: hashlib._Hash, value: Any) -> None:
+    """Add a tree of values, tensors and matrices to a hash."""
+    if isinstance(value, SparseMatrix):
+        value = list(value.parts())
+    if isinstance(value, dict):
+        value = [[key, item] for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        mark.update(f"{len(value)} in a list".encode())
+        for item in value:
+            _add(mark, item)
+        return
+    if not isinstance(value, Tensor):
+        mark.update(repr(value).encode())
+        return
+    mark.update(repr((tuple(value.shape), value.dtype)).encode())
+    mark.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

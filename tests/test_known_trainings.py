@@ -1,0 +1,211 @@
+"""Trainings that several runs have in common are carried out once, and change nothing."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import evergraph as eg
+from evergraph.core.capabilities import capable
+from evergraph.experiments.cells import SHARED, Cell, run_cells
+from evergraph.experiments.specification import RunSpec
+from evergraph.methods import METHODS, make_method
+from evergraph.persistence.checkpoint import INDEX
+from evergraph.training import known_trainings as module
+from evergraph.training.known_trainings import known_trainings
+from evergraph.training.learning import make_context
+from evergraph.training.side_by_side import side_by_side
+
+STREAM = eg.stream("sbm:nodes=80,classes=4,features=6")
+SETTINGS: dict[str, Any] = {"epochs": 3, "lr": 0.01, "batch_size": 8, "weight_decay": 0.0, "label_scope": "seen"}
+SETTINGS |= {"reduction": "sum", "class_balanced": False, "patience": 0}  # some methods have defaults of their own
+SHARING = ("ewc", "online-ewc", "mas", "lwf", "twp", "ema", "curvature", "queue-curvature")
+
+
+def learner(method: str = "finetune", **settings: Any) -> eg.Learner:
+    return eg.Learner(eg.GCN(hidden=6), make_method(method), **{**SETTINGS, **settings})
+
+
+def parameters(of: eg.Learner) -> list[Tensor]:
+    return [value.detach().clone() for value in of.model.parameters()]
+
+
+def same(one: eg.Learner, other: eg.Learner) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(parameters(one), parameters(other)))
+
+
+def recalled(of: eg.Learner, task: int = 0) -> bool:
+    return "another run" in of.history[task]["steps"]
+
+
+@pytest.mark.parametrize("method", SHARING)
+def test_the_first_task_is_taken_over_and_all_tasks_end_in_the_same_bits(method: str, tmp_path: Path) -> None:
+    alone, first, second = learner(method), learner(), learner(method)
+    alone.fit(STREAM)
+    with known_trainings(tmp_path):
+        first.learn(STREAM[0])
+        second.fit(STREAM)
+    assert not recalled(first)
+    assert recalled(second)
+    assert not recalled(second, 1)
+    assert same(alone, second)
+    assert torch.equal(alone.random_state, second.random_state)
+    assert second.history[0]["epochs"] == 3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_steps_that_claim_to_be_plain_are_those_of_fine_tuning(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if METHODS[name].model != "gcn" or METHODS[name].training_data is not eg.Method.training_data:
+        pytest.skip("another model or other data than fine-tuning's")
+    plain, own, asked = learner(), learner(name), learner(name)
+    asked.model.setup(STREAM[0].graph.num_features, 4)
+    claim = capable(asked.method, "steps_depend_on")
+    if claim is None or claim(make_context(asked, STREAM[0], STREAM[0])) != []:
+        pytest.skip("claims nothing")
+    for one in (plain, own):
+        monkeypatch.setattr(one.method, "end_task", lambda context: None)
+        one.learn(STREAM[0])
+    assert same(plain, own)
+
+
+def test_methods_whose_first_task_is_theirs_claim_nothing() -> None:
+    for name in ("si", "ewc++"):
+        assert capable(make_method(name), "steps_depend_on") is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "tasks"),
+    [
+        ("lwf", "lwf", [0, 1]),
+        ("ewc", "online-ewc", [0, 1]),  # which part ways at the third task
+        ("ewc", "mas", [0]),
+        ("twp", "twp", [0, 1]),
+        ("ema+ewc", "ema+ewc", [0, 1]),
+        ("ema+ewc", "ewc", [0]),
+        ("curvature", "curvature", [0]),
+    ],
+)
+def test_a_training_that_depends_on_the_same_is_carried_out_once(
+    one: str, other: str, tasks: list[int], tmp_path: Path
+) -> None:
+    alone, second = learner(other), learner(other)
+    alone.fit(STREAM)
+    with known_trainings(tmp_path):
+        learner(one).fit(STREAM)
+        second.fit(STREAM)
+    assert [task for task in range(2) if recalled(second, task)] == tasks
+    assert same(alone, second)
+    assert torch.equal(alone.random_state, second.random_state)
+
+
+def test_another_strength_is_another_training(tmp_path: Path) -> None:
+    with known_trainings(tmp_path):
+        learner("lwf").fit(STREAM)
+        second = eg.Learner(eg.GCN(hidden=6), make_method("lwf", {"strength": 3.0}), **SETTINGS)
+        second.fit(STREAM)
+    assert recalled(second)
+    assert not recalled(second, 1)
+
+
+@pytest.mark.parametrize("other", [{"lr": 0.02}, {"epochs": 2}, {"seed": 1}, {"weight_decay": 0.1}, {"batch_size": 4}])
+def test_another_training_is_carried_out(other: dict[str, Any], tmp_path: Path) -> None:
+    with known_trainings(tmp_path):
+        learner().learn(STREAM[0])
+        second = learner(**other)
+        second.learn(STREAM[0])
+        third = learner()
+        third.learn(STREAM[1])
+    assert not recalled(second)
+    assert not recalled(third)
+
+
+def test_a_step_of_one_s_own_is_carried_out(tmp_path: Path) -> None:
+    class Watching(eg.Method):
+        steps = 0
+
+        def after_step(self, step: eg.Step) -> None:
+            self.steps += 1
+
+    watching = Watching()
+    with known_trainings(tmp_path):
+        learner().learn(STREAM[0])
+        eg.Learner(eg.GCN(hidden=6), watching, **SETTINGS).learn(STREAM[0])
+    assert watching.steps
+
+
+def test_what_cannot_be_read_or_written_is_trained_anew(tmp_path: Path) -> None:
+    alone = learner()
+    alone.learn(STREAM[0])
+    with known_trainings(tmp_path / "kept"):
+        learner().learn(STREAM[0])
+        (index,) = (tmp_path / "kept").rglob(INDEX)
+        index.write_text("{}")
+        again = learner()
+        again.learn(STREAM[0])
+    assert not recalled(again)
+    assert same(alone, again)
+    (tmp_path / "a file").write_text("")
+    with known_trainings(tmp_path / "a file"):
+        blocked = learner()
+        blocked.learn(STREAM[0])
+    assert same(alone, blocked)
+
+
+def test_a_training_in_the_middle_goes_on_by_itself(tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def stop(progress: eg.training.Progress, epochs: int) -> None:
+        if progress.epoch == 2:
+            raise StoppedError
+
+    alone, halted = learner(), learner()
+    alone.learn(STREAM[0])
+    with pytest.raises(StoppedError):
+        halted.learn(STREAM[0], on_epoch=stop)
+    with known_trainings(tmp_path):
+        learner().learn(STREAM[0])
+        halted.learn(STREAM[0])
+    assert not recalled(halted)
+    assert same(alone, halted)
+
+
+def test_a_table_trains_the_first_task_of_a_seed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = eg.training.Training(**SETTINGS)
+    cells = [
+        Cell(name, RunSpec(source="sbm:nodes=80,classes=4,features=6", method=name, seeds=[0, 1], training=training))
+        for name in ("finetune", "ewc", "curvature")
+    ]
+    together = run_cells(cells, tmp_path / "together")
+    assert not (tmp_path / "together" / SHARED).exists()
+    monkeypatch.setattr(module, "place_of", lambda member: None)
+    monkeypatch.setattr("evergraph.training.loop.place_of", lambda member: None)
+    alone = run_cells(cells, tmp_path / "alone")
+    for cell in cells:
+        assert together[cell.key]["matrices"] == alone[cell.key]["matrices"]
+        taken = ["another run" in steps[0] for steps in together[cell.key]["steps"]]
+        assert taken == [cell.key != "finetune"] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["ewc", "curvature"])
+def test_seeds_that_train_as_one_on_a_gpu_take_over_what_they_know(method: str, tmp_path: Path) -> None:
+    def fitted(seed: int, name: str, folder: Path | None) -> eg.Learner:
+        with known_trainings(folder):
+            return learner(name, seed=seed, device="cuda").fit(STREAM)
+
+    def seeds(name: str, folder: Path | None) -> list[Any]:
+        device = torch.device("cuda")
+        return side_by_side([partial(fitted, seed, name, folder) for seed in range(2)], device, kin=["seeds"] * 2)
+
+    alone = seeds(method, None)
+    seeds("finetune", tmp_path)
+    for expected, found in zip(alone, seeds(method, tmp_path)):
+        assert recalled(found)
+        assert found.history[1]["steps"].endswith("2 as one")
+        assert torch.equal(found.random_state, expected.random_state)
+        for one, other in zip(parameters(found), parameters(expected)):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
