@@ -36,6 +36,8 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordingExecutor, "can_record", classmethod(lambda kind, context: True))
     monkeypatch.setattr("evergraph.training.executors.cuda_graphs.cuda_graph_of", lambda step: step)
     monkeypatch.setattr("evergraph.core.randomness.DEVICES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr("evergraph.methods.lwf.DEVICES", frozenset())
+    monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", lambda params: False)
 
 
 def small_stream() -> TaskStream:
