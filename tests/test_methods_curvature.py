@@ -826,8 +826,6 @@ def test_every_form_is_a_method_of_its_own(settings: dict[str, object], kind: ty
     own = {key: value for key, value in settings.items() if key in kind.__dataclass_fields__}
     if settings.get("nodes") == "means":
         own["prototypes"] = 0  # one mean per class
-    if kind is StandInCurvature:
-        own.setdefault("estimator", "exact")  # the paper's F(θ), where the form alone takes its mean since the anchor
     average, form = whole.methods
     assert type(average) is EMA
     assert form == kind(strength=STRENGTH, **own)

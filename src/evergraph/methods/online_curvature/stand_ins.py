@@ -60,7 +60,7 @@ class StandInCurvature(AnchoredCurvature):
 
     strength: NonNegative = 10.0
     anchors: Anchors = "latest"
-    estimator: Literal["exact", "sampled", "integrated"] = "integrated"
+    estimator: Literal["exact", "sampled", "integrated"] = "exact"
     prototypes: NonNegativeInt = 32
     from_memory: bool = False
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
@@ -68,8 +68,7 @@ class StandInCurvature(AnchoredCurvature):
     def __post_init__(self) -> None:
         if self.estimator == "integrated" and self.anchors != "latest":
             raise EvergraphError(
-                f"{self.name}: estimator=integrated goes along the way from one anchor; use anchors=latest, or "
-                "estimator=exact"
+                f"{self.name}: estimator=integrated goes along the way from one anchor; use anchors=latest"
             )
 
     @property
