@@ -421,6 +421,7 @@ def test_triton_s_layer_and_softmax_are_those_written_out() -> None:
     assert interpreted("launch = None", "layer_error") < 1e-5
     assert interpreted("launch = None", "softmax_error") < 1e-5
     assert interpreted("launch = None", "fused_error") < 1e-5
+    assert interpreted("launch = None", "queue_error") < 1e-12
 
 
 def layer_error(_: object, device: str) -> float:
@@ -437,13 +438,15 @@ def layer_error(_: object, device: str) -> float:
         moves = torch.cat([moved * (hidden > 0), 0 * ones], 2)
         made = torch.einsum("rmk,kmc->rmc", active, weight)
         change = torch.einsum("rmk,kmc->rmc", moves, weight) + torch.einsum("rmk,kmc->rmc", active, tangent)
-        found = forwards(*drawn[:4], "ieee")
+        found = forwards(*drawn[:2], (drawn[2], -drawn[3]), "ieee")
         errors += [relative(found[:, 0], made.detach()), relative(found[:, 1], change.detach())]
-        errors.append(relative(forwards(*drawn[:2], None, None, "ieee")[:, 0], made.detach()))
+        errors.append(relative(forwards(*drawn[:2], None, "ieee")[:, 0], made.detach()))
         expected = torch.autograd.grad(made, (hidden, weight), cotangent)
         errors += map(relative, backwards(drawn[4], drawn[0], drawn[1], "ieee"), expected)
-        both = apart(drawn[0], drawn[2], 3)
-        errors += map(relative, both, ((moved - hidden.detach()) / 3, -hidden.detach()))
+        for chosen in (None, torch.arange(rows, device=device).flip(0)):
+            known = moved if chosen is None else moved[chosen]
+            both = apart(drawn[0], drawn[2], chosen, 3)
+            errors += map(relative, both, ((known - hidden.detach()) / 3, -hidden.detach()))
     return max(errors)
 
 
@@ -463,7 +466,7 @@ def fused_error(_: object, device: str) -> float:
     mask = torch.tensor([0, 0, 0, 0, -torch.inf], device=device)
 
     def fused(hidden: Tensor, weight: Tensor, moved: Tensor, tangent: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, change = activated_layer(hidden, weight, operator, moved, tangent)
+        outputs, change = activated_layer(hidden, weight, operator, moved, -tangent)
         alone, _ = activated_layer(hidden, weight, operator)
         value = cross_entropy(outputs, y, mask).sum() + alone.square().sum()
         return pulled_along(value, outputs, fisher_product(outputs.detach(), change, mask)), change
@@ -501,9 +504,58 @@ def fused_error(_: object, device: str) -> float:
     return max(errors)
 
 
+def queue_error(_: object, device: str) -> float:
+    """The largest relative error of a queue's pull by kernels, of one network and of three, against gradients kept."""
+    generator, errors = torch.Generator().manual_seed(0), []
+    networks, rows, inputs, units, capacity, count = 3, 30, 24, 5, 3, 2
+    pattern = sp.random(rows, rows, 0.6, format="csr", rng=0) + sp.eye(rows, format="csr")
+    operator = SparseMatrix.from_scipy(sp.csr_array(pattern)).to(torch.float64).to(device)
+    room = int(operator.counts().max())
+    names = torch.randperm(rows, generator=generator).to(device)  # what the tables know nodes by
+    row_of = torch.empty_like(names)
+    row_of[names] = torch.arange(rows, device=device)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device)
+
+    tables = [
+        drawn(capacity, networks, room, inputs) * 0, torch.zeros(capacity, networks, room, dtype=torch.long),
+        torch.zeros(capacity, networks, 1, dtype=torch.int32), drawn(capacity, networks, inputs + 1, units) * 0,
+    ]  # fmt: skip
+    tables = [table.to(device) for table in tables]
+    alone = [table[:, 0].clone() for table in tables]
+    kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(networks)]
+    for number in range(5):
+        hidden, moved = drawn(rows, networks, inputs), drawn(rows, networks, inputs)
+        weight, total, score = (drawn(*shape) for shape in (*[(inputs + 1, networks, units)] * 2, (networks, 1, units)))
+        place = torch.full((networks, 1), number % capacity, device=device)
+        seed = torch.randint(rows, (networks, 1), generator=generator).to(device)
+        scale = drawn(networks, 1)
+        fixed = (count, operator, names, row_of)
+        given = (place, seed, score, scale, hidden, moved, weight, total, *tables)
+        found = torch.vmap(lambda *one, fixed=fixed: gradient_rows._PushAndPull.apply(*one, *fixed),
+                           (0, 0, 0, 0, *[1] * 8), (1, 1))(*given)  # fmt: skip
+        first = [value[0] for value in given[:4]] + [value[:, 0] for value in given[4:8]]
+        single = gradient_rows._PushAndPull.apply(*first, *alone, *fixed)
+        for network in range(networks):
+            h, w = (value[:, network].clone().requires_grad_() for value in (hidden, weight))
+            outputs = operator.dense() @ (torch.cat([h.relu(), torch.ones_like(h[:, :1])], 1) @ w)
+            pushed = torch.autograd.grad(outputs[seed[network, 0]] @ score[network, 0], (h, w))
+            kept[network] = [*kept[network], pushed][-capacity:]
+            displacement = moved[:, network], count * weight[:, network] - total[:, network]
+            expected = [torch.zeros_like(value) for value in pushed]
+            for gradient in kept[network]:
+                inner = sum((g * d).sum() for g, d in zip(gradient, displacement)) * scale[network]
+                expected = [value + inner * g for value, g in zip(expected, gradient)]
+            errors += (relative(value[:, network], wanted) for value, wanted in zip(found, expected))
+            if network == 0:
+                errors += map(relative, single, expected)
+    return max(errors)
+
+
 def softmax_error(_: object, device: str) -> float:
     """The largest relative error of cross entropy, its gradient and the Fisher product, with and without a scope."""
-    from evergraph.core.softmax_kernel import cross_entropy, fisher_product
+    from evergraph.core.softmax_kernel import cross_entropy, fisher_product, sampled_score
 
     generator, errors = torch.Generator().manual_seed(0), []
     for rows, units, scope in ((9, 5, None), (6, 40, [1, 7, 38]), (1, 2, [0, 1])):
@@ -518,6 +570,13 @@ def softmax_error(_: object, device: str) -> float:
         errors += map(relative, cross_entropy(outputs, targets, mask), (losses.detach(), gradient))
         expected = problem.fisher_product(plain.detach(), tangents.double())
         errors.append(relative(fisher_product(outputs, tangents, mask), expected))
+        p = torch.softmax(outputs.double() if mask is None else outputs.double() + mask, 1)
+        for row, drawn in enumerate((0.0, 0.3, 0.999, 1.0)[:rows]):
+            threshold = torch.full((rows, 1), drawn, device=device)
+            unit = min(int((p[row, scope or slice(None)].cumsum(0) < drawn).sum()), len(scope or range(units)) - 1)
+            hit = torch.tensor((scope or range(units))[unit], device=device)
+            expected = torch.nn.functional.one_hot(hit, units) - p[row]
+            errors.append(relative(sampled_score(outputs, threshold, mask)[row], expected))
         wrong = cross_entropy(outputs, torch.full_like(targets, units), mask)[0]
         errors.append(0.0 if wrong.isnan().all() else 1.0)
     return max(errors)
@@ -579,7 +638,7 @@ def test_a_queue_of_rows_of_the_first_layer_is_that_of_gradients_written_out(
 
     found, found_losses = learned("sparse", "structure")
     assert any(kinds)
-    assert len(apart) == 1  # the first step with a queue; the passes of all others carry the tangent
+    assert not apart  # every pass carries the tangent
     kinds.clear()
     plain, plain_losses = learned("sparse")
     assert not any(kinds)
@@ -869,6 +928,7 @@ def test_fused_kernels_on_a_gpu_are_what_is_written_out() -> None:
     assert layer_error(None, "cuda") < 1e-5
     assert softmax_error(None, "cuda") < 1e-5
     assert fused_error(None, "cuda") < 1e-5
+    assert queue_error(None, "cuda") < 1e-12
 
 
 @gpu

@@ -1,5 +1,6 @@
 """Trainings that several runs have in common are carried out once, and change nothing."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from evergraph.persistence.checkpoint import INDEX
 from evergraph.training import known_trainings as module
 from evergraph.training.known_trainings import known_trainings
 from evergraph.training.learning import make_context
+from evergraph.training.side_by_side import side_by_side
 
 STREAM = eg.stream("sbm:nodes=80,classes=4,features=6")
 SETTINGS: dict[str, Any] = {"epochs": 3, "lr": 0.01, "batch_size": 8, "weight_decay": 0.0, "label_scope": "seen"}
@@ -186,3 +188,24 @@ def test_a_table_trains_the_first_task_of_a_seed_once(tmp_path: Path, monkeypatc
         assert together[cell.key]["matrices"] == alone[cell.key]["matrices"]
         taken = ["another run" in steps[0] for steps in together[cell.key]["steps"]]
         assert taken == [cell.key != "finetune"] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["ewc", "curvature"])
+def test_seeds_that_train_as_one_on_a_gpu_take_over_what_they_know(method: str, tmp_path: Path) -> None:
+    def fitted(seed: int, name: str, folder: Path | None) -> eg.Learner:
+        with known_trainings(folder):
+            return learner(name, seed=seed, device="cuda").fit(STREAM)
+
+    def seeds(name: str, folder: Path | None) -> list[Any]:
+        device = torch.device("cuda")
+        return side_by_side([partial(fitted, seed, name, folder) for seed in range(2)], device, kin=["seeds"] * 2)
+
+    alone = seeds(method, None)
+    seeds("finetune", tmp_path)
+    for expected, found in zip(alone, seeds(method, tmp_path)):
+        assert recalled(found)
+        assert found.history[1]["steps"].endswith("2 as one")
+        assert torch.equal(found.random_state, expected.random_state)
+        for one, other in zip(parameters(found), parameters(expected)):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

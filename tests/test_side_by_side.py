@@ -115,6 +115,14 @@ STACKABLE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+DRAWING: list[tuple[str, dict[str, Any]]] = [
+    ("curvature", {"estimator": "sampled"}),
+    ("curvature", {"estimator": "queue", "queue_size": 7, "strength": 1.0}),
+    ("queue-curvature", {"queue_size": 4, "queue_rule": "algorithm", "over_nodes": "sum"}),
+]
+"""Methods that draw within a step, each by its own numbers: with kernels, so on a GPU alone."""
+
+
 ALIKE = ("online-ewc", "mas", "ema+ewc", "mas+batch-curvature")
 """Methods whose pull is that of another on the list when there is one batch alone."""
 
@@ -372,7 +380,11 @@ def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:
 @gpu
 @pytest.mark.parametrize(
     ("name", "settings", "batch_size", "sparse"),
-    [*((*method, 8, True) for method in STACKABLE), *((*STACKABLE[1], size, False) for size in (8, 0))],
+    [
+        *((*method, 8, True) for method in (*STACKABLE, *DRAWING)),
+        *((*method, 0, True) for method in DRAWING),
+        *((*STACKABLE[1], size, False) for size in (8, 0)),
+    ],
 )
 def test_seeds_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
     name: str, settings: dict[str, Any], batch_size: int, sparse: bool, monkeypatch: pytest.MonkeyPatch

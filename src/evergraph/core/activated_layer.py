@@ -31,17 +31,19 @@ def fused_layer_suits(hidden: Tensor, weight: Tensor) -> bool:
 class _ActivatedLayer(torch.autograd.Function):
     """(P Z, P Ż) with Z = [σ(H) 1] W and Ż = [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, or P Z alone; tangents take no gradient.
 
-    Matrices of several networks have them as their middle dimension.
+    `against` is −Ẇ. Matrices of several networks have them as their middle dimension.
     """
 
     @staticmethod
     def forward(
-        hidden: Tensor, weight: Tensor, moved: Tensor | None, tangent: Tensor | None, operator: Features
+        hidden: Tensor, weight: Tensor, moved: Tensor | None, against: Tensor | None, operator: Features
     ) -> tuple[Tensor, Tensor | None]:
         from evergraph.core.layer_kernel import forwards
 
-        m, d = (None if value is None else _by_network(value) for value in (moved, tangent))
-        made = forwards(_by_network(hidden), _by_network(weight), m, d, _precision())
+        tangents = None
+        if moved is not None and against is not None:
+            tangents = _by_network(moved), _by_network(against)
+        made = forwards(_by_network(hidden), _by_network(weight), tangents, _precision())
         put_out = product(operator, made.flatten(1)).unflatten(1, made.shape[1:])
         sides = [side if hidden.dim() == 3 else side.squeeze(1) for side in put_out.unbind(1)]
         return sides[0], sides[1] if len(sides) == 2 else None
@@ -111,7 +113,7 @@ def _precision() -> str:
 
 
 def activated_layer(
-    hidden: Tensor, weight: Tensor, operator: Features, moved: Tensor | None = None, tangent: Tensor | None = None
+    hidden: Tensor, weight: Tensor, operator: Features, moved: Tensor | None = None, against: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """P [σ(H) 1] W and its tangent along Ḣ and Ẇ, None where these are; for matrices that the kernels suit.
 
@@ -120,8 +122,8 @@ def activated_layer(
         weight: W, its last row the bias.
         operator: P.
         moved: Ḣ.
-        tangent: Ẇ.
+        against: −Ẇ.
     """
-    tangents = (None if value is None else value.detach() for value in (moved, tangent))
+    tangents = (None if value is None else value.detach() for value in (moved, against))
     made, change = _ActivatedLayer.apply(hidden, weight, *tangents, operator)
     return made, change

@@ -1,4 +1,4 @@
-"""Cross entropy and Fisher products over the units in scope, on a GPU in a kernel each.
+"""Cross entropy, Fisher products and drawn scores over the units in scope, on a GPU in a kernel each.
 
 Written out the loss is five kernels forwards and five backwards, of which none takes longer than its launch.
 """
@@ -14,12 +14,13 @@ from torch import Tensor
 from evergraph.core.row_pieces import row_kernel
 from evergraph.core.shortcuts import fast
 
+KINDS = frozenset({torch.float32, torch.float64})
 MOST_UNITS = 1024  # that a program reads at once
 
 
 def fused_softmax_suits(outputs: Tensor) -> bool:
-    """Whether these are outputs that the kernels are for: float32, on a GPU, not too many units."""
-    kind = outputs.is_cuda and outputs.dtype == torch.float32 and 0 < outputs.size(1) <= MOST_UNITS
+    """Whether these are outputs that the kernels are for: on a GPU, not too many units."""
+    kind = outputs.is_cuda and outputs.dtype in KINDS and 0 < outputs.size(1) <= MOST_UNITS
     return kind and outputs.size(0) > 0 and fast("fused") and row_kernel() is not None
 
 
@@ -75,7 +76,30 @@ class _FisherProduct(torch.autograd.Function):
         return _FisherProduct.apply(z.flatten(0, 1), u.flatten(0, 1), mask).unflatten(0, z.shape[:2]), 0
 
 
-for _forward in (_CrossEntropy.forward, _FisherProduct.forward):  # torch would find it out at every call
+class _SampledScore(torch.autograd.Function):
+    """onehot(y) − p of each row with y drawn from p by a threshold; takes no gradient."""
+
+    @staticmethod
+    def forward(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
+        from evergraph.core.softmax_kernel import sampled_score
+
+        return sampled_score(outputs.contiguous(), thresholds.contiguous(), mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Any:
+        z, t = (_in_front(value, dim, info.batch_size) for value, dim in zip((outputs, thresholds), in_dims))
+        return _SampledScore.apply(z.flatten(0, 1), t.flatten(0, 1), mask).unflatten(0, z.shape[:2]), 0
+
+
+for _forward in (
+    _CrossEntropy.forward,
+    _FisherProduct.forward,
+    _SampledScore.forward,
+):  # torch would find it out at every call
     vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
@@ -98,4 +122,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tens
 def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
     """H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
     found: Tensor = _FisherProduct.apply(outputs.detach(), tangents.detach(), mask)
+    return found
+
+
+def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
+    """onehot(y) − p of each row, y drawn from p by a number between 0 and 1; no gradient is recorded."""
+    found: Tensor = _SampledScore.apply(outputs.detach(), thresholds, mask)
     return found

@@ -19,10 +19,13 @@ PROGRAMS = 264  # that a sum over rows is divided among, two for each multiproce
 
 @triton.jit
 def outputs_of(  # type: ignore[no-untyped-def]
-    out, hidden, moved, weight, tangent, num_rows, networks, units, inputs: tl.constexpr, paired: tl.constexpr,
+    out, hidden, moved, weight, against, num_rows, networks, units, inputs: tl.constexpr, paired: tl.constexpr,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Rows of [σ(H) 1] W and, paired, of their tangent [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, for one network."""
+    """Rows of [σ(H) 1] W and, paired, of their tangent [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, for one network.
+
+    `against` is −Ẇ.
+    """
     r = tl.program_id(0) * rows + tl.arange(0, rows)
     network = tl.program_id(1)
     c, k = tl.arange(0, width), tl.arange(0, depth)
@@ -30,25 +33,26 @@ def outputs_of(  # type: ignore[no-untyped-def]
     start = (r[:, None].to(tl.int64) * networks + network) * inputs + k[None, :]
     of_weight = (k[:, None].to(tl.int64) * networks + network) * units + c[None, :]
     last = (inputs * networks + network) * units + c
-    total = tl.zeros((rows, width), dtype=tl.float32) + tl.load(weight + last, mask=c < units, other=0.0)[None, :]
+    sums = tl.zeros((rows, width), dtype=tl.float32) + tl.load(weight + last, mask=c < units, other=0.0)[None, :]
     change = tl.zeros((rows, width), dtype=tl.float32)
     if paired:
-        change += tl.load(tangent + last, mask=c < units, other=0.0)[None, :]
+        change -= tl.load(against + last, mask=c < units, other=0.0)[None, :]
+    back = tl.zeros((rows, width), dtype=tl.float32)
     for first in range(0, inputs, depth):
         before = tl.load(hidden + start + first, mask=there, other=0.0)
         w = tl.load(weight + of_weight + first * networks * units, mask=inside, other=0.0)
         active = tl.maximum(before, 0.0)
-        total = tl.dot(active, w, total, input_precision=precision)
+        sums = tl.dot(active, w, sums, input_precision=precision)
         if paired:
             moves = tl.where(before > 0, tl.load(moved + start + first, mask=there, other=0.0), 0.0)
-            d = tl.load(tangent + of_weight + first * networks * units, mask=inside, other=0.0)
+            d = tl.load(against + of_weight + first * networks * units, mask=inside, other=0.0)
             change = tl.dot(moves, w, change, input_precision=precision)
-            change = tl.dot(active, d, change, input_precision=precision)
+            back = tl.dot(active, d, back, input_precision=precision)  # a factor that is computed first takes longer
     sides = 2 if paired else 1
     place = (r[:, None].to(tl.int64) * sides * networks + network) * units + c[None, :]
-    tl.store(out + place, total, mask=there & inside)
+    tl.store(out + place, sums, mask=there & inside)
     if paired:
-        tl.store(out + place + networks * units, change, mask=there & inside)
+        tl.store(out + place + networks * units, change - back, mask=there & inside)
 
 
 @triton.jit
@@ -97,36 +101,57 @@ def weight_share(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def set_apart(out, moved, at_total, product, count, size, numbers: tl.constexpr):  # type: ignore[no-untyped-def]
-    """With P = A (total − count W): A D = −P, and A W = (A total − P) / count."""
+def add_shares(out, shares, parts, size, at_once: tl.constexpr, numbers: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum over the first dimension of some numbers of each share."""
+    i = tl.program_id(0) * numbers + tl.arange(0, numbers)
+    total = tl.zeros((numbers,), dtype=tl.float32)
+    for first in range(0, parts, at_once):
+        part = first + tl.arange(0, at_once)
+        there = (part < parts)[:, None] & (i < size)[None, :]
+        read = tl.load(shares + part[:, None].to(tl.int64) * size + i[None, :], mask=there, other=0.0)
+        total += tl.sum(read, axis=0)
+    tl.store(out + i, total, mask=i < size)
+
+
+@triton.jit
+def set_apart(  # type: ignore[no-untyped-def]
+    out, moved, at_total, product, chosen, count, size, columns, picked: tl.constexpr, numbers: tl.constexpr,
+):  # fmt: skip
+    """With P = A (total − count W): A D = −P, and A W = (A total − P) / count; picked, some rows of A total."""
     i = tl.program_id(0).to(tl.int64) * numbers + tl.arange(0, numbers)
     inside = i < size
     p = tl.load(product + i, mask=inside, other=0.0)
-    known = tl.load(at_total + i, mask=inside, other=0.0)
+    place = i
+    if picked:
+        place = tl.load(chosen + i // columns, mask=inside, other=0) * columns + i % columns
+    known = tl.load(at_total + place, mask=inside, other=0.0)
     tl.store(moved + i, -p, mask=inside)
     tl.store(out + i, (known - p) / count, mask=inside)
 
 
-def forwards(hidden: Tensor, weight: Tensor, moved: Tensor | None, tangent: Tensor | None, precision: str) -> Tensor:
+Moved = tuple[Tensor, Tensor]
+"""The tangent of H, and that of W with its sign turned round."""
+
+
+def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: str) -> Tensor:
     """[σ(H) 1] W, and beside it the tangent where there is one: `(rows, 1 or 2, networks, units)`.
 
     Args:
         hidden: H, `(rows, networks, inputs)`, contiguous as all others.
         weight: W, `(inputs + 1, networks, units)`.
-        moved: the tangent of H, or None.
-        tangent: the tangent of W, or None.
+        tangents: along which.
         precision: of the products: `tf32` or `ieee`.
     """
     num_rows, networks, inputs = hidden.shape
-    units, paired = weight.size(2), moved is not None
+    units, paired = weight.size(2), tangents is not None
+    moved, against = tangents if tangents is not None else (hidden, weight)  # not read
     out = hidden.new_empty(num_rows, 2 if paired else 1, networks, units)
     kernel: Any = outputs_of
     grid = triton.cdiv(num_rows, ROWS // 2), networks
     with torch.cuda.device_of(out):
         kernel[grid](
-            out, hidden, moved if paired else hidden, weight, tangent if paired else weight, num_rows, networks, units,
-            inputs=inputs, paired=paired, rows=ROWS // 2, depth=_depth(inputs), width=_width(units),
-            precision=precision, num_warps=4,
+            out, hidden, moved, weight, against, num_rows, networks, units, inputs=inputs, paired=paired,
+            rows=ROWS // 2, depth=_depth(inputs), width=_width(units), precision=precision, num_warps=4,
         )  # fmt: skip
     return out
 
@@ -142,24 +167,30 @@ def backwards(cotangent: Tensor, hidden: Tensor, weight: Tensor, precision: str)
     parts = min(max(PROGRAMS // (pieces * networks), 1), triton.cdiv(num_rows, ROWS))
     share = triton.cdiv(triton.cdiv(num_rows, parts), ROWS) * ROWS
     parts = triton.cdiv(num_rows, share)
-    at_weight = weight.new_empty(parts, *weight.shape)
+    shares = weight.new_empty(parts, *weight.shape)
+    at_weight = torch.empty_like(weight) if parts > 1 else shares[0]
     by_rows: Any = pulled_back
     by_weights: Any = weight_share
+    added: Any = add_shares
     with torch.cuda.device_of(hidden):
         grid = triton.cdiv(num_rows, ROWS), networks, pieces
         by_rows[grid](at_hidden, cotangent, hidden, weight, *sizes, **shapes, num_warps=4)
-        by_weights[(parts, networks, pieces)](at_weight, cotangent, hidden, *sizes, share=share, **shapes, num_warps=4)
-    return at_hidden, at_weight.sum(0) if parts > 1 else at_weight[0]
+        by_weights[(parts, networks, pieces)](shares, cotangent, hidden, *sizes, share=share, **shapes, num_warps=4)
+        if parts > 1:
+            blocks = triton.cdiv(weight.numel(), 64)
+            added[(blocks,)](at_weight, shares, parts, weight.numel(), at_once=16, numbers=64, num_warps=2)
+    return at_hidden, at_weight
 
 
-def apart(product: Tensor, at_total: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(A W, A D) from A (total − count W) and A total, both contiguous."""
+def apart(product: Tensor, at_total: Tensor, chosen: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """(A W, A D) from A (total − count W) and rows of A total, or the chosen ones of them; all contiguous."""
     out, moved = torch.empty_like(product), torch.empty_like(product)
     kernel: Any = set_apart
     with torch.cuda.device_of(product):
         kernel[(triton.cdiv(product.numel(), 1024),)](
-            out, moved, at_total, product, float(count), product.numel(), numbers=1024
-        )
+            out, moved, at_total, product, at_total if chosen is None else chosen, float(count), product.numel(),
+            product.numel() // max(product.size(0), 1), picked=chosen is not None, numbers=1024,
+        )  # fmt: skip
     return out, moved
 
 

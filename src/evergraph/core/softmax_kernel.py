@@ -1,4 +1,5 @@
-"""Softmax over the units in scope, row by row on a GPU: cross entropy with its gradient, and the Fisher product.
+"""Softmax over the units in scope, row by row on a GPU: cross entropy with its gradient, Fisher products and
+scores.
 
 Triton kernels, imported where Triton is at hand; `evergraph.core.fused_softmax` says what they compute.
 """
@@ -57,11 +58,36 @@ def fisher(  # type: ignore[no-untyped-def]
     tl.store(out + place, weighted - p * tl.sum(weighted, axis=1)[:, None], mask=there)
 
 
+@triton.jit
+def scores(  # type: ignore[no-untyped-def]
+    out, outputs, thresholds, mask, num_rows, units, masked: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """onehot(y) − p for some rows, y the first unit in scope up to which p adds up to a threshold; else the last."""
+    r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
+    there = (r[:, None] < num_rows) & (c[None, :] < units)
+    place = r[:, None].to(tl.int64) * units + c[None, :]
+    z = tl.load(outputs + place, mask=there, other=float("-inf"))
+    scope = c < units
+    if masked:
+        added = tl.load(mask + c, mask=c < units, other=float("-inf"))
+        z += added[None, :]
+        scope = added == 0
+    z = tl.where(r[:, None] < num_rows, z, 0.0)
+    e = tl.exp(z - tl.max(z, axis=1)[:, None])
+    p = e / tl.sum(e, axis=1)[:, None]
+    threshold = tl.load(thresholds + r, mask=r < num_rows, other=0.0)
+    reached = (tl.cumsum(p, axis=1) >= threshold[:, None]) & scope[None, :]
+    first = tl.min(tl.where(reached, c[None, :], width), axis=1)
+    last = tl.max(tl.where(scope, c, 0), axis=0)
+    y = tl.where(first < width, first, last)
+    tl.store(out + place, tl.where(c[None, :] == y[:, None], 1.0, 0.0) - p, mask=there)
+
+
 def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The loss of each row and its gradient at the outputs; all contiguous.
 
     Args:
-        outputs: `(rows, units)`, float32.
+        outputs: `(rows, units)`.
         targets: a unit for each row.
         mask: added to each row: minus infinity at units out of scope, else zero. None for none.
     """
@@ -82,6 +108,18 @@ def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Te
     with torch.cuda.device_of(outputs):
         kernel[_grid(outputs)](
             out, outputs, tangents, outputs if mask is None else mask, *outputs.shape,
+            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
+        )  # fmt: skip
+    return out
+
+
+def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
+    """onehot(y) − p of each row, y drawn from p by a number between 0 and 1; arguments as above."""
+    out = torch.empty_like(outputs)
+    kernel: Any = scores
+    with torch.cuda.device_of(outputs):
+        kernel[_grid(outputs)](
+            out, outputs, thresholds, outputs if mask is None else mask, *outputs.shape,
             masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
         )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,22 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import Features, SparseMatrix, product
 
 READ_OFTEN = 4  # entries in a column from which two dense factors are put side by side for one product
+
+
+class Rows(NamedTuple):
+    """Rows of a table: all of them, or the chosen ones."""
+
+    table: Tensor
+    chosen: Tensor | None = None
+
+    def picked(self) -> Tensor:
+        """As a matrix of their own."""
+        return self.table if self.chosen is None else self.table.index_select(0, self.chosen)
+
+
+def against_anchors(weight: Tensor, count: int, total: Tensor) -> Tensor:
+    """−D for D = count · W − total, in one pass over the weights; no gradient is recorded."""
+    return torch.sub(total, weight.detach(), alpha=count)
 
 
 class _PairProduct(torch.autograd.Function):
@@ -37,9 +53,12 @@ class _PairProduct(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.matrix = inputs[2]
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if cotangents[0] is None:
+            return None, None, None
         return ctx.matrix.t() @ cotangents[0].contiguous(), None, None
 
     @staticmethod
@@ -57,28 +76,37 @@ class _AnchoredProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        weight: Tensor, total: Tensor, at_total: Tensor, matrix: Features, count: int, operator: Features | None
+        weight: Tensor,
+        total: Tensor,
+        at_total: Tensor,
+        chosen: Tensor | None,
+        matrix: Features,
+        count: int,
+        operator: Features | None,
     ) -> tuple[Tensor, Tensor]:
-        moved = product(matrix, torch.sub(total, weight, alpha=count))  # −D in one pass over the weights
+        moved = product(matrix, against_anchors(weight, count, total))
         moved = moved if operator is None else product(operator, moved)
         if moved.is_cuda and moved.dtype == torch.float32 and fast("fused") and row_kernel() is not None:
             from evergraph.core.layer_kernel import apart
 
-            return apart(moved.contiguous(), at_total.contiguous(), count)
+            return apart(moved.contiguous(), at_total.contiguous(), chosen, count)
         moved.neg_()
-        return (at_total + moved).div_(count), moved
+        return (Rows(at_total, chosen).picked() + moved).div_(count), moved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.matrix, ctx.operator = inputs[3], inputs[5]
+        ctx.matrix, ctx.operator = inputs[4], inputs[6]
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        if cotangents[0] is None:
+            return (None,) * 7
         cotangent = cotangents[0].contiguous()
         if ctx.operator is not None:
             cotangent = ctx.operator.t() @ cotangent
-        return ctx.matrix.t() @ cotangent, None, None, None, None, None
+        return ctx.matrix.t() @ cotangent, None, None, None, None, None, None
 
     @staticmethod
     def vmap(
@@ -114,11 +142,11 @@ def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tens
 
 
 def anchored_product(
-    matrix: Features, weight: Tensor, count: int, total: Tensor, at_total: Tensor, operator: Features | None = None
+    matrix: Features, weight: Tensor, count: int, total: Tensor, at_total: Rows, operator: Features | None = None
 ) -> tuple[Tensor, Tensor]:
     """(A W, A D) for constant A and D = count · W − total, where A total is known: one product for both.
 
     With an operator P both are multiplied by it from the left, and `at_total` is P A total.
     """
-    made, moved = _AnchoredProduct.apply(weight, total, at_total, matrix, count, operator)
+    made, moved = _AnchoredProduct.apply(weight, total, at_total.table, at_total.chosen, matrix, count, operator)
     return made, moved

@@ -70,5 +70,8 @@ def apply_output_fisher(
     one_of("kind of labels", labels, LABELS)
     if labels == "exact":
         return problem.fisher_product(outputs, tangent)
-    score = problem.score(outputs, pick_labels(problem, outputs, labels, targets, generator))
+    if labels == "sample":
+        score = problem.sampled_score(outputs, generator)
+    else:
+        score = problem.score(outputs, pick_labels(problem, outputs, labels, targets, generator))
     return score * (score * tangent).sum(1, keepdim=True)

@@ -13,6 +13,7 @@ from evergraph import registry
 from evergraph.core.capabilities import Answer, capability
 from evergraph.core.params import Direction, Params
 from evergraph.core.settings import Checked
+from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
@@ -73,6 +74,8 @@ class Method(metaclass=Checked):
     """Whether its steps read what the model's hidden layers put out (`Step.layers`)."""
     step_state: ClassVar[tuple[str, ...]] = ()
     """The state that its steps read, where they can be stacked (`steps_can_be_stacked`)."""
+    step_writes: ClassVar[tuple[str, ...]] = ()
+    """What of it they write, in place."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
     """What examples may be; a problem of others is refused."""
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
@@ -97,6 +100,9 @@ class Method(metaclass=Checked):
     def epochs(self, context: Context, planned: int) -> int:
         """How many epochs the loop shall train this task; `planned` is what the configuration says."""
         return planned
+
+    def for_many_steps(self, context: Context, batch: Batch) -> None:
+        """Before the first step that reads rows of one batch, which all steps of the task will."""
 
     def further_examples(self, context: Context) -> Tensor | None:
         """Examples of the task that the next step's batch shall hold besides its own, for a method that reads them.
@@ -163,8 +169,9 @@ class Method(metaclass=Checked):
     def steps_can_be_stacked(self, context: Context) -> Answer:
         """Whether one step may be that of several learners at once, which differ in their tensors alone.
 
-        Up to the objective, hooks are then called under `vmap`, and may neither draw nor write; `edit_grads` is called
-        once, with parameters, gradients and `step_state` of all learners side by side, and goes by single numbers.
+        Up to the objective, hooks are then called under `vmap`. They draw as `evergraph.core.randomness` lets them, and
+        write `step_writes` alone. `edit_grads` is called once, with parameters, gradients and `step_state` of all
+        learners side by side, and goes by single numbers.
         """
         return True
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
+from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
@@ -105,6 +106,11 @@ class Compose(Method):
         for method in self.methods:
             planned = method.epochs(context, planned)
         return planned
+
+    def for_many_steps(self, context: Context, batch: Batch) -> None:
+        """Each in turn."""
+        for method in self.methods:
+            method.for_many_steps(context, batch)
 
     def further_examples(self, context: Context) -> Tensor | None:
         """Those of all parts."""

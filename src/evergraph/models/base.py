@@ -46,7 +46,8 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `propagated_inputs()` and `features_from(…)`: features as a function, node by node, of inputs propagated before;
       `propagates_once(graph)`: whether a graph is to be read so;
     - `first_layer(batch)`: the matrices that stand before the first weight matrix in the first layer's output;
-      `after_first_layer(batch, hidden)`: the outputs from what that layer has put out;
+      `after_first_layer(batch, hidden)`: the outputs from what that layer has put out; `last_layer(batch)`: P, where
+      they are P [σ(H) 1] W of it;
     - `self_edges()`: a node that is its own neighbour is read as one with a neighbour like it;
     - `widen(units)`: hidden layers grow, and outputs stay as they are until the new units are trained;
     - `multiplies_sparse_inputs()`: it reads inputs as they are, by products with weights alone, whose cost is that of

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
 from evergraph.core.sparse import product
+from evergraph.core.tangent_products import Rows
 from evergraph.data.batching import Batch, Neighbourhoods
 
 LARGEST = 2**29  # bytes that a product may take to be kept
@@ -58,18 +59,18 @@ def given_rows(rows: Tensor | None) -> Iterator[None]:
         _given = before
 
 
-def fixed_rows(batch: Batch, weight: Tensor, number: int, *, propagate: bool) -> Tensor | None:
+def fixed_rows(batch: Batch, weight: Tensor, number: int, *, propagate: bool) -> Rows | None:
     """The rows of `fixed_product` at the batch's first nodes; of a batch that lasts they are picked once."""
     if _given is not None:
-        return _given
+        return Rows(_given)
     assert batch.source is not None
     product = fixed_product(batch.source, weight, propagate=propagate)
     if product is None or not batch.lasting:
-        return None if product is None else product.index_select(0, batch.nodes[:number])
+        return None if product is None else Rows(product, batch.nodes[:number])
     kept = _products[batch.source]
     if kept.rows is None or kept.nodes is not batch.nodes:
         kept.rows, kept.nodes = product.index_select(0, batch.nodes[:number]), batch.nodes
-    return kept.rows
+    return Rows(kept.rows)
 
 
 def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -> Tensor | None:

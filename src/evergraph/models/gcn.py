@@ -21,7 +21,7 @@ from evergraph.core.sparse import (
     with_ones,
     with_self_loops,
 )
-from evergraph.core.tangent_products import anchored_product, pair_product
+from evergraph.core.tangent_products import against_anchors, anchored_product, pair_product
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -178,6 +178,11 @@ class GCN(StackedWeights):
         """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
+    @capability(rests_on=OUTPUTS)
+    def last_layer(self, batch: Batch) -> SparseMatrix | None:
+        """P, where outputs are P [σ(H) 1] W of the first layer's output H and the last weight; else None."""
+        return batch.layer(batch.num_hops - 1) if self.num_layers == 2 and not self.dropout else None
+
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
     def multiplies_sparse_inputs(self) -> bool:
         """X W₁ is all that it makes of its inputs."""
@@ -190,12 +195,14 @@ class GCN(StackedWeights):
         if capable(direction, "first_layer_alone") is not None and self.num_layers > 1:
             outputs = self.after_first_layer(batch, noted(hidden, direction, moved))
             return outputs, torch.zeros_like(outputs)
+        parts = capable(direction, "parts")
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden = noted(hidden, direction, moved)
-            operator, tangent = batch.layer(number - skipped), direction[f"weights.{number}"]
+            operator, name = batch.layer(number - skipped), f"weights.{number}"
             if self._fuses(operator, hidden, weight):
-                hidden, change = activated_layer(hidden, weight, operator, moved, tangent)
+                against = -direction[name] if parts is None else against_anchors(weight, *parts(name))
+                hidden, change = activated_layer(hidden, weight, operator, moved, against)
                 assert change is not None
                 moved = change
                 continue
@@ -204,7 +211,7 @@ class GCN(StackedWeights):
             first = _propagate_first(operator, weight)
             if first:
                 hidden, moved = pair_product(operator, hidden, moved)
-            moved = moved @ weight.detach() + hidden.detach() @ tangent
+            moved = moved @ weight.detach() + hidden.detach() @ direction[name]
             hidden = hidden @ weight
             if not first:
                 hidden, moved = pair_product(operator, hidden, moved)

@@ -114,6 +114,10 @@ class Problem:
         """A target drawn from p(y | z) for each example."""
         raise NotImplementedError
 
+    def sampled_score(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The score at a target drawn from p(y | z), of each example."""
+        return self.score(outputs, self.sample(outputs, generator))
+
     def most_probable(self, outputs: Tensor) -> Tensor:
         """The most probable target of each example."""
         raise NotImplementedError

@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core import fused_softmax
+from evergraph.core.capabilities import capability
 from evergraph.core.fused_softmax import fused_softmax_suits
 from evergraph.core.randomness import own_numbers, uniform
+from evergraph.core.row_pieces import row_kernel
+from evergraph.core.shortcuts import fast
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -104,9 +107,21 @@ class Classification(Problem):
         """A class drawn from p. On a GPU from the device's own random numbers, so that nothing waits for Python."""
         p = self._scoped(outputs).softmax(1)
         if own_numbers(p.device):  # multinomial would wait for the device
-            threshold = uniform((p.size(0), 1), p.device, generator, p.dtype)
+            threshold = uniform((p.size(0), 1), p.device, generator, p.dtype, like=outputs)
             return self._units((p.cumsum(1) < threshold).sum(1).clamp(max=p.size(1) - 1))
         return self._units(torch.multinomial(p.double(), 1, generator=generator).reshape(-1))
+
+    def sampled_score(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """onehot(y) − p at a class drawn from p."""
+        if not fused_softmax_suits(outputs):
+            return super().sampled_score(outputs, generator)
+        threshold = uniform((outputs.size(0), 1), outputs.device, generator, outputs.dtype, like=outputs)
+        return fused_softmax.sampled_score(outputs, threshold, self._mask_of(outputs))
+
+    @capability(rests_on=("sampled_score",))
+    def draws_scores_for_several(self, device: torch.device) -> bool:
+        """Whether `sampled_score` can be called under `vmap`, with numbers of each: where it is a kernel."""
+        return device.type == "cuda" and fast("fused") and row_kernel() is not None
 
     def most_probable(self, outputs: Tensor) -> Tensor:
         """The class with the highest output."""

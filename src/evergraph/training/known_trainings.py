@@ -26,6 +26,7 @@ from evergraph.errors import EvergraphError
 from evergraph.persistence.checkpoint import INDEX, load_tree, save_tree
 from evergraph.persistence.files import make_folder, only_writer
 from evergraph.training.member import Member
+from evergraph.training.side_by_side import device_numbers
 from evergraph.version import __version__
 
 _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
@@ -33,7 +34,7 @@ _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
 
 @contextmanager
 def known_trainings(folder: Path | None) -> Iterator[None]:
-    """Within it, trainings on a CPU are looked up in a folder, and kept there; None keeps none."""
+    """Within it, trainings are looked up in a folder, and kept there; None keeps none."""
     before = _folder.set(folder)
     try:
         yield
@@ -45,7 +46,7 @@ def place_of(member: Member) -> Path | None:
     """Where a training is kept that is about to begin; None for one that is not."""
     context, settings, folder = member.context, member.settings, _folder.get()
     claim = capable(member.method, "steps_depend_on")
-    if folder is None or claim is None or context.device.type != "cpu" or workers().size > 1:
+    if folder is None or claim is None or workers().size > 1:
         return None
     if member.progress.epoch or member.progress.optimizer is not None or settings.keep_optimizer or settings.patience:
         return None
@@ -67,6 +68,8 @@ def recalled(member: Member, place: Path) -> bool:
     member.progress.log, member.progress.epoch = known["log"], known["epoch"]
     member.progress.steps = "the same training was carried out in another run"
     torch.set_rng_state(known["numbers"])
+    if (own := device_numbers(member.context.device)) is not None:
+        own.set_state(known["device_numbers"])
     return True
 
 
@@ -74,6 +77,8 @@ def keep(member: Member, place: Path) -> None:
     """What came of a training, for other runs. A folder that cannot be written is no obstacle."""
     model, progress = member.context.model, member.progress
     known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch}
+    if (own := device_numbers(member.context.device)) is not None:
+        known["device_numbers"] = own.get_state()
     with suppress(EvergraphError):
         make_folder(place)
         with only_writer(place):
@@ -87,15 +92,18 @@ def _mark(member: Member, besides: list[Any]) -> str:
     words = [
         __version__, torch.__version__, torch.get_num_threads(), [name for name in FAST_PATHS if fast(name)],
         type(context.model), context.model.hyperparameters(), type(context.problem), context.reduction,
-        context.batch_size, member.settings, member.epochs, batcher.num_hops, type(batcher),
+        context.batch_size, member.settings, member.epochs, batcher.num_hops, type(batcher), str(context.device),
     ]  # fmt: skip
+    words.append([(name, value.requires_grad) for name, value in context.model.named_parameters()])
     mark.update(repr(words).encode())
     scope = [] if context.problem.scope is None else [context.problem.scope]
     parts = [batcher.x, batcher.operator, batcher.y, context.train, *([batcher.members] if batcher.members else [])]
     for name, value in context.model.state_dict().items():
         mark.update(name.encode())
         parts.append(value)
-    _add(mark, [*parts, *scope, torch.get_rng_state(), context.generator.get_state(), besides])
+    own = device_numbers(context.device)
+    numbers = [torch.get_rng_state(), context.generator.get_state(), *([] if own is None else [own.get_state()])]
+    _add(mark, [*parts, *scope, *numbers, besides])
     return mark.hexdigest()[:32]
 
 
@@ -114,4 +122,4 @@ def _add(mark: hashlib._Hash, value: Any) -> None:
         mark.update(repr(value).encode())
         return
     mark.update(repr((tuple(value.shape), value.dtype)).encode())
-    mark.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    mark.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -22,10 +22,11 @@ from evergraph.models.base import GraphModel
 from evergraph.training.adam import WideAdam, wide_adam_suits
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
+from evergraph.training.executors.cuda_graphs import renew_generator
 from evergraph.training.known_trainings import keep, place_of, recalled
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
 from evergraph.training.settings import Training
-from evergraph.training.side_by_side import NotTogetherError, give_way, meet
+from evergraph.training.side_by_side import NotTogetherError, device_numbers, give_way, meet
 from evergraph.training.stacked import Stack, StackedExecutor, sort_of
 
 Forward = Callable[[GraphModel, Batch, Sequence[Direction]], tuple[Tensor, list[Tensor]]]
@@ -91,11 +92,16 @@ def train(
     if (place := place_of(member)) is not None and recalled(member, place):
         return progress
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
-        member.numbers = torch.get_rng_state()
+        member.numbers, member.device_numbers = torch.get_rng_state(), device_numbers(context.device)
+    before = None if member.device_numbers is None else member.device_numbers.get_state()
     if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
         torch.set_rng_state(member.numbers)
+        if place is not None:
+            keep(member, place)
         return progress
     member.numbers = None
+    if member.spoilt and before is not None:
+        renew_generator(context.device, before)
     optimizer = make_optimizer(context.model, settings)
     if progress.optimizer is not None:
         load_optimizer(context.model, optimizer, progress.optimizer)
@@ -122,6 +128,8 @@ def _train_stacked(members: list[Member]) -> list[BaseException | None]:
     except Exception as error:
         if any(member.progress.epoch for member in members):
             raise
+        for member in members:
+            member.spoilt = True
         tell(f"{len(members)} trainings do not train as one ({first_line(error)}); they take turns")
         raise NotTogetherError from error
 

@@ -46,6 +46,8 @@ class Member:
         on_epoch: called after every epoch.
         epochs: how many are planned.
         numbers: the state of the host's random numbers that are its own; None where these are at work as they are.
+        device_numbers: the device's, where it has any, while the member is one of several.
+        spoilt: whether an attempt to train several as one may have left those unusable.
     """
 
     context: Context
@@ -55,6 +57,8 @@ class Member:
     on_epoch: OnEpoch | None
     epochs: int
     numbers: Tensor | None = None
+    device_numbers: torch.Generator | None = None
+    spoilt: bool = False
 
     def goes_on(self) -> bool:
         """Whether there are epochs left, and patience."""

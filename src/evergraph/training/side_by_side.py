@@ -256,6 +256,11 @@ class _Turn(threading.Thread):
 # random numbers and streams
 
 
+def device_numbers(device: torch.device) -> torch.Generator | None:
+    """A generator of the device's random numbers as they are at work now; None for a CPU, which has the host's."""
+    return _generator(device).graphsafe_get_state() if device.type == "cuda" else None
+
+
 def _generator(device: torch.device) -> Any:
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.cuda.default_generators[index]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
+from evergraph.core.randomness import drawing_for
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.core.workers import workers
@@ -26,6 +27,7 @@ from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Method, Step
 from evergraph.models.base import GraphModel
 from evergraph.models.fixed_products import given_rows
+from evergraph.training.executors import cuda_graphs
 from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.executors.whole import is_small
 from evergraph.training.member import Member, OptimizerState
@@ -119,6 +121,15 @@ def _dims(value: Any) -> Any:
     return _dim(value) if isinstance(value, Tensor) else None
 
 
+def _member_of(value: Any, dims: Any, number: int) -> Any:
+    """A copy of one member's tree."""
+    if isinstance(value, dict):
+        return {key: _member_of(item, dims[key], number) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_member_of(item, dim, number) for item, dim in zip(value, dims)]
+    return value.select(dims, number).clone() if isinstance(value, Tensor) else value
+
+
 class Stack(nn.Module):
     """The parameters of several members, and what their steps read besides, side by side.
 
@@ -136,10 +147,14 @@ class Stack(nn.Module):
         self.dims = {name: _dim(params[0][name]) for name in self.names}
         stacked = (torch.stack([own[name].detach() for own in params], self.dims[name]) for name in self.names)
         self.side_by_side = nn.ParameterList(map(nn.Parameter, stacked))
-        self.state, self.state_dims = self._states()
         self.nodes = torch.cat([member.context.train for member in members]).unique()
         self.whole = self.context.batcher.batch(self.nodes).for_many_steps()
+        for member in members:
+            member.method.for_many_steps(member.context, self.whole)
+        self.state, self.state_dims = self._states()
         self.standing = self._standing()
+        own = [member.device_numbers for member in members]
+        self.generators = [generator for generator in own if generator is not None]
 
     def values(self) -> Params:
         """The parameters of all members by name."""
@@ -179,9 +194,10 @@ class Stack(nn.Module):
 
         wanted = self.whole.y.index_select(0, rows.flatten()).unflatten(0, rows.shape)
         dims = (self.dims, self.state_dims, None if self.standing is None else 1, 0, 0)
-        found: tuple[Tensor, Tensor] = torch.vmap(of_member, dims)(
-            self.values(), self.state, self.standing, rows, wanted
-        )
+        with drawing_for(self.generators) if self.generators else nullcontext():
+            found: tuple[Tensor, Tensor] = torch.vmap(of_member, dims)(
+                self.values(), self.state, self.standing, rows, wanted
+            )
         return found
 
     def edit_grads(self, losses: Tensor) -> None:
@@ -204,7 +220,11 @@ class Stack(nn.Module):
 
         @torch.no_grad()
         def take_out(number: int) -> OptimizerState:
-            own, state = self.members[number].context.params, OptimizerState()
+            member = self.members[number]
+            own, state = member.context.params, OptimizerState()
+            for part, stacked, dims in zip(member.method.parts(), self.state, self.state_dims):
+                for name in part.step_writes:
+                    setattr(part, name, _member_of(stacked[name], dims[name], number))
             for name, value in self.values().items():
                 dim = self.dims[name]
                 own[name].copy_(value.select(dim, number))
@@ -247,13 +267,17 @@ class StackedExecutor(RecordingExecutor):
     def __init__(self, stack: Stack, optimizer: torch.optim.Optimizer, objective: Objective) -> None:
         super().__init__(stack.context, lambda batch: batch.y.sum())
         self.stack, self.optimizer, self.objective = stack, optimizer, objective
+        if stack.generators:
+            self.capture = lambda step: cuda_graphs.cuda_graph_of(step, stack.generators)
         context, nodes = stack.context, stack.nodes
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[nodes] = torch.arange(nodes.numel(), device=context.device)
         self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
 
     def batches(self, seeds: Tensor) -> Iterator[Tensor]:
-        """Rows of the one pass, `(members, examples)`: all of them, or consecutive pieces."""
+        """Rows of the one pass, `(members, examples)`: all of them in each task's own order, or consecutive pieces."""
+        if self.context.batch_size is None:
+            seeds = torch.stack([member.context.train for member in self.stack.members])
         return iter(torch.split(self._row[seeds], self.context.batch_size or max(seeds.size(1), 1), dim=1))
 
     def step(self, batch: Tensor) -> Tensor:

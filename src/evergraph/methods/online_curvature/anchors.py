@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from evergraph.core.capabilities import Answer, No, capable
 from evergraph.core.params import Displacement, Params, copy_params
 from evergraph.core.settings import NonNegative
 from evergraph.curvature import require_deterministic
@@ -101,3 +102,9 @@ def labels_of(estimator: str) -> str:
     """Which labels an estimator of F takes: their expectation, or one drawn per example."""
     one_of("estimator", estimator, ("exact", "sampled"))
     return "exact" if estimator == "exact" else "sample"
+
+
+def draws_for_several(context: Context) -> Answer:
+    """Whether scores at drawn labels can be those of several learners at once, each by numbers of its own."""
+    claim = capable(context.problem, "draws_scores_for_several")
+    return (claim is not None and claim(context.device)) or No("labels are drawn one learner at a time")

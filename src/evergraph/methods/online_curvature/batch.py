@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from evergraph.core.capabilities import Answer, No, capability
+from evergraph.core.capabilities import Answer, capability
 from evergraph.core.params import Direction
 from evergraph.curvature import apply_output_fisher
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Estimator, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Estimator, draws_for_several, labels_of
 
 
 @METHODS.register
@@ -57,8 +57,8 @@ class BatchCurvature(AnchoredCurvature):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> Answer:
-        """Where no labels are drawn."""
-        return self.estimator == "exact" or No("labels are drawn")
+        """Labels are drawn from each learner's numbers where the problem draws scores in a kernel."""
+        return self.estimator == "exact" or draws_for_several(context)
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:

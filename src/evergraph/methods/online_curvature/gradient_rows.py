@@ -3,88 +3,181 @@
 With sparse inputs a node's gradient at the first weight matrix of a two-layer network is XᵀΔ, where Δ has a row for
 each of the node's neighbours: some ten rows of a hidden layer's width, in place of a matrix as large as the weights. A
 table has as many rows for every gradient as the node with the most neighbours needs; those beyond a node's own are
-zero. Gradients of all other parameters, which are small, are written out.
+zero. Gradients of all other parameters, which are small, are written out. Where the outputs are P [σ(H) 1] W of the
+first layer's output H, a GPU has kernels that write a gradient and read all of them.
 """
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, Params
+from evergraph.core.pulled import pulled_along
+from evergraph.core.row_pieces import row_kernel
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import SparseMatrix
-from evergraph.methods.base import Step
+from evergraph.data.batching import Batch
+from evergraph.methods.base import Context, Step
 from evergraph.models.fixed_products import first_layer_product
 
-NODES = "nodes"  # beside the rows of each gradient's Δ, under the first weight's name: which rows of the layer they are
+NODES = "nodes"  # beside the rows of each gradient's Δ, under the first weight's name: whose rows they are
+NUMBERS = "rows"  # how many of them a gradient has
 LARGEST = 2**28  # numbers in a table
+ROW_OF = "row of each node in the batch that lasts"  # in a task's cache
 
 
-def rows_pay(step: Step, capacity: int) -> bool:
-    """Whether to keep gradients as rows of the first layer: one batch for all steps, sparse inputs, two layers."""
-    batch = step.batch
-    known = batch.lasting and isinstance(batch.x, SparseMatrix) and batch.members is None and len(step.layers) == 1
-    if not (known and fast("structure") and capable(step.model, "first_layer") is not None):
+def rows_pay(context: Context, capacity: int) -> bool:
+    """Whether to keep gradients as rows of the first layer if one batch serves all steps: sparse inputs, two layers."""
+    batcher = context.batcher
+    known = isinstance(batcher.x, SparseMatrix) and batcher.members is None and batcher.fan_out is None
+    shown = capable(context.model, "first_layer") is not None and len(context.params) == 2
+    if not (known and shown and fast("structure")):
         return False
-    if step.context.batcher.fan_out is not None:
-        return False
-    return capacity * _most_neighbours(step) * step.layers[0].out.size(1) <= LARGEST
+    return capacity * _most_neighbours(context) * _width(context) <= LARGEST
 
 
-def _most_neighbours(step: Step) -> int:
-    return int(step.batch.layer(step.batch.num_hops - 1).counts().max())
+def kernels_suit(context: Context) -> bool:
+    """Whether the kernels for such tables can be had: on a GPU, for outputs P [σ(H) 1] W."""
+    dtypes = {value.dtype for value in context.params.values()}
+    kind = context.device.type == "cuda" and dtypes in ({torch.float32}, {torch.float64})
+    shown = capable(context.model, "last_layer")
+    return kind and shown is not None and fast("fused") and row_kernel() is not None
 
 
-def empty_table(step: Step, capacity: int) -> Params:
+def _most_neighbours(context: Context) -> int:
+    return int(context.batcher.operator.counts().max())
+
+
+def _width(context: Context) -> int:
+    """Of the first layer."""
+    return next(iter(context.params.values())).size(1)
+
+
+def empty_table(context: Context, capacity: int) -> Params:
     """Room for so many gradients."""
-    (first, _), *others = step.context.params.items()
-    layer, width = step.layers[0].out, _most_neighbours(step)
+    (first, weight), *others = context.params.items()
+    weight, most = weight.detach(), _most_neighbours(context)
     table = {
-        first: layer.detach().new_zeros(capacity, width, layer.size(1)),
-        NODES: torch.zeros(capacity, width, dtype=torch.long, device=layer.device),
+        first: weight.new_zeros(capacity, most, weight.size(1)),
+        NODES: torch.zeros(capacity, most, dtype=torch.long, device=weight.device),
+        NUMBERS: torch.zeros(capacity, 1, dtype=torch.int32, device=weight.device),
     }
     return table | {name: value.detach().new_zeros(capacity, *value.shape) for name, value in others}
 
 
-def push(step: Step, table: Params, place: Tensor, example: Tensor, cotangent: Tensor) -> None:
+def know_rows(context: Context, batch: Batch) -> None:
+    """Note where the nodes of the batch that lasts stand in it."""
+    row_of = torch.zeros(context.batcher.operator.num_rows, dtype=torch.long, device=batch.nodes.device)
+    row_of[batch.nodes] = torch.arange(batch.nodes.numel(), device=batch.nodes.device)
+    context.cache[ROW_OF] = row_of
+
+
+def push_and_pull(
+    step: Step, table: Params, place: Tensor, example: Tensor, score: Tensor, displacement: Direction, scale: Tensor
+) -> Tensor:
+    """Push the gradient of score · outputs at one example; a term whose gradient is the pull of all in the table.
+
+    That is scale · Σ_q (g_q · D) g_q over the table's gradients g_q. The first layer's products serve the step and the
+    queue at once: backwards, and forwards where the step's pass carried the tangent along D.
+    """
+    layer, last = step.layers[0], capable(step.model, "last_layer")
+    shown = last(step.batch) if last is not None and kernels_suit(step.context) else None
+    seed = example if step.batch.chosen is None else step.batch.chosen.index_select(0, example)
+    moved = layer.tangent
+    if moved is None or layer.direction is not displacement:
+        first = next(iter(step.context.params))
+        moved = first_layer_product(step.model, step.batch, displacement[first])
+    parts = capable(displacement, "parts")
+    if shown is None or parts is None:
+        push(step, table, place, seed, torch.zeros_like(step.logits).index_copy(0, example, score))
+        return pull(step, table, moved, displacement, scale)
+    (first, _), (name, weight) = step.context.params.items()
+    count, total = parts(name)
+    tables = (table[first], table[NODES], table[NUMBERS], table[name])
+    names, row_of = step.batch.nodes, step.context.cache[ROW_OF]
+    at_layer, at_weight = _PushAndPull.apply(
+        place, seed, score, scale, layer.out.detach(), moved, weight.detach(), total, *tables,
+        count, shown, names, row_of,
+    )  # fmt: skip
+    return pulled_along(pulled_along(step.logits.new_zeros(()), layer.out, at_layer), weight, at_weight)
+
+
+class _PushAndPull(torch.autograd.Function):
+    """The kernels, for one network or several: writes into the tables, and takes no gradient."""
+
+    @staticmethod
+    def forward(
+        place: Tensor, seed: Tensor, score: Tensor, scale: Tensor, hidden: Tensor, moved: Tensor, weight: Tensor,
+        total: Tensor, rows: Tensor, nodes: Tensor, numbers: Tensor, grads: Tensor, count: int, operator: SparseMatrix,
+        names: Tensor, row_of: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        from evergraph.methods.online_curvature.gradient_kernel import pull, push
+
+        alone = hidden.dim() == 2
+        tables = tuple(value.unsqueeze(1) if alone else value for value in (rows, nodes, numbers, grads))
+        assert all(value.is_contiguous() for value in tables)  # they are written to
+        h, m, w, t = ((value.unsqueeze(1) if alone else value).contiguous() for value in (hidden, moved, weight, total))
+        matrix = operator.indptr, operator.indices, operator.values
+        push(tables, place.contiguous(), seed.contiguous(), score.contiguous(), h, w, matrix, names)  # type: ignore[arg-type]
+        found = pull(tables, m, w, t, count, scale.contiguous(), row_of)  # type: ignore[arg-type]
+        return tuple(value.squeeze(1) if alone else value for value in found)  # type: ignore[return-value]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> Any:
+        small = [_moved(value, dim, 0, info.batch_size) for value, dim in zip(values[:4], in_dims)]
+        large = [_moved(value, dim, 1, info.batch_size) for value, dim in zip(values[4:12], in_dims[4:])]
+        return _PushAndPull.apply(*small, *large, *values[12:]), (1, 1)
+
+
+vars(_PushAndPull.forward)["__signature__"] = inspect.signature(_PushAndPull.forward)  # found out once
+
+
+def _moved(value: Tensor, dim: int | None, to: int, size: int) -> Tensor:
+    if dim is not None:
+        return value.movedim(dim, to)
+    return value.unsqueeze(to).expand(*value.shape[:to], size, *value.shape[to:])
+
+
+def push(step: Step, table: Params, place: Tensor, seed: Tensor, cotangent: Tensor) -> None:
     """Put the gradient for a cotangent at the outputs of one example at a place of the table."""
     (first, _), *others = step.context.params.items()
     layer = step.layers[0].out
     found = torch.autograd.grad(step.logits, [layer, *(value for _, value in others)], cotangent, retain_graph=True)
     readers = step.batch.layer(step.batch.num_hops - 1)
-    seed = example if step.batch.chosen is None else step.batch.chosen[example]
     number = torch.arange(table[NODES].size(1), device=layer.device)
     start = readers.indptr[seed]
-    nodes = readers.indices[(start + number).clamp(max=readers.nnz - 1)].long()
-    present = number < readers.indptr[seed + 1] - start
-    rows = found[0].index_select(0, nodes) * present.unsqueeze(1)
+    neighbours = readers.indices[(start + number).clamp(max=readers.nnz - 1)].long()
+    count = readers.indptr[seed + 1] - start
+    rows = found[0].index_select(0, neighbours) * (number < count).unsqueeze(1)
     table[first].index_copy_(0, place, rows.unsqueeze(0))
-    table[NODES].index_copy_(0, place, nodes.unsqueeze(0))
+    table[NODES].index_copy_(0, place, step.batch.nodes[neighbours].unsqueeze(0))
+    table[NUMBERS].index_copy_(0, place, count.unsqueeze(1).int())
     for (name, _), gradient in zip(others, found[1:]):
         table[name].index_copy_(0, place, gradient.unsqueeze(0))
 
 
-def pull(step: Step, table: Params, displacement: Direction, scale: Tensor | float) -> Tensor:
-    """A term of the step's objective whose gradient is scale · Σ_q (g_q · D) g_q over the table's gradients g_q.
-
-    So the first layer's products serve the step and the queue at once: backwards, and forwards where the step's pass
-    carried the tangent along D.
-    """
+def pull(step: Step, table: Params, moved: Tensor, displacement: Direction, scale: Tensor | float) -> Tensor:
+    """A term of the step's objective whose gradient is scale · Σ_q (g_q · D) g_q over the table's gradients g_q."""
     (first, _), *others = step.context.params.items()
     layer = step.layers[0]
-    moved = layer.tangent
-    if moved is None or layer.direction is not displacement:
-        moved = first_layer_product(step.model, step.batch, displacement[first])
-    rows, nodes = table[first], table[NODES].flatten()
-    read = moved.index_select(0, nodes).view_as(rows)
+    rows = table[first]
+    places = step.context.cache[ROW_OF].index_select(0, table[NODES].flatten())
+    read = moved.index_select(0, places).view_as(rows)
     inner = (read * rows).sum((1, 2))  # g_q · D
     for name, _ in others:
         inner = inner + table[name].flatten(1) @ displacement[name].flatten()
     inner = inner * scale
-    gathered = torch.zeros_like(moved).index_add_(0, nodes, (inner.view(-1, 1, 1) * rows).flatten(0, 1))
-    term = layer.out.flatten() @ gathered.flatten()
+    gathered = torch.zeros_like(moved).index_add_(0, places, (inner.view(-1, 1, 1) * rows).flatten(0, 1))
+    term = pulled_along(step.logits.new_zeros(()), layer.out, gathered)
     for name, value in others:
-        term = term + value.flatten() @ (inner @ table[name].flatten(1))
+        term = pulled_along(term, value, (inner @ table[name].flatten(1)).view_as(value))
     return term

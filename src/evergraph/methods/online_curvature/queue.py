@@ -8,10 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import Answer, No, capability
 from evergraph.core.params import Direction, FirstLayerDisplacement, Params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
+from evergraph.data.batching import Batch
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature import gradient_rows
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
@@ -52,6 +53,8 @@ class QueueCurvature(AnchoredCurvature):
 
     name = "queue-curvature"
     reads_layers = True
+    step_state = ("anchor_sum_", "num_anchors_", "queue_", "pushed_")
+    step_writes = ("queue_", "pushed_")
 
     queue_size: PositiveInt = 128
     queue_rule: QueueRule = "text"
@@ -67,6 +70,15 @@ class QueueCurvature(AnchoredCurvature):
         """An empty queue."""
         super().end_task(context)
         self.queue_, self.pushed_ = {}, {}
+
+    def for_many_steps(self, context: Context, batch: Batch) -> None:
+        """Room for gradients as rows of the first layer, where that pays."""
+        if not self.active or self._factored(context):
+            return
+        gradient_rows.know_rows(context, batch)
+        if not self.queue_ and gradient_rows.rows_pay(context, self.capacity):
+            self.queue_ = gradient_rows.empty_table(context, self.capacity)
+            self.pushed_ = _none_pushed(context)
 
     def further_examples(self, context: Context) -> Tensor | None:
         """The queue's nodes, where gradients are kept as factors: one pass serves them and the step."""
@@ -95,23 +107,25 @@ class QueueCurvature(AnchoredCurvature):
             seed = step.batch.of_chosen(step.batch.nodes[: step.batch.num_seeds])[node]
             self.queue_ = pushed(self.queue_, node_factors(step.context, seed, score, step), self.capacity)
             term = pull_within(step, self.queue_, step.context.cache["queue's direction"], self._scale(step))
+        elif self._in_rows:
+            place = (self.pushed_["count"] - 1) % self.capacity
+            displacement = step.context.cache.get("queue's direction") or self.displacement(step.context)
+            scale = self._scale(step)
+            term = gradient_rows.push_and_pull(step, self.queue_, place, node, score, displacement, scale)
         else:
-            self._push(step, node, torch.zeros_like(step.logits).index_copy(0, node, score))
+            self._push(step, torch.zeros_like(step.logits).index_copy(0, node, score))
             term = None
-            if self._in_rows:
-                displacement = step.context.cache.get("queue's direction") or self.displacement(step.context)
-                term = gradient_rows.pull(step, self.queue_, displacement, self._scale(step))
         step.context.cache["queue pulled"] = term is not None
         return term
 
     def _drawn(self, step: Step) -> tuple[Tensor, Tensor]:
         """A random node of the batch and the gradient of its sampled log-likelihood at its outputs; counted."""
-        node = random_integers(step.batch.num_examples, (1,), step.context.device, step.context.generator)
-        outputs = step.logits.detach()[node]
+        context, logits = step.context, step.logits.detach()
         if not self.pushed_:
-            self.pushed_ = {"count": torch.zeros(1, dtype=torch.long, device=step.context.device)}
+            self.pushed_ = _none_pushed(context)
         self.pushed_["count"] += 1
-        return node, step.problem.score(outputs, step.problem.sample(outputs, step.context.generator))
+        node = random_integers(step.batch.num_examples, (1,), context.device, context.generator, like=logits)
+        return node, step.problem.sampled_score(logits.index_select(0, node), context.generator)
 
     def _factored(self, context: Context) -> bool:
         """Whether gradients are kept as factors: a queue that is begun goes on as it is."""
@@ -122,14 +136,9 @@ class QueueCurvature(AnchoredCurvature):
         """Whether gradients are kept as rows of the first layer."""
         return gradient_rows.NODES in self.queue_
 
-    def _push(self, step: Step, node: Tensor, cotangent: Tensor) -> None:
-        """The gradient for a cotangent at one node's outputs into the ring: rows of the first layer, or written out."""
+    def _push(self, step: Step, cotangent: Tensor) -> None:
+        """The gradient for a cotangent at the outputs, written out, into the ring."""
         params = step.context.params
-        if not self.queue_ and gradient_rows.rows_pay(step, self.capacity):
-            self.queue_ = gradient_rows.empty_table(step, self.capacity)
-        if self._in_rows:
-            place = (self.pushed_["count"] - 1) % self.capacity
-            return gradient_rows.push(step, self.queue_, place, node, cotangent)
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
         if not self.queue_:
             self.queue_ = {
@@ -171,7 +180,17 @@ class QueueCurvature(AnchoredCurvature):
         """Nodes and labels are drawn on the device, and the queue's place is counted there."""
         return True
 
+    @capability(rests_on=STEP_HOOKS)
+    def steps_can_be_stacked(self, context: Context) -> Answer:
+        """Where gradients are rows of the first layer, with kernels of their own."""
+        rows = gradient_rows.rows_pay(context, self.capacity) and gradient_rows.kernels_suit(context)
+        return not self.active or rows or No("gradients are queued one by one")
+
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
         """Nothing, where there is nothing to hold on to."""
         return None if self.active else []
+
+
+def _none_pushed(context: Context) -> Params:
+    return {"count": torch.zeros(1, dtype=torch.long, device=context.device)}

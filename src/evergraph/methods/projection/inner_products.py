@@ -42,5 +42,6 @@ def _from_first_layer(step: Step, directions: Tensor) -> Tensor | None:
     first_layer = capable(step.model, "first_layer")
     if cotangent is None or first_layer is None:
         return None
-    rows = fixed_rows(step.batch, directions, cotangent.size(0), propagate=len(first_layer(step.batch)) > 1)
+    found = fixed_rows(step.batch, directions, cotangent.size(0), propagate=len(first_layer(step.batch)) > 1)
+    rows = None if found is None else found.picked()
     return None if rows is None else rows.T @ cotangent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,9 +126,16 @@ def renew_generator(device: torch.device, state: Tensor) -> None:
     torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
-def cuda_graph_of(step: Callable[[], Tensor]) -> Replay:
-    """The step as a CUDA graph; nothing is computed yet."""
+def cuda_graph_of(step: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Replay:
+    """The step as a CUDA graph; nothing is computed yet.
+
+    Args:
+        step: what to record.
+        generators: that it draws from, besides the device's own.
+    """
     graph, stream = torch.cuda.CUDAGraph(), side_stream()
+    for generator in generators:
+        graph.register_generator_state(generator)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         graph.capture_begin()  # torch.cuda.graph would also empty the allocator's cache, at every shape of every task

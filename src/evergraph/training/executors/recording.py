@@ -10,7 +10,7 @@ from evergraph.core.capabilities import Answer, No
 from evergraph.core.shortcuts import fast
 from evergraph.methods.base import Context
 from evergraph.training.executors.base import Executor, TrainStep
-from evergraph.training.executors.cuda_graphs import Recorded
+from evergraph.training.executors.cuda_graphs import Recorded, Replay
 
 
 class RecordingExecutor(Executor):
@@ -20,6 +20,7 @@ class RecordingExecutor(Executor):
         super().__init__(context, step)
         self.captures = bool(self.can_record(context))
         self.recorded: dict[tuple[Hashable, Hashable], Recorded] = {}  # by phase and shape
+        self.capture: Callable[[Callable[[], Tensor]], Replay] | None = None  # by default a CUDA graph's
         self.reason = ""
         """Why steps are not captured; empty as long as nothing speaks against it."""
 
@@ -37,7 +38,7 @@ class RecordingExecutor(Executor):
         shape = phase, size
         if shape not in self.recorded:
             watched = any(other.watched for (its, _), other in self.recorded.items() if its == phase)
-            self.recorded[shape] = Recorded(make(), self.context, watched=watched)
+            self.recorded[shape] = Recorded(make(), self.context, watched=watched, capture=self.capture)
             self.recorded[shape].reason = self.reason
         recorded = self.recorded[shape]
         loss = recorded()

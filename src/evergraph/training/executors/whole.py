@@ -33,6 +33,8 @@ class WholeBatchExecutor(RecordingExecutor):
         super().__init__(context, step)
         self._whole = context.batcher.exact().batch(context.train).for_many_steps()
         self._whole.source = context.batcher
+        if context.method is not None:
+            context.method.for_many_steps(context, self._whole)
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[context.train] = torch.arange(context.num_train, device=context.device)
         self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
