@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import evergraph as eg
 from evergraph.core.capabilities import capable
 from evergraph.core.params import copy_params
-from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.fixed_sampling import sampled_rows
@@ -32,13 +31,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps on a CPU go the way of steps on a GPU: watched, «captured», random numbers of the device's own."""
     monkeypatch.setattr(RecordingExecutor, "can_record", classmethod(lambda kind, context: True))
     monkeypatch.setattr("evergraph.training.executors.cuda_graphs.cuda_graph_of", lambda step: step)
     monkeypatch.setattr("evergraph.core.randomness.DEVICES", frozenset({"cpu", "cuda"}))
-    with fast_paths(*(path for path in FAST_PATHS if path != "compiled")):  # those kernels are a CPU's own
-        yield
+    monkeypatch.setattr("evergraph.methods.lwf.DEVICES", frozenset())
+    monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", lambda params: False)
 
 
 def small_stream() -> TaskStream:

@@ -129,8 +129,10 @@ ALIKE = ("online-ewc", "mas", "ema+ewc", "mas+batch-curvature")
 
 @pytest.fixture
 def stacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU too."""
+    """On a CPU too, without the shortcuts that are a CPU's own."""
     monkeypatch.setattr("evergraph.training.stacked.DEVICES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr("evergraph.methods.lwf.DEVICES", frozenset())
+    monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", lambda params: False)
 
 
 def equal(found: Any, expected: Any, tolerance: float = 1e-10) -> None:

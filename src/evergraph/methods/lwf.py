@@ -21,6 +21,7 @@ from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, s
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
+DEVICES = frozenset({"cpu"})  # where the old network's outputs are computed once a task
 TAUGHT = "the old network's outputs"  # in a task's cache, a row for each example
 
 
@@ -96,7 +97,7 @@ class LwF(Method):
         """
         context, batch = step.context, step.batch
         own = batch.source is context.batcher and context.batcher.fan_out is None and workers().size == 1
-        if not (own and context.device.type == "cpu" and fast("structure")):
+        if not (own and context.device.type in DEVICES and fast("structure")):
             return self._outputs(step.model, batch)
         if TAUGHT not in context.cache:
             examples = torch.arange(context.batcher.y.size(0))
