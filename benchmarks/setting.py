@@ -91,6 +91,7 @@ class Steps:
 
     def __init__(self, context: Context, method: Method) -> None:
         self.context, self.method = context, method
+        context.method = method
         self.optimizer = make_optimizer(context.model, SETTINGS)
         method.start_task(context)
         method.prepare(context)

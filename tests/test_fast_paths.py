@@ -19,7 +19,7 @@ import evergraph as eg
 from evergraph.core.capabilities import No
 from evergraph.core.params import Displacement, copy_params
 from evergraph.core.row_pieces import RowPieces, row_kernel
-from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths
+from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths, full_precision, tensor_cores
 from evergraph.core.sparse import SparseMatrix
 from evergraph.curvature import fisher_diagonal, forward, label_factors, sum_of_powers
 from evergraph.data.batching import Batch
@@ -963,6 +963,28 @@ def test_products_on_tensor_cores_are_the_plain_ones_to_three_digits() -> None:
             losses[name] = [row["loss"] for task in TaskStream(dense_graph(), 2) for row in learner.learn(task)]
     assert losses["tf32"] == pytest.approx(losses["capture"], rel=1e-2)
     assert losses["tf32"] != losses["capture"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_what_methods_do_to_gradients_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; the setting is looked at here without one."""
+    seen = []
+
+    class Looks(Method):
+        name = "looks"
+
+        def penalty(self, step: object) -> None:
+            seen.append(("penalty", torch.get_float32_matmul_precision()))
+
+        def edit_grads(self, step: object) -> None:
+            seen.append(("edit_grads", torch.get_float32_matmul_precision()))
+
+    context = context_of(dense_graph())
+    optimizer = torch.optim.SGD(context.model.parameters(), lr=0.1)
+    monkeypatch.setattr("evergraph.training.loop.full_precision", lambda device: full_precision(torch.device("cuda")))
+    with tensor_cores(torch.device("cuda")):
+        train_step(context, Looks(), next(context.batches()), optimizer)
+    assert seen == [("penalty", "high"), ("edit_grads", "highest")]
     assert torch.get_float32_matmul_precision() == "highest"
 
 

@@ -16,8 +16,9 @@
 - `adam`: Adam's step on a GPU is one kernel for every two of a few parameters (`evergraph.training.adam`).
 - `fused`: on a GPU a layer behind an activation, cross entropy and Fisher products are a kernel each
   (`evergraph.core.activated_layer`, `evergraph.core.fused_softmax`).
-- `tf32`: float32 products of a training step on a GPU round their factors to 10 bits (a relative error of about
-  1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float tolerance.
+- `tf32`: float32 products of a training step on a GPU, but for what methods do to gradients, round their factors to 10
+  bits (a relative error of about 1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float
+  tolerance.
 - `shared`: processes of one machine read one another's rows of a graph in parts from shared memory.
 
 `EVERGRAPH_FAST=none` turns all of them off from outside; `EVERGRAPH_FAST=bags,capture` leaves those two on.
@@ -77,6 +78,20 @@ def tensor_cores(device: torch.device) -> Iterator[None]:
         return
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Within it, float32 products on a GPU are float32: for pulls that large factors multiply, where rounding tells."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:

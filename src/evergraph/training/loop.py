@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evergraph.core.params import Direction, copy_params
 from evergraph.core.pulled import pulled_along
 from evergraph.core.recording import noted_layers
-from evergraph.core.shortcuts import tensor_cores
+from evergraph.core.shortcuts import full_precision, tensor_cores
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError, first_line, tell
@@ -238,7 +238,8 @@ def train_step(
     method.observe(step)
     optimizer.zero_grad(set_to_none=True)
     value.backward()
-    method.edit_grads(step)
+    with full_precision(context.device):
+        method.edit_grads(step)
     optimizer.step()
     method.after_step(step)
     summed = weigh is None and context.reduction == "sum"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
 from evergraph.core.randomness import drawing_for
-from evergraph.core.shortcuts import fast
+from evergraph.core.shortcuts import fast, full_precision
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
@@ -202,7 +202,7 @@ class Stack(nn.Module):
 
     def edit_grads(self, losses: Tensor) -> None:
         """The method's hook, once, with everything side by side."""
-        with self._as_one(self.values(), self.state):
+        with full_precision(self.context.device), self._as_one(self.values(), self.state):
             self.method.edit_grads(Step(self.context, self.whole, losses, losses))
 
     @contextmanager
