@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
 
 import pytest
 import scipy.sparse as sp
@@ -11,14 +11,16 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.core.sparse import SparseMatrix, as_dense
+from evergraph.core.symmetric import among
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
+from evergraph.methods.closed_form import budgeted, factored
 from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
-from evergraph.methods.closed_form.sums import Sums, among, solve
+from evergraph.methods.closed_form.sums import Sums, Wanted, solve
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
@@ -259,10 +261,10 @@ def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
     found = []
 
     class Asked(eg.Auto):
-        def hits(self, context: Context, ridges: Sequence[float], rows: Tensor) -> list[int]:
+        def hits(self, context: Context, wanted: Wanted) -> list[int]:
             assert self.fresh_["val"]
-            heads = self.solve(ridges, ("train",), rows)
-            found.append((super().hits(context, ridges, rows), validation_hits(context, heads).sum(1).tolist()))
+            heads = self.solve(*wanted)
+            found.append((super().hits(context, wanted), validation_hits(context, heads).sum(1).tolist()))
             return found[-1][0]
 
     learner = eg.Learner(eg.MixedFeatures(hidden=140), Asked(memory="1GB"), dtype=torch.float64, device="cpu")
@@ -332,7 +334,7 @@ def test_the_vote_is_the_head_beside_own_features_where_these_tell_classes_apart
         torch.randn_like(model.output_weight()),
         method.solve([method._own_alone(model)[1]], ("train",), rows)[0],
     )
-    voices = sum(method._voice(model, read, ("train",)) for read in method.voices(model))
+    voices = sum(method.solve(*wanted)[0] for wanted in method._vote_wants(model, ("train",)))
     for chosen, explained, expected in (
         ("apart", 0.3, head + own),
         ("apart", 0.2, voices),
@@ -349,3 +351,42 @@ def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
     assert method.elsewhere() == "vote"
     method.own_explains_ = 0.2
     assert method.elsewhere() == "own"
+
+
+def test_sums_are_folded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgeted, "AT_ONCE", 3)
+    model = eg.MixedFeatures(hidden=14)
+    model.setup(16, 2)
+    gram = torch.randn(model.output_weight().size(0), model.output_weight().size(0), dtype=torch.float64)
+    fold = model.narrow([True, False, *[True] * 8], 4)
+    assert torch.allclose(budgeted.folded_twice(gram, fold), fold(fold(gram, 0), 1), atol=1e-12)
+
+
+@pytest.mark.parametrize("memory", ["2MB", "1GB"])
+def test_products_of_factors_stay_within_the_budget(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 260 nodes a product of one block takes a quarter of a megabyte, and there are ten blocks."""
+    live, peak = [0], [0]
+
+    def counted(rows: Tensor) -> Tensor:
+        found = plain(rows)
+        size = found.untyped_storage().nbytes()
+        live[0] += size
+        peak[0] = max(peak[0], live[0])
+        weakref.finalize(found.untyped_storage(), lambda: live.__setitem__(0, live[0] - size))
+        return found
+
+    plain = factored.outer_product
+    monkeypatch.setattr(factored, "outer_product", counted)
+    monkeypatch.setattr(eg.Auto, "_too_much", lambda self: False)  # no set is dropped
+    graph = sbm(nodes=324, classes=4, degree=6, features=12, signal=3.0, seed=4)
+    heads = []
+    for room in (memory, "1GB"):
+        live[0] = peak[0] = 0
+        learner = eg.Learner(eg.MixedFeatures(hidden=1400), eg.Auto(memory=room), device="cpu")
+        learner.fit(eg.TaskStream(graph, 4))
+        heads.append(learner.model.output_weight().detach())
+        if room == memory:
+            within = peak[0]
+    assert heads[0].shape == heads[1].shape
+    assert torch.allclose(*heads, atol=1e-5)
+    assert (within <= 2e6) == (memory == "2MB")

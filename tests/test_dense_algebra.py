@@ -9,19 +9,23 @@ import torch
 from torch import Tensor
 
 import evergraph as eg
-from evergraph.core import dense_algebra
+from evergraph.core import dense_algebra, symmetric
 from evergraph.core.dense_algebra import (
     EXACT,
     ROUGH,
     SMALL,
     SingularError,
+    add_symmetric_product,
     eigen,
+    outer_product,
     product,
     shifted_solutions,
     symmetric_product,
 )
 from evergraph.core.finite import has_nan, is_finite
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
+from evergraph.core.side_by_side import blas_threads, controller, side_by_side
+from evergraph.core.symmetric import SymmetricSum
 from evergraph.data.datasets.sbm import sbm
 from evergraph.models import block_steps
 
@@ -41,6 +45,74 @@ def test_a_symmetric_product_is_the_product(width: int, dtype: torch.dtype, path
         assert torch.allclose(product(rows.T, rows), rows.T @ rows, atol=1e-5)
 
 
+@pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
+@pytest.mark.parametrize("share", [0.01, 1.0], ids=["words", "dense"])
+def test_an_outer_product_is_the_product(share: float, paths: tuple[str, ...]) -> None:
+    rows = torch.randn(90, 300) * (torch.rand(90, 300) < share)
+    with fast_paths(*paths):
+        assert torch.allclose(outer_product(rows), rows @ rows.T, atol=1e-4)
+        assert not outer_product(torch.zeros(4, 9)).any()
+
+
+@pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 512, 1100])
+def test_a_symmetric_product_is_added_panel_by_panel(width: int, dtype: torch.dtype, paths: tuple[str, ...]) -> None:
+    rows, total = torch.randn(7, width, dtype=dtype), torch.randn(width, width, dtype=torch.float64)
+    total = total + total.T
+    for sign in (1, -1):
+        expected = total + sign * (rows.double().T @ rows.double())
+        before = total.clone()
+        with fast_paths(*paths):
+            found = add_symmetric_product(total, rows, sign)
+            assert torch.equal(total, before)  # left as it was
+            assert add_symmetric_product(before, rows, sign, out=before) is before
+        assert torch.allclose(found, expected, atol=1e-4 if dtype == torch.float32 else 1e-12)
+        assert torch.equal(found, found.T)
+        assert torch.equal(before, found)
+
+
+@pytest.mark.parametrize("rows", [None, [*range(3), *range(9, 700), 799], [*range(0, 800, 3)]])
+@pytest.mark.parametrize("kinds", [(torch.float64, torch.float64), (torch.float32,)])
+def test_a_sum_among_some_rows_is_read_where_it_stands(
+    kinds: tuple[torch.dtype, ...], rows: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(symmetric, "PANEL", 100)
+    matrices = [torch.randn(800, 800, dtype=torch.float64) for _ in kinds]
+    parts = [(matrix + matrix.T).to(kind) for kind, matrix in zip(kinds, matrices)]
+    chosen = torch.arange(800) if rows is None else torch.tensor(rows)
+    expected = torch.stack([part.double() for part in parts]).sum(0)[chosen][:, chosen]
+    found = SymmetricSum(parts, None if rows is None else chosen)
+    columns = torch.randn(chosen.numel(), 2, dtype=torch.float64)
+    assert torch.equal(found.formed(), expected)
+    assert torch.equal(found.diagonal(), expected.diagonal())
+    assert torch.allclose(torch.from_numpy(found.times(columns.numpy())), expected @ columns, atol=1e-10)
+    assert torch.allclose(found.product(columns), expected @ columns, atol=1e-10)
+    triangle = torch.from_numpy(found.single_triangle(2.0)).tril()
+    shifted = (expected + 2 * torch.eye(chosen.numel(), dtype=torch.float64)).tril()
+    assert torch.allclose(triangle.double(), shifted, rtol=1e-6, atol=1e-6)
+
+
+def test_jobs_side_by_side_return_what_they_return_one_by_one() -> None:
+    """The same bits with two threads as with one; an error comes through; the limits are as they were."""
+    matrix, targets = system(SMALL + 20, 1e4)
+    shifts, before = [0.1, 0.2, 0.5], torch.get_num_threads()
+    found = []
+    try:
+        for told in (1, 2):
+            torch.set_num_threads(told)
+            found.append(shifted_solutions(SymmetricSum([matrix]), shifts, targets))
+            with pytest.raises(SingularError):
+                shifted_solutions(SymmetricSum([-matrix]), shifts, targets)
+            limits = [pool["num_threads"] for pool in controller().info() if pool["user_api"] == "blas"]
+            nested = side_by_side([lambda: side_by_side([torch.get_num_threads])] * 2)
+            assert [len(inner) for inner in nested] == [1, 1]
+            assert limits == [pool["num_threads"] for pool in controller().info() if pool["user_api"] == "blas"]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, two) for one, two in zip(*found))
+
+
 def system(size: int, condition: float) -> tuple[Tensor, Tensor]:
     """A symmetric matrix with eigenvalues from 1 down to 1/condition, and targets, one column of them zero."""
     generator = torch.Generator().manual_seed(size)
@@ -56,9 +128,9 @@ def system(size: int, condition: float) -> tuple[Tensor, Tensor]:
 def test_shifted_solutions_are_those_of_float64(size: int, condition: float, error: float) -> None:
     matrix, targets = system(size, condition)
     shifts = [0.0, 1e-6, 1.0]
-    found = list(shifted_solutions(matrix.clone(), shifts, targets, error))
+    found = shifted_solutions(SymmetricSum([matrix]), shifts, targets, error)
     with fast_paths():
-        plain = list(shifted_solutions(matrix.clone(), shifts, targets))
+        plain = shifted_solutions(SymmetricSum([matrix]), shifts, targets)
     for shift, solution, expected in zip(shifts, found, plain):
         exact = torch.linalg.solve(matrix + shift * torch.eye(size, dtype=torch.float64), targets)
         rounding = 1e-15 * condition  # of float64, in the answers that are compared with
@@ -74,15 +146,16 @@ def test_float32_gives_up_where_it_says_too_little(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(dense_algebra, "_refined", lambda *given: answers.append(refined(*given)) or answers[-1])
     for condition in (1e4, 1e9):
         matrix, targets = system(SMALL + 20, condition)
-        list(shifted_solutions(matrix, [0.0], targets))
+        shifted_solutions(SymmetricSum([matrix]), [0.0], targets)
     assert [answer is None for answer in answers] == [False, True]
 
 
 @pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
 @pytest.mark.parametrize("size", [30, SMALL + 20])
 def test_a_singular_matrix_is_said_to_be_one(size: int, paths: tuple[str, ...]) -> None:
+    negative = SymmetricSum([-torch.eye(size, dtype=torch.float64)])
     with fast_paths(*paths), pytest.raises(SingularError) as raised:
-        list(shifted_solutions(-torch.eye(size, dtype=torch.float64), [0.5], torch.ones(size, 1, dtype=torch.float64)))
+        shifted_solutions(negative, [0.5], torch.ones(size, 1, dtype=torch.float64))
     assert raised.value.shift == 0.5
 
 
@@ -96,10 +169,10 @@ def test_eigenvectors_take_the_matrix_apart() -> None:
 def test_scipy_uses_as_many_threads_as_torch_where_that_pays() -> None:
     before = torch.get_num_threads()
     try:
-        for told, work, used in ((1, 1e12, 1), (2, 1e12, 2), (2, 1e6, 1)):
+        for told, work, used in ((1, 1e12, 1), (2, 1e12, 2), (2, 1e8, 1)):
             torch.set_num_threads(told)
-            with dense_algebra._threads(work):
-                pools = [pool for pool in dense_algebra._controller().info() if pool["user_api"] == "blas"]
+            with blas_threads(work):
+                pools = [pool for pool in controller().info() if pool["user_api"] == "blas"]
             assert pools
             assert all(pool["num_threads"] == used for pool in pools)
     finally:
@@ -162,14 +235,14 @@ def test_scores_of_a_graph_are_kept_until_the_learner_changes() -> None:
 
 def test_threads_that_compute_at_once_leave_the_limits_as_they_were() -> None:
     """A enters, B enters, A ends, B ends."""
-    controller = dense_algebra._controller()
+    loaded = controller()
 
     def limits() -> list[int]:
-        return [library["num_threads"] for library in controller.info() if library["user_api"] == "blas"]
+        return [library["num_threads"] for library in loaded.info() if library["user_api"] == "blas"]
 
-    with controller.limit(limits=2, user_api="blas"):
+    with loaded.limit(limits=2, user_api="blas"):
         before = limits()
-        first, second = dense_algebra._threads(1.0), dense_algebra._threads(1.0)
+        first, second = blas_threads(1e8), blas_threads(1e8)
         first.__enter__()
         second.__enter__()
         assert set(limits()) == {1}

@@ -1,31 +1,30 @@
 """Dense products and ridge solutions on a CPU by scipy's BLAS and LAPACK; elsewhere, and as the plain path, by torch.
 
 A symmetric product costs half of a product, and a factorization in float32, refined in float64, about half of one in
-float64. How many threads scipy may use is what torch is told.
+float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
-from threading import Lock
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse
 import torch
 from scipy.linalg import blas, lapack
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from evergraph.core.shortcuts import fast
+from evergraph.core.side_by_side import blas_threads, side_by_side
+from evergraph.core.symmetric import SymmetricSum
 
-PANEL = 256  # columns that are mirrored, or multiplied by torch, at once
+PANEL = 256  # columns that are mirrored at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT, ROUGH = 1e-8, 1e-5  # relative errors of a solution: to be kept, and to count hits with
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
-WORTH_SHARING = 1e9  # multiplications from which on threads share them: some ten milliseconds of one
+SPARSE = 0.03  # share of entries up to which a product is formed of these alone
 KINDS = (torch.float32, torch.float64)
 
 
@@ -37,34 +36,6 @@ class SingularError(ValueError):
         self.shift = shift
 
 
-@cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-_lock, _limits = Lock(), list[Any]()  # what puts back the limits that others had set, of each computation under way
-
-
-@contextmanager
-def _threads(work: float) -> Iterator[None]:
-    """As many threads as torch has for so many multiplications; one where they take less than waiting for others.
-
-    Limits are the whole process's: of several computations at once the last one's holds, and the end of all puts back
-    what was before the first. What overflows is told by what comes out.
-    """
-    with _lock:
-        limit = torch.get_num_threads() if work > WORTH_SHARING else 1
-        _limits.append(_controller().limit(limits=limit, user_api="blas"))
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield
-    finally:
-        with _lock:
-            last = _limits.pop()
-            if not _limits:  # it is the first one's: the others' would put back what was set meanwhile
-                last.restore_original_limits()
-
-
 def by_blas(*tensors: Tensor) -> bool:
     """Whether scipy computes with these."""
     return fast("blas") and all(tensor.device.type == "cpu" and tensor.dtype in KINDS for tensor in tensors)
@@ -74,7 +45,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """A product of matrices of one type."""
     if not by_blas(left, right):
         return left @ right
-    with _threads(left.numel() * right.size(1)):
+    with blas_threads(left.numel() * right.size(1)):
         return torch.from_numpy(left.detach().numpy() @ right.detach().numpy())
 
 
@@ -86,23 +57,30 @@ def symmetric_product(rows: Tensor) -> Tensor:
         for start in range(0, width, 4 * PANEL):
             panel = slice(start, min(start + 4 * PANEL, width))
             torch.mm(rows[:, panel].T, rows[:, start:], out=found[panel, start:])
-        return mirrored(found)
+        return found.triu() + found.triu(1).T
     update = blas.ssyrk if rows.dtype == torch.float32 else blas.dsyrk
-    with _threads(rows.numel() * width / 2):
+    with blas_threads(rows.numel() * width / 2):
         if rows.stride(0) == 1 and rows.size(0) > 1:  # a transpose
-            found = torch.from_numpy(update(1.0, rows.detach().numpy(), trans=1, lower=1).T)
+            found = update(1.0, rows.detach().numpy(), trans=1, lower=1).T
         else:
-            found = torch.from_numpy(update(1.0, rows.detach().contiguous().numpy().T, lower=1).T)
-    return mirrored(found)
+            found = update(1.0, rows.detach().contiguous().numpy().T, lower=1).T
+    return torch.from_numpy(_mirrored(found))
 
 
-def mirrored(matrix: Tensor) -> Tensor:
+def outer_product(rows: Tensor) -> Tensor:
+    """rows rowsᵀ; by its entries where hardly any are not zero, as words are."""
+    if by_blas(rows) and np.count_nonzero(rows[::16].numpy()) <= SPARSE * rows[::16].numel():
+        entries = scipy.sparse.csr_matrix(rows.numpy())
+        return torch.from_numpy((entries @ entries.T).toarray())
+    return symmetric_product(rows.T)
+
+
+def _mirrored(matrix: np.ndarray) -> np.ndarray:
     """The matrix with the upper triangle copied to the lower one."""
-    width = matrix.size(0)
-    for start in range(0, width, PANEL):
-        stop = min(start + PANEL, width)
-        corner = matrix[start:stop, start:stop]
-        corner.copy_(corner.triu() + corner.triu(1).T)
+    for start in range(0, len(matrix), PANEL):
+        stop = start + PANEL
+        corner = np.triu(matrix[start:stop, start:stop])
+        matrix[start:stop, start:stop] = corner + np.triu(corner, 1).T
         matrix[stop:, start:stop] = matrix[start:stop, stop:].T
     return matrix
 
@@ -111,58 +89,104 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, from the smallest, and eigenvectors of a symmetric matrix."""
     if not by_blas(matrix):
         return tuple(torch.linalg.eigh(matrix))
-    with _threads(matrix.size(0) ** 3):
+    with blas_threads(matrix.size(0) ** 3):
         lengths, directions = scipy.linalg.eigh(matrix.numpy(), driver="evd", check_finite=False)
     return torch.from_numpy(lengths), torch.from_numpy(directions)
 
 
-def shifted_solutions(
-    matrix: Tensor, shifts: Sequence[float], targets: Tensor, error: float = EXACT
-) -> Iterator[Tensor]:
-    """(M + shift · I)⁻¹ targets for each shift, of a symmetric matrix in float64; raises `SingularError`.
+def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tensor | None = None) -> Tensor:
+    """total + sign · rowsᵀ rows, in the total's type: products in that of the rows, panels side by side.
 
     Args:
-        matrix: M; its diagonal is overwritten.
+        total: a symmetric matrix.
+        rows: the factor, of that type or a smaller one.
+        sign: 1 or -1.
+        out: where to write; `total` itself, or None for a new matrix.
+    """
+    if not by_blas(total, rows):
+        return torch.add(total, symmetric_product(rows), alpha=sign, out=out)
+    found, rows = torch.empty_like(total) if out is None else out, rows.contiguous()
+    starts = range(0, rows.size(1), 2 * PANEL)
+    side_by_side([partial(_add_panel, total.numpy(), rows.numpy(), sign, found.numpy(), start) for start in starts])
+    return found
+
+
+def _add_panel(total: np.ndarray, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
+    """Some rows of the sum from the diagonal on, and the columns that mirror them."""
+    stop = min(start + 2 * PANEL, rows.shape[1])
+    update = blas.ssyrk if rows.dtype == np.float32 else blas.dsyrk
+    own = np.ascontiguousarray(rows[:, start:stop])
+    with blas_threads(own.size * (rows.shape[1] - start)):
+        corner = update(1.0, own.T, lower=1)  # its upper triangle is zero
+        corner = corner + np.tril(corner, -1).T
+        right = own.T @ rows[:, stop:]
+    np.add(total[start:stop, start:stop], sign * corner, out=found[start:stop, start:stop])
+    if sign < 0:
+        np.negative(right, out=right)
+    np.add(total[start:stop, stop:], right, out=found[start:stop, stop:])
+    found[stop:, start:stop] = found[start:stop, stop:].T
+
+
+def shifted_solutions(
+    matrix: SymmetricSum, shifts: Sequence[float], targets: Tensor, error: float = EXACT
+) -> list[Tensor]:
+    """(M + shift · I)⁻¹ targets for each shift, in float64; raises `SingularError`.
+
+    Args:
+        matrix: M.
         shifts: what is added to its diagonal.
-        targets: one column for each system.
+        targets: one column for each system, in float64.
         error: relative error up to which a solution is refined.
     """
-    if not by_blas(matrix, targets):
-        diagonal = matrix.diagonal().clone()
-        for shift in shifts:
-            matrix.diagonal().copy_(diagonal + shift)
-            factor, failed = torch.linalg.cholesky_ex(matrix)
-            if int(failed):
-                raise SingularError(shift)
-            yield torch.cholesky_solve(targets, factor)
-        return
-    dense, wanted = matrix.numpy(), targets.numpy()
-    plain = np.diagonal(dense).copy()
-    for shift in shifts:
-        np.fill_diagonal(dense, plain + shift)
-        with _threads(dense.shape[0] ** 3 / 3):
-            found = _refined(dense, wanted, error) if dense.shape[0] > SMALL else None
-            if found is None:
-                factor, failed = lapack.dpotrf(dense.T, clean=0)
-                if failed:
-                    raise SingularError(shift)
-                found, _ = lapack.dpotrs(factor, wanted)
-        yield torch.from_numpy(np.ascontiguousarray(found))
+    if by_blas(targets, *matrix.parts):
+        return side_by_side([partial(shifted_solution, matrix, shift, targets, error) for shift in shifts])
+    return [shifted_solution(matrix, shift, targets, error) for shift in shifts]
 
 
-def _refined(dense: np.ndarray, wanted: np.ndarray, error: float) -> np.ndarray | None:
+def shifted_solution(matrix: SymmetricSum, shift: float, targets: Tensor, error: float = EXACT) -> Tensor:
+    """As `shifted_solutions`, for one shift."""
+    if not by_blas(targets, *matrix.parts):
+        dense = matrix.formed()
+        dense.diagonal().add_(shift)
+        plain, wrong = torch.linalg.cholesky_ex(dense)
+        if int(wrong):
+            raise SingularError(shift)
+        return torch.cholesky_solve(targets, plain)
+    wanted = targets.numpy()
+    used = wanted.any(0)  # a unit that has met no node has zeros
+    found = np.zeros(wanted.shape)
+    with blas_threads(matrix.size**3 / 3):
+        own = wanted[:, used]
+        refined = _refined(matrix, shift, own, error) if matrix.size > SMALL else None
+        found[:, used] = _plain(matrix, shift, own) if refined is None else refined
+    return torch.from_numpy(found)
+
+
+def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray:
+    """A solution by a factorization in float64."""
+    dense = matrix.formed().numpy()
+    np.fill_diagonal(dense, np.diagonal(dense) + shift)
+    factor, failed = lapack.dpotrf(dense.T, clean=0, overwrite_a=1)
+    if failed:
+        raise SingularError(shift)
+    found: np.ndarray = lapack.dpotrs(factor, wanted)[0]
+    return found
+
+
+def _refined(matrix: SymmetricSum, shift: float, wanted: np.ndarray, error: float) -> np.ndarray | None:
     """A solution by a factorization in float32, refined by float64 residuals; None where that says too little.
 
     Every refinement leaves about the same share of the error; its size times that share is the error that is left.
     """
-    factor, failed = lapack.spotrf(dense.astype(np.float32).T, clean=0, overwrite_a=1)
+    factor, failed = lapack.spotrf(matrix.single_triangle(shift).T, clean=0, overwrite_a=1)
     if failed:
         return None
     found = lapack.spotrs(factor, wanted.astype(np.float32))[0].astype(np.float64)
     size, before = np.linalg.norm(found, axis=0), 1.0
     size[size == 0] = 1.0  # of a column of zeros
     while True:
-        step = lapack.spotrs(factor, (wanted - dense @ found).astype(np.float32))[0]
+        residual = wanted - matrix.times(found) - shift * found
+        step = lapack.spotrs(factor, residual.astype(np.float32))[0]
         found += step
         change = float((np.linalg.norm(step, axis=0) / size).max(initial=0.0))
         if not change <= SLOW * before:

@@ -141,10 +141,7 @@ def neighbourhoods(
     once = capable(model, "propagates_once") if plain else None
     if graph.rows is not None or (once is not None and once(graph)):
         return PartNeighbourhoods(model, graph, graph.y if y is None else y, dtype)
-    shared = capable(model, "input_key")  # a model without one shares its inputs with no other
-    cache = graph.cache if shared else graph.private_cache.setdefault(model, {})
-    key = f"{shared() if shared else sorted(model.hyperparameters().items())} {dtype} {device} {propagate}"
-    key += "" if device.type == "cpu" or fast("sparse") else " dense"
+    cache, key = _kept_inputs(model, graph, dtype, device, propagate)
     if key not in cache:
         operator = model.operator(graph).to(dtype).to(device)
         x = graph.x.to(dtype).to(device)
@@ -157,6 +154,23 @@ def neighbourhoods(
     labels = (graph.y if y is None else y).to(device)
     members = None if graph.members is None else graph.members.to(dtype).to(device)
     return Neighbourhoods(x, operator, labels, num_hops, fan_out, members)
+
+
+def _kept_inputs(
+    model: GraphModel, graph: Graph, dtype: torch.dtype, device: torch.device, propagate: bool | None
+) -> tuple[dict[Any, Any], str]:
+    """Where a model's inputs are kept with a graph, and under which key."""
+    shared = capable(model, "input_key")  # a model without one shares its inputs with no other
+    cache = graph.cache if shared else graph.private_cache.setdefault(model, {})
+    key = f"{shared() if shared else sorted(model.hyperparameters().items())} {dtype} {device} {propagate}"
+    return cache, key if device.type == "cpu" or fast("sparse") else f"{key} dense"
+
+
+def known_inputs(model: GraphModel, graph: Graph, device: torch.device) -> Features | None:
+    """What `neighbourhoods` has computed of the whole graph and kept with it; None where it has not."""
+    cache, key = _kept_inputs(model, graph, next(model.parameters()).dtype, device, None)
+    x, _, num_hops = cache.get(key, (None, None, 0))
+    return None if num_hops else x
 
 
 def stays_sparse(model: GraphModel, x: SparseMatrix) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capability
+from evergraph.core.dense_algebra import product
 from evergraph.core.recording import linear
 from evergraph.core.settings import NonNegativeInt, PositiveInt
 from evergraph.core.sparse import (
@@ -134,7 +135,7 @@ class RandomFeatures(GraphModel):
         if drawn_seed != seed:
             generator = torch.Generator().manual_seed(seed)
             shape = (self.in_channels, self.block_width * sum(not block.linear for block in self.all_blocks))
-            drawn = torch.randn(shape, generator=generator) * self.in_channels**-0.5
+            drawn = torch.randn(shape, generator=generator).mul_(self.in_channels**-0.5)
         drawn = drawn.to(self.head.device, self.head.dtype)
         _projections[self] = (seed, drawn)
         return drawn
@@ -153,8 +154,7 @@ class RandomFeatures(GraphModel):
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """The features themselves where they fit into memory; else X̂ beside the degrees, for batches."""
-        size = graph.num_nodes * self.head.size(0) * self.head.element_size()
-        if propagate if propagate is not None else size <= AT_HAND:
+        if propagate if propagate is not None else self.reads_whole(graph):
             return self.graph_features(graph.x, operator), 0
         return with_column(unit_rows(graph.x), operator.row_sums()), self.num_hops
 
@@ -184,6 +184,34 @@ class RandomFeatures(GraphModel):
         operators = [batch.operator.top(near, far) for near, far in itertools.pairwise(sizes)]
         return self._side_by_side(batch.x, degree, operators, sizes)
 
+    @capability(rests_on=(*READS, "graph_features"))
+    def graph_scores(
+        self, x: Features, operator: SparseMatrix, weights: Tensor, projected: dict[int, Tensor] | None = None
+    ) -> Tensor:
+        """The features of all nodes of a graph times `weights`, block by block: the features are never all there."""
+        nodes, hops = operator.num_rows, self.num_hops
+        steps = Steps(operator.row_sums().unsqueeze(1), [operator] * hops, [nodes] * (hops + 1))
+        own, total = unit_rows(x), weights[-1].repeat(nodes, 1)
+        words, room = WordsWithin(own, steps), weights.new_empty(nodes * max(self.widths()))
+        for number, part in enumerate(weights[:-1].split(self.widths())):
+            block = room[: nodes * part.size(0)].view(nodes, part.size(0))
+            self._fill(number, block, own, words, projected)
+            total += product(block, part)
+        return total
+
+    @capability(rests_on=("graph_scores",))
+    def feature_scores(self, features: Tensor, weights: Tensor) -> Tensor:
+        """Features times `weights`, the same numbers as `graph_scores`."""
+        total = weights[-1].repeat(features.size(0), 1)
+        for block, part in zip(features[:, :-1].split(self.widths(), dim=1), weights[:-1].split(self.widths())):
+            total += product(block, part)
+        return total
+
+    @capability(rests_on=("inputs", "graph_scores"))
+    def reads_whole(self, graph: Graph) -> bool:
+        """Whether the features of a graph fit into memory."""
+        return graph.num_nodes * self.head.size(0) * self.head.element_size() <= AT_HAND
+
     def _side_by_side(
         self,
         x: Features,
@@ -197,29 +225,35 @@ class RandomFeatures(GraphModel):
         `sizes[k]` nodes lie within k steps, and `operators[k]` goes from those within k + 1 steps to those within k. X
         may have one more column, of degrees. Where a piece of X̂ W is `projected` already it is taken from there.
         """
-        projection = self.projection.to(x.device)
-        steps = Steps(degree, operators, sizes)
-        own = without_degrees(x, projection.size(0))
-        words = WordsWithin(own, steps)
-        found = projection.new_empty(sizes[0], sum(self.widths()) + 1)
+        own = without_degrees(x, self.projection.size(0))
+        words = WordsWithin(own, Steps(degree, operators, sizes))
+        found = self.head.detach().new_empty((sizes[0], sum(self.widths()) + 1), device=x.device)
         *parts, ones = found.split([*self.widths(), 1], dim=1)
         ones.fill_(1)
-        for block, columns, part in zip(self.blocks, self._projected_columns(), parts):
-            if block.linear:
-                torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), (self._energy / 2) ** 0.5, out=part)
-                continue
-            for piece in pieces_of(columns, x.device):
-                if projected is None or piece.start not in projected:
-                    h = first_rows(own, sizes[block.depth]) @ projection[:, piece]
-                    if projected is not None:
-                        projected[piece.start] = h
-                else:
-                    h = projected[piece.start]
-                for near in reversed(range(block.depth)):
-                    h = steps.of(block, near) @ h
-                part[:, piece.start - columns.start : piece.stop - columns.start] = h
-            self._activate(part)
+        for number, part in enumerate(parts):
+            self._fill(number, part, own, words, projected)
         return found
+
+    def _fill(
+        self, number: int, part: Tensor, own: Features, words: WordsWithin, projected: dict[int, Tensor] | None
+    ) -> None:
+        """Write the features of one block; `own` is X̂."""
+        block, columns, steps = self.blocks[number], self._projected_columns()[number], words.steps
+        if block.linear:
+            torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), (self._energy / 2) ** 0.5, out=part)
+            return
+        projection = self.projection.to(own.device)
+        for piece in pieces_of(columns, own.device):
+            if projected is None or piece.start not in projected:
+                h = first_rows(own, steps.sizes[block.depth]) @ projection[:, piece]
+                if projected is not None:
+                    projected[piece.start] = h
+            else:
+                h = projected[piece.start]
+            for near in reversed(range(block.depth)):
+                h = steps.of(block, near) @ h
+            part[:, piece.start - columns.start : piece.stop - columns.start] = h
+        self._activate(part)
 
     @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
     def propagates_once(self, graph: Graph) -> bool:

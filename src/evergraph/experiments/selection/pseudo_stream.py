@@ -18,7 +18,7 @@ class PseudoStream(SelectionRule):
 
     Training and validation nodes of the first task are all that is there: its test nodes are not in the graph. Every
     task of the small stream has at least two classes: with one alone, a softmax over the classes seen has nothing to
-    learn, and whether the class is kept is decided by the initial weights. Where the first task has fewer than eight
+    learn, and untrained outputs are all there is to keep. Where the first task has fewer than eight
     classes, they are cut into parts that count as classes (`TaskStream.within_task`). The rule sees forgetting, and it
     is done before the second task arrives.
     """

@@ -15,21 +15,20 @@ from evergraph.core.capabilities import capability, capable
 from evergraph.core.dense_algebra import EXACT, ROUGH, product
 from evergraph.core.params import Params
 from evergraph.core.settings import Fraction, NonNegative, Positive
-from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, View
-from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
+from evergraph.methods.closed_form.block_prediction import WHOLE, BlockPrediction, Way, Whole
 from evergraph.methods.closed_form.columns import as_outputs, check_targets, negative_errors
 from evergraph.methods.closed_form.drift import MovingEncoder
-from evergraph.methods.closed_form.familiarity import dense_rows, evenly, strangeness
+from evergraph.methods.closed_form.familiarity import damped_factor, dense_rows, evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.sums import SMALL
+from evergraph.methods.closed_form.sums import SMALL, Wanted
 from evergraph.methods.closed_form.two_forms import BOTH, TwoForms
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
-from evergraph.models.base import GraphModel
+from evergraph.models.base import GraphModel, known_inputs
 from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
@@ -142,15 +141,16 @@ class Analytic(MovingEncoder, TwoForms):
         _, head = linear_head(model)
         ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
         in_blocks = self._in_blocks(problem, model)
-        final = self.solve(self._ridges_to_write(model), learned, self._head_rows(model) if in_blocks else None)[0]
+        self.solve_ahead(self._wanted_to_write(model, learned) if in_blocks else [Wanted([ridge], learned)])
+        final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
         if in_blocks:
             self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
         head.copy_(final)
 
-    def _ridges_to_write(self, model: GraphModel) -> list[float]:
-        """The chosen ridge, and others for which a head on the same features is asked for later."""
-        return [self.chosen_ridge()]
+    def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+        """The heads that will be written: those that can be solved for side by side."""
+        return [Wanted([self.chosen_ridge()], parts, self._head_rows(model))]
 
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Write a head of its own for graphs with edges between tasks: none here."""
@@ -281,8 +281,7 @@ class Analytic(MovingEncoder, TwoForms):
     def _prediction(self, model: GraphModel) -> BlockPrediction:
         """How a whole graph is predicted, as things stand."""
         _, head = linear_head(model)
-        graph_features = capable(model, "graph_features")
-        assert graph_features is not None
+        whole = [capable(model, name) for name in WHOLE]
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
         vote = next(iter(self.vote_.values()), head)
         smooths = self.smooths_ and self.smoothing > 0
@@ -290,7 +289,9 @@ class Analytic(MovingEncoder, TwoForms):
             head=head,
             vote=vote,
             task_of_unit=torch.nn.functional.pad(tasks, (0, head.size(1) - tasks.numel()), value=-1),
-            graph_features=graph_features,
+            graph_features=whole[0],  # type: ignore[arg-type]
+            graph_scores=whole[1],  # type: ignore[arg-type]
+            feature_scores=whole[2],  # type: ignore[arg-type]
             temperature=self.temperature,
             smoothing=self.smoothing,
             judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
@@ -328,25 +329,27 @@ class Analytic(MovingEncoder, TwoForms):
         if key and (known := view.graph.cache.get(SCORES, ("", None)))[0] == key:
             scores: Tensor = known[1]
         elif (whole := self._whole(view)) is not None:
-            scores = whole[0].scores(*whole[1:]).cpu()
+            scores = whole.prediction.scores(*whole[1:]).cpu()
             view.graph.cache[SCORES] = (key, scores)
         else:
             return as_outputs(view.problem, view.outputs(), self.temperature)
         return scores[view.nodes.cpu()]
 
-    def _whole(self, view: View) -> tuple[BlockPrediction, Features, SparseMatrix, Tensor, Tensor | None] | None:
-        """How a whole graph is predicted: features of nodes, edges, features of the head; None where it is not."""
-        if not (self._in_blocks(view.problem, view.model) and capable(view.model, "graph_features")):
+    def _whole(self, view: View) -> Whole | None:
+        """How a whole graph is predicted; None where it is not."""
+        if not self._in_blocks(view.problem, view.model) or any(capable(view.model, name) is None for name in WHOLE):
             return None
-        prediction = self._prediction(view.model)
-        whole = view.problem.batcher(view.model, view.graph, device=view.device)
-        if whole.num_hops or not (prediction.smooths or prediction.judges):
+        prediction, fits = self._prediction(view.model), capable(view.model, "reads_whole")
+        if view.graph.rows is not None or fits is None or not fits(view.graph):
             return None
-        assert isinstance(whole.x, Tensor)
+        if not (prediction.smooths or prediction.judges):
+            return None
         dtype, joining = prediction.head.dtype, view.graph.joining
         x = view.graph.x.to(dtype).to(view.device)
         adjacency = view.graph.adjacency.to(dtype).to(view.device)
-        return prediction, x, adjacency, whole.x, None if joining is None else joining.to(view.device)
+        features = known_inputs(view.model, view.graph, torch.device(view.device))
+        assert features is None or isinstance(features, Tensor)
+        return Whole(prediction, x, adjacency, features, None if joining is None else joining.to(view.device))
 
     # what users of a deployed learner ask for
 
@@ -372,16 +375,22 @@ class Analytic(MovingEncoder, TwoForms):
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
         head = linear_head(view.model)[1].detach()
         rows = evenly(dense_rows(view.model, head.size(0))).to(head.device)
-        return strangeness(view, head[:, used], rows, self.gram_among("train", rows), len(used))
+        known, key = self.computed(), ("leverage", rows.cpu().numpy().tobytes(), len(used))
+        if key not in known:  # after a task and before the next one
+            known[key] = damped_factor(self.gram_among("train", rows), len(used))
+        return strangeness(view, head[:, used], rows, known[key], len(used))
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))
     def reasons(self, view: View, units: Sequence[int]) -> Reasons:
         """What carries the score of one node: of an output unit, or of one against another (`why.reasons`)."""
         whole, head = self._whole(view), linear_head(view.model)[1].detach()
-        return reasons(
-            view, units, None if whole is None else (whole[0], whole[0].reading(*whole[1:])), head, self.temperature
-        )
+        read = None
+        if whole is not None:
+            features = view.problem.batcher(view.model, view.graph, device=view.device).x
+            assert isinstance(features, Tensor)
+            read = whole.prediction, whole.prediction.reading(whole.x, whole.adjacency, features, whole.joining)
+        return reasons(view, units, read, head, self.temperature)
 
 
 def _name(model: GraphModel, head: Tensor) -> str:

@@ -31,6 +31,7 @@ from evergraph.methods.closed_form.block_sets import (
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.sums import Wanted
 from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -105,16 +106,21 @@ class Auto(BudgetedAnalytic):
         """Count the hits of every set and ridge; the training nodes' head of the set and the ridge with most."""
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
-        for name, blocks in {**for_own, **for_head}.items():
-            places = self._places(name)
-            ridges = [self._ridges[place] for place in places]
-            self._count(name, places, self.hits(context, ridges, rows_of(block_of_row, blocks)))
+        wanted = {name: self._tried(block_of_row, name, blocks) for name, blocks in {**for_own, **for_head}.items()}
+        settled = all(len(each.ridges) == 1 for each in wanted.values()) and self.set_hits_
+        self.solve_ahead([*wanted.values(), *(self._vote_wants(context.model, BOTH[:1]) if settled else [])])
+        for name, each in wanted.items():
+            self._count(name, self._places(name), self.hits(context, each))
         validated = self.validated_ + context.count(context.task.val)
         if self._too_much():
             for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
         self._lead(for_head, for_own, validated)
         self.own_explains_ = self._own_alone(context.model)[0] if self.own_ else 0.0
         return self.solve([self.chosen_ridge()], ("train",), rows_of(block_of_row, self.blocks_))[0]
+
+    def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> Wanted:
+        """The training nodes' heads on a set of blocks that are to be tried."""
+        return Wanted([self._ridges[place] for place in self._places(name)], BOTH[:1], rows_of(block_of_row, blocks))
 
     def _worth_keeping(
         self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
@@ -137,10 +143,10 @@ class Auto(BudgetedAnalytic):
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
         self.blocks_ = for_head[self.chosen_]
 
-    def _ridges_to_write(self, model: GraphModel) -> list[float]:
-        """With that of the voice of the vote that reads the same features: both heads come from one matrix."""
-        shared = self.voices(model)[0] == self.blocks_
-        return [self.chosen_ridge(), *([self._voice_ridge()] if shared else [])]
+    def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+        """With those of the vote, and that of own features."""
+        own = [self._own_wanted(model, parts)] if self.own_ else []
+        return [*super()._wanted_to_write(model, parts), *self._vote_wants(model, parts), *own]
 
     def conclude(self, model: GraphModel) -> None:
         """As `analytic`; and the sets by the hits as they stand."""
@@ -190,13 +196,16 @@ class Auto(BudgetedAnalytic):
 
     def _own_head(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """The head on own features alone, with the ridge that explains most."""
-        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
-        return self.solve([self._own_alone(model)[1]], parts, rows)[0]
+        return self.solve(*self._own_wanted(model, parts))[0]
 
-    def _voice(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Tensor:
-        """One head of the vote."""
-        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
-        return self.solve([self._voice_ridge()], parts, rows)[0]
+    def _own_wanted(self, model: GraphModel, parts: Sequence[str]) -> Wanted:
+        rows = rows_of(capable(model, "feature_blocks")()[1], self._own(model))  # type: ignore[misc]
+        return Wanted([self._own_alone(model)[1]], parts, rows)
+
+    def _vote_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+        """The heads of the vote."""
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        return [Wanted([self._voice_ridge()], parts, rows_of(block_of_row, blocks)) for blocks in self.voices(model)]
 
     def _voice_ridge(self) -> float:
         """The ridge of all heads of the vote: the best of the deepest up to 1.
@@ -219,7 +228,9 @@ class Auto(BudgetedAnalytic):
 
         The voices are heads on nodes mixed with their neighbours, two steps and one, and on their own features.
         """
-        voices = [self._voice(model, blocks, parts) for blocks in self.voices(model)]
+        wanted = self._vote_wants(model, parts)
+        self.solve_ahead(wanted)
+        voices = [self.solve(*voice)[0] for voice in wanted]
         ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
         if self.own_:
             own = self._own_head(model, parts)

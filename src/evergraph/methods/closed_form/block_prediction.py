@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.dense_algebra import product
 from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
 from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import GraphModel
 
+WHOLE = ("graph_features", "graph_scores", "feature_scores")  # what a model does whose features are read all at once
 ROUNDS = 5  # of smoothing
 FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
 
@@ -70,6 +70,8 @@ class BlockPrediction:
         task_of_unit: the task that brought each output unit; -1 for units not in use.
         graph_features: from node features and an operator to the features of a graph; what it finds of the node
             features alone it keeps in the third argument, for further calls.
+        graph_scores: the same, to the features times the third argument; the fourth is as `graph_features`' third.
+        feature_scores: from features to the same.
         temperature: of the softmax that makes probabilities of least-squares scores.
         smoothing: share of the neighbours' probabilities in a smoothed prediction.
         judges: whether edges are judged.
@@ -82,6 +84,8 @@ class BlockPrediction:
     vote: Tensor
     task_of_unit: Tensor
     graph_features: Callable[[Features, SparseMatrix, dict[int, Tensor] | None], Tensor]
+    graph_scores: Callable[[Features, SparseMatrix, Tensor, dict[int, Tensor] | None], Tensor]
+    feature_scores: Callable[[Tensor, Tensor], Tensor]
     temperature: float
     smoothing: float
     judges: bool
@@ -100,15 +104,33 @@ class BlockPrediction:
         rest = (self.temperature, self.smoothing, self.judges, self.smooths, self.doubt, self.elsewhere[1:])
         return f"{features()} {device} {self.head.dtype} {digest.hexdigest()} {rest}"
 
-    def scores(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Tensor:
-        """Outputs of all nodes of a graph, from its features as the graph stands."""
-        reading = self.reading(x, adjacency, features, joining)
-        if reading.smoothed_over is not None:
-            return self.smooth(reading.smoothed_over, product(reading.features, reading.head))
-        return product(reading.features, reading.head) / self.temperature
+    def scores(
+        self, x: Features, adjacency: SparseMatrix, features: Tensor | None, joining: Tensor | None = None
+    ) -> Tensor:
+        """Outputs of all nodes of a graph; from its features as the graph stands, where they are at hand."""
+        projected: dict[int, Tensor] = {}
+
+        def read(edges: SparseMatrix, *heads: Tensor) -> tuple[Tensor, ...]:
+            together = torch.cat(heads, dim=1)
+            if edges is adjacency and features is not None:
+                found = self.feature_scores(features, together)
+            else:
+                found = self.graph_scores(x, with_self_loops(edges), together, projected)
+            return found.split([head.size(1) for head in heads], dim=1)
+
+        own, vote = read(adjacency, self.head, self.vote)
+        edges, share = self.weigh(adjacency, vote, joining) if self.judges else (adjacency, 0.0)
+        if share <= FEW + self.doubt:
+            return self.smooth(adjacency, own) if self.smooths else own / self.temperature
+        way = self.elsewhere
+        for _ in range(way.judgements - 1):
+            (vote,) = read(edges, self.vote)
+            edges, _ = self.weigh(adjacency, vote, joining)
+        (found,) = read(edges if way.judgements else adjacency, way.head)
+        return self.smooth(edges, found) if way.smooths else found / self.temperature
 
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
-        """Which head reads which features, and whether its probabilities are smoothed."""
+        """Which head reads which features, and whether its probabilities are smoothed: what `scores` come from."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         if share <= FEW + self.doubt:
             return Reading(self.head, features, adjacency, adjacency if self.smooths else None)
@@ -128,7 +150,11 @@ class BlockPrediction:
         self, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None
     ) -> tuple[SparseMatrix, float]:
         """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
-        p = self.probabilities(product(features, self.vote))
+        return self.weigh(adjacency, self.feature_scores(features, self.vote), joining)
+
+    def weigh(self, adjacency: SparseMatrix, vote: Tensor, joining: Tensor | None = None) -> tuple[SparseMatrix, float]:
+        """As `judge`, from the vote's scores."""
+        p = self.probabilities(vote)
         tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
         return judge_edges(adjacency, tasks, joining=joining)
@@ -151,6 +177,24 @@ class BlockPrediction:
         for _ in range(rounds):
             mixed = (1 - self.smoothing) * p + self.smoothing * (mean @ mixed)
         return mixed.clamp(min=1e-30).log()
+
+
+class Whole(NamedTuple):
+    """A whole graph to predict on.
+
+    Args:
+        prediction: how.
+        x: features of its nodes.
+        adjacency: its edges.
+        features: of all nodes as the graph stands, where they are at hand.
+        joining: which nodes join the graph one by one; None for none.
+    """
+
+    prediction: BlockPrediction
+    x: Features
+    adjacency: SparseMatrix
+    features: Tensor | None
+    joining: Tensor | None
 
 
 def means_over(adjacency: SparseMatrix) -> SparseMatrix:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +18,33 @@ from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
+AT_ONCE = 256  # rows or columns of a Gram matrix that are folded at once
 NARROWEST = 64  # columns of a linear block below which it is not worth its place
+
+
+class Room(NamedTuple):
+    """What is left of a layout of features.
+
+    Args:
+        layout: the layout.
+        keep: which of the blocks that there are.
+        linear_width: columns of a linear block.
+    """
+
+    layout: Layout
+    keep: list[bool]
+    linear_width: int
+
+    @property
+    def linear(self) -> list[bool]:
+        """Which of the blocks left are linear."""
+        return [block.linear for block, kept in zip(self.layout.present, self.keep) if kept]
+
+    @property
+    def width(self) -> int:
+        """The number of features left, the column of ones included."""
+        left = [width for width, kept in zip(self.layout.widths, self.keep) if kept]
+        return 1 + sum(self.linear_width if linear else width for width, linear in zip(left, self.linear))
 
 
 @dataclass(repr=False)
@@ -45,6 +72,9 @@ class BudgetedAnalytic(Analytic):
     def _fits(self, width: int) -> bool:
         return 2 * 8 * width**2 <= self.budget()
 
+    def _room(self) -> int | None:
+        return self.budget()
+
     def adapt_model(self, model: GraphModel, task: Task) -> None:
         """Make room for the task: narrow the features where the sums would take more than the budget."""
         super().adapt_model(model, task)
@@ -52,33 +82,39 @@ class BudgetedAnalytic(Analytic):
         if layout is None or capable(model, "narrow") is None:
             return
         nodes = {part: self._rows(part) + getattr(task, part).numel() for part in BOTH}
-        while self._bytes(layout().width, nodes, linear_head(model)[1].element_size()) > self.budget():
-            self._make_room(model)
+        now = wanted = Room(layout(), [True] * len(layout().present), layout().linear_width)
+        while self._bytes(wanted.width, nodes, linear_head(model)[1].element_size()) > self.budget():
+            wanted = self._narrower(wanted)
+        if wanted is not now:
+            self._narrow(model, wanted.keep, wanted.linear_width)
 
     def _bytes(self, width: int, nodes: dict[str, int], size: int) -> int:
         """What the sums of so many nodes over so many features take, in the form that they would have."""
         return 2 * 8 * width**2 if self._dense(width, nodes["train"]) else size * width * sum(nodes.values())
 
-    def _make_room(self, model: GraphModel) -> None:
-        """Leave a little behind: half of the columns of linear blocks or, where they are few, these blocks."""
-        layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
-        linear = [block.linear for block in layout.present]
-        if not any(linear) or (all(linear) and layout.linear_width <= NARROWEST):
+    def _narrower(self, room: Room) -> Room:
+        """A little left behind: half of the columns of linear blocks or, where they are few, these blocks."""
+        linear = [block.linear for block in room.layout.present]
+        if not any(room.linear) or (all(room.linear) and room.linear_width <= NARROWEST):
             raise EvergraphError(
-                f"{self.name}: memory={self.memory!r} cannot hold the sums of {layout.width} features; "
+                f"{self.name}: memory={self.memory!r} cannot hold the sums of {room.width} features; "
                 "give more, or a model with a smaller hidden"
             )
-        if layout.linear_width <= NARROWEST:
-            self._narrow(model, [not words for words in linear], layout.linear_width)
-        else:
-            self._narrow(model, [True] * len(linear), 2 ** ((layout.linear_width - 1).bit_length() - 1))
+        if room.linear_width <= NARROWEST:
+            return room._replace(keep=[not words for words in linear])
+        return room._replace(linear_width=2 ** ((room.linear_width - 1).bit_length() - 1))
 
     def _narrow(self, model: GraphModel, keep: Sequence[bool], linear_width: int) -> Callable[[Tensor, int], Tensor]:
         """Drop blocks, narrow linear ones; the sums follow. Returns what takes other sums over features there."""
         fold = capable(model, "narrow")(keep, linear_width)  # type: ignore[misc]
         self.factor_ = {part: fold(rows, 1) for part, rows in self.factor_.items()}
         self.cross_ = {part: fold(cross, 0) for part, cross in self.cross_.items()}
-        self.gram_ = {part: fold(fold(gram, 0), 1) for part, gram in self.gram_.items()}
+        for computed in ("_heads", "_sums"):  # they hold the sums as they were
+            self.__dict__.pop(computed, None)
+        sums, self.gram_ = dict(self.gram_), {}
+        for part in tuple(sums):  # one after the other leaves
+            sums[part] = folded_twice(sums.pop(part), fold)
+        self.gram_ = self._new_sums = sums
         self._fold_heads(fold)
         self.blocks_ = [read for read, kept in zip(self.blocks_, keep) if kept]
         self.block_widths_ = list(capable(model, "feature_layout")().widths)  # type: ignore[misc]
@@ -88,3 +124,14 @@ class BudgetedAnalytic(Analytic):
     def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
         """Heads besides the model's keep its shape; where blocks were narrowed they are solved anew with the task."""
         self.vote_ = {name: fold(vote, 0) for name, vote in self.vote_.items()}
+
+
+def folded_twice(gram: Tensor, fold: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Both sides of a Gram matrix folded, some columns and then some rows at a time."""
+    width = fold(gram[:1], 1).size(1)
+    half, found = gram.new_empty(gram.size(0), width), gram.new_empty(width, width)
+    for start in range(0, gram.size(0), AT_ONCE):
+        half[start : start + AT_ONCE] = fold(gram[start : start + AT_ONCE], 1)
+    for start in range(0, width, AT_ONCE):
+        found[:, start : start + AT_ONCE] = fold(half[:, start : start + AT_ONCE], 0)
+    return found

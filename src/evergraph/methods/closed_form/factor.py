@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from evergraph.core.dense_algebra import product, symmetric_product
+from evergraph.core.dense_algebra import add_symmetric_product, product
 
 
 class Factor(NamedTuple):
@@ -22,7 +22,9 @@ class Factor(NamedTuple):
 
     def gram(self) -> Tensor:
         """G, its products as exact as the rows, in float64."""
-        return symmetric_product(self.rows).double()
+        width = self.rows.size(1)
+        total = torch.zeros(width, width, dtype=torch.float64, device=self.rows.device)
+        return add_symmetric_product(total, self.rows, out=total)
 
     def cross(self) -> Tensor:
         """B, likewise."""

@@ -13,17 +13,20 @@ few.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from evergraph.core.dense_algebra import EXACT, ROUGH, eigen, product, symmetric_product
-from evergraph.core.finite import is_finite
-from evergraph.errors import DivergedError
+from evergraph.core.dense_algebra import EXACT, by_blas, eigen, outer_product, product
+from evergraph.core.side_by_side import side_by_side
+from evergraph.core.symmetric import SymmetricSum
 from evergraph.methods.closed_form.factor import Factor
-from evergraph.methods.closed_form.sums import solutions
+from evergraph.methods.closed_form.sums import RidgeSystem, Wanted, met, solved
 
 
 def rotated(factor: Factor) -> Factor:
@@ -33,10 +36,14 @@ def rotated(factor: Factor) -> Factor:
     directions of a thousandth of a per cent of that: hence eigenvectors in float64, whatever the rows are in. What is
     dropped is a rounding error of the longest.
     """
-    length, directions = eigen(symmetric_product(factor.rows.T).double())
+    length, directions = eigen(outer_product(factor.rows).double())
     smallest = length[-1:].clamp(min=0) * torch.finfo(factor.rows.dtype).eps
     directions = directions[:, length > smallest].to(factor.rows.dtype)
     return Factor(product(directions.T, factor.rows), product(directions.T, factor.targets))
+
+
+Key = tuple[tuple[str, ...], tuple[int, ...], float, float]
+"""Parts, blocks, ridge and relative error of a solution."""
 
 
 @dataclass(eq=False)
@@ -46,53 +53,94 @@ class FactoredSums:
     Args:
         factors: by part.
         block_of_row: the block of each feature; -1 for the column of ones.
+        room: bytes that what is kept for further solutions may take; None for any number.
     """
 
     factors: dict[str, Factor]
     block_of_row: Tensor
+    room: int | None = None
     _products: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _diagonals: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _blocks_of_rows: dict[bytes, list[int]] = field(default_factory=dict, repr=False)
+    _combinations: dict[Key, Tensor] = field(default_factory=dict, repr=False)
 
     def solve(
         self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None, error: float = EXACT
     ) -> list[Tensor]:
         """As `sums.solve`: the head for each ridge from the sums of some parts, reading the features `rows` alone."""
-        rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
-        blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
-        combined = torch.cat(self._combinations(ridges, parts, rows, error), dim=1)
+        wanted = Wanted(ridges, parts, rows)
+        combined = torch.cat(self.combinations(wanted, error), dim=1)
+        kept = [self.factors[part] for part in parts]
         weights = combined.split([factor.rows.size(0) for factor in kept])
         heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
-        for block in blocks:
+        for block in self._blocks(rows):
             columns = self._columns(block)
             for factor, own in zip(kept, weights):
                 heads[columns] += product(factor.rows[:, columns].T, own.to(factor.rows.dtype))
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
-    def scores(
-        self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, of: str, last: int
-    ) -> Iterator[Tensor]:
+    def scores(self, wanted: Wanted, error: float, of: str, last: int) -> Iterator[Tensor]:
         """What the head of each ridge gives the last rows of part `of`, without the head itself."""
-        blocks = torch.unique(self.block_of_row[rows.cpu()]).tolist()
-        end = self._place([of]).stop
-        seen = torch.stack([self._product(block)[end - last : end, self._place(parts)] for block in blocks]).sum(0)
-        for combined in self._combinations(ridges, parts, rows.cpu(), ROUGH):
+        seen = torch.stack([self._between(block, wanted.parts, of, last) for block in self._blocks(wanted.rows)]).sum(0)
+        for combined in self.combinations(wanted, error):
             yield product(seen, combined.to(seen.dtype))
 
-    def _combinations(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor, error: float) -> list[Tensor]:
+    def combinations(self, wanted: Wanted, error: float) -> list[Tensor]:
         """(S_J S_Jᵀ + λ I)⁻¹ T for each ridge: the head is S_Jᵀ times it."""
-        blocks, kept = torch.unique(self.block_of_row[rows]).tolist(), [self.factors[part] for part in parts]
-        size, place = sum(factor.rows.size(0) for factor in kept), self._place(parts)
-        total = kept[0].rows.new_zeros(size, size)
-        for block in blocks:
-            total += self._product(block)[place, place]
-        total = total.double()
-        if not is_finite([total]):
-            raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
+        self.solve_ahead([wanted], error)
+        return [self._combinations[self._key(wanted, ridge, error)] for ridge in wanted.ridges]
+
+    def solve_ahead(self, wanted: Sequence[Wanted], error: float) -> None:
+        """Find all combinations that will be asked for, all of the same parts: as many at once as there is room for."""
+        new = [self._unknown(each, error) for each in wanted]
+        new = [each for each in new if each.ridges]
+        self._multiply({block for each in new for block in self._blocks(each.rows)})
+        at_once = self._at_once(new[0].parts) if new else 1
+        for start in range(0, len(new), at_once):
+            some = new[start : start + at_once]
+            pairs = [(each, system, ridge) for each, system in zip(some, self._systems(some)) for ridge in each.ridges]
+            found = solved([(system, ridge) for _, system, ridge in pairs], error)
+            self._combinations.update(
+                {self._key(each, ridge, error): one for (each, _, ridge), one in zip(pairs, found)}
+            )
+            del pairs  # and the matrices with them
+
+    def _unknown(self, wanted: Wanted, error: float) -> Wanted:
+        """What is wanted and not known."""
+        ridges = dict.fromkeys(wanted.ridges)
+        return wanted._replace(
+            ridges=[ridge for ridge in ridges if self._key(wanted, ridge, error) not in self._combinations]
+        )
+
+    def _key(self, wanted: Wanted, ridge: float, error: float) -> Key:
+        return (*wanted.parts,), (*self._blocks(wanted.rows),), ridge, error
+
+    def _blocks(self, rows: Tensor | None) -> list[int]:
+        """The blocks that the features stand in."""
+        rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
+        key = rows.numpy().tobytes()
+        if key not in self._blocks_of_rows:
+            self._blocks_of_rows[key] = torch.unique(self.block_of_row[rows]).tolist()
+        return self._blocks_of_rows[key]
+
+    def _systems(self, wanted: Sequence[Wanted]) -> list[RidgeSystem]:
+        """Of some parts, each on the features that it reads: every block is multiplied once."""
+        parts = wanted[0].parts
+        kept, blocks = [self.factors[part] for part in parts], [self._blocks(each.rows) for each in wanted]
+        size = sum(factor.rows.size(0) for factor in kept)
+        totals = [kept[0].rows.new_zeros(size, size) for _ in wanted]
+        for block in sorted(set().union(*blocks)):
+            found = self._product(block, parts)
+            for total, read in zip(totals, blocks):
+                if block in read:
+                    total += found
         targets = torch.cat([factor.targets for factor in kept])
-        square = torch.stack([self._squares(factor) for factor in kept]).sum(0)[rows.to(total.device)]
-        classes = max(int((targets != 0).any(0).sum()), 1)
-        unit = float(square[square > 0].mean()) / classes
-        return list(solutions(total, ridges, unit, targets.double(), error))
+        squares = torch.stack([self._squares(factor) for factor in kept]).sum(0)
+        read_squares = [squares if each.rows is None else squares[each.rows.to(squares.device)] for each in wanted]
+        return [
+            RidgeSystem.of(SymmetricSum([total]), targets.double(), own, met(targets))
+            for total, own in zip(totals, read_squares)
+        ]
 
     def _squares(self, factor: Factor) -> Tensor:
         """The diagonal of the factor's G."""
@@ -114,9 +162,45 @@ class FactoredSums:
         ends = [0, *torch.tensor([factor.rows.size(0) for factor in self.factors.values()]).cumsum(0).tolist()]
         return slice(ends[first], ends[last + 1])
 
-    def _product(self, block: int) -> Tensor:
-        """S_b S_bᵀ over the rows of all parts."""
+    def _bytes(self, parts: Iterable[str]) -> int:
+        """What a matrix over the rows of some parts takes."""
+        rows = [self.factors[part].rows for part in parts]
+        return max(rows[0].element_size() * sum(part.size(0) for part in rows) ** 2, 1)
+
+    def _at_once(self, parts: Sequence[str]) -> int:
+        """How many systems there is room for, beside a product and a factorization."""
+        return sys.maxsize if self.room is None else max(self.room // self._bytes(parts) - 2, 1)
+
+    def _keeps(self) -> bool:
+        """Whether there is room for the products of all blocks."""
+        blocks = int(self.block_of_row.max()) + 2
+        return self.room is None or blocks * self._bytes(self.factors) <= self.room
+
+    def _multiply(self, blocks: set[int]) -> None:
+        """Form the products of blocks over the rows of all parts, side by side, where they are kept."""
+        new = sorted(blocks - set(self._products)) if self._keeps() else []
+        jobs = [partial(self._fresh_product, block, list(self.factors)) for block in new]
+        on_cpu = all(by_blas(factor.rows) for factor in self.factors.values())
+        self._products.update(zip(new, side_by_side(jobs) if on_cpu else [job() for job in jobs]))
+
+    def _fresh_product(self, block: int, parts: Sequence[str]) -> Tensor:
+        rows = [self.factors[part].rows[:, self._columns(block)] for part in parts]
+        if by_blas(*rows):  # in a job of its own: by numpy
+            return outer_product(torch.from_numpy(np.concatenate([part.numpy() for part in rows])))
+        return outer_product(torch.cat(rows))
+
+    def _product(self, block: int, parts: Sequence[str]) -> Tensor:
+        """S_b S_bᵀ over the rows of some parts."""
         if block not in self._products:
-            rows = torch.cat([factor.rows[:, self._columns(block)] for factor in self.factors.values()])
-            self._products[block] = symmetric_product(rows.T)
-        return self._products[block]
+            return self._fresh_product(block, parts)
+        place = self._place(parts)
+        return self._products[block][place, place]
+
+    def _between(self, block: int, parts: Sequence[str], of: str, last: int) -> Tensor:
+        """Products of a block between the last rows of one part and the rows of others."""
+        if block in self._products:
+            end = self._place([of]).stop
+            return self._products[block][end - last : end, self._place(parts)]
+        columns = self._columns(block)
+        others = torch.cat([self.factors[part].rows[:, columns] for part in parts])
+        return product(self.factors[of].rows[-last:, columns], others.T)

@@ -28,8 +28,16 @@ def dense_rows(model: GraphModel, width: int) -> Tensor:
     return rows_of(blocks()[1], [not block.linear for block in layout().present])
 
 
+def damped_factor(gram: Tensor, classes: int) -> Tensor:
+    """The Cholesky factor L of G + r I, with r a fifth of the mean diagonal entry per class; G is overwritten."""
+    diagonal = gram.diagonal().clone()
+    gram.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
+    factor: Tensor = torch.linalg.cholesky(gram)
+    return factor
+
+
 @torch.no_grad()
-def strangeness(view: View, head: Tensor, rows: Tensor, gram: Tensor, classes: int) -> Tensor:
+def strangeness(view: View, head: Tensor, rows: Tensor, factor: Tensor, classes: int) -> Tensor:
     """Two numbers for each example, the larger the stranger: −(largest score) and log10 of φ (G + r I)⁻¹ φᵀ.
 
     Least squares puts the largest score of an example of a known class near one, and of an example that says nothing
@@ -41,14 +49,12 @@ def strangeness(view: View, head: Tensor, rows: Tensor, gram: Tensor, classes: i
         view: the graph and the examples.
         head: the head whose scores are taken, without units that are not in use.
         rows: the features of which the leverage is taken.
-        gram: G over these, of training examples alone, so that validation examples are as new to it as any other.
+        factor: `damped_factor` of G over these, of training examples alone, so that validation examples are as new to
+            it as any other.
         classes: the number of classes in G.
     """
     features = capable(view.model, "features")
     assert features is not None
-    diagonal = gram.diagonal().clone()
-    gram.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
-    factor = torch.linalg.cholesky(gram)
     chance = 1 / classes if classes > 1 else 0.0
     batcher = view.problem.batcher(view.model, view.graph, device=view.device)
     found = [torch.empty(0, 2, dtype=torch.float64)]

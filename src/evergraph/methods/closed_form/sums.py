@@ -5,15 +5,24 @@ y is one-hot where examples have classes; else their row of labels or numbers.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from evergraph.core.dense_algebra import EXACT, SingularError, shifted_solutions, symmetric_product
+from evergraph.core.dense_algebra import (
+    EXACT,
+    SingularError,
+    add_symmetric_product,
+    by_blas,
+    shifted_solution,
+)
 from evergraph.core.finite import is_finite
+from evergraph.core.side_by_side import side_by_side
+from evergraph.core.symmetric import SymmetricSum
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
@@ -21,7 +30,6 @@ from evergraph.methods.base import Context
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.models.base import NODES_AT_ONCE
 
-FEW_RUNS = 16  # of features side by side, up to which they are copied run by run
 SMALL = 0.01  # a ridge below needs products in float64
 
 
@@ -30,6 +38,20 @@ class Sums(NamedTuple):
 
     gram: Tensor
     cross: Tensor
+
+
+class Wanted(NamedTuple):
+    """Heads that are asked for: one for each ridge.
+
+    Args:
+        ridges: the ridges.
+        parts: whose sums they are solved from.
+        rows: the features that they read; None for all.
+    """
+
+    ridges: Sequence[float]
+    parts: Sequence[str]
+    rows: Tensor | None = None
 
 
 def accumulate(
@@ -41,8 +63,9 @@ def accumulate(
     before: Sums | None,
     exact: bool,
     sign: int = 1,
+    in_place: bool = False,
 ) -> Sums:
-    """The sums with some nodes of the task added, of which each process adds its share; `before` is left as it is.
+    """The sums with some nodes of the task added, of which each process adds its share.
 
     Args:
         context: the task.
@@ -53,6 +76,7 @@ def accumulate(
         before: the sums so far; None for none.
         exact: form the products in float64 too, not only their sums.
         sign: 1 to add the nodes, -1 to take them out again.
+        in_place: write over G of `before`, which is left as it is otherwise.
     """
     width, units = head.shape
     group = workers()
@@ -62,7 +86,7 @@ def accumulate(
         gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
     else:
-        gram, cross = before.gram, before.cross
+        gram, cross, fresh = before.gram, before.cross, in_place
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         rows = features(batch)
         if exact:
@@ -72,7 +96,7 @@ def accumulate(
         else:
             rows, targets = weighed(rows, batch.y, weights[batch.y], units)
         added = Factor(rows, targets)
-        gram = torch.add(gram, symmetric_product(rows), alpha=sign, out=gram if fresh else None)
+        gram = add_symmetric_product(gram, rows, sign, out=gram if fresh else None)
         cross = torch.add(cross, added.cross(), alpha=sign)
         fresh = True
     if group.size > 1:
@@ -82,38 +106,68 @@ def accumulate(
     return Sums(gram, cross)
 
 
-def among(gram: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
-    """A copy of G among some features, which mostly stand side by side: run by run, since a gather is slow.
+@dataclass(frozen=True, eq=False)
+class RidgeSystem:
+    """W = (M + ridge · unit · I)⁻¹ T: everything but the ridge.
 
-    With `total` it is added to that.
+    Args:
+        matrix: M.
+        unit: what a ridge of one adds to its diagonal.
+        targets: T, in float64.
     """
-    ends = torch.nonzero(rows.diff() != 1).reshape(-1).add(1).tolist()
-    runs = list(itertools.pairwise([0, *ends, rows.numel()]))
-    if len(runs) > FEW_RUNS:
-        rows = rows.to(gram.device)
-        found = gram[rows].index_select(1, rows)
-        return found if total is None else total.add_(found)
-    found = gram.new_empty(rows.numel(), rows.numel()) if total is None else total
-    starts = [int(rows[first]) for first, _ in runs]
-    for (top, bottom), row in zip(runs, starts):
-        for (left, right), column in zip(runs, starts):
-            part = gram[row : row + bottom - top, column : column + right - left]
-            place = found[top:bottom, left:right]
-            place.copy_(part) if total is None else place.add_(part)
-    return found
+
+    matrix: SymmetricSum
+    unit: float
+    targets: Tensor
+
+    @classmethod
+    def of(cls, matrix: SymmetricSum, targets: Tensor, squares: Tensor, classes: int) -> RidgeSystem:
+        """With the mean of the features' sums of squares, where they are not zero, over the number of classes as unit.
+
+        Args:
+            matrix: M: a Gram matrix, so that its largest entries stand on the diagonal.
+            targets: T.
+            squares: Σ w φ² of each feature.
+            classes: how many have met a node.
+        """
+        if not is_finite([matrix.diagonal(), targets, squares]):
+            raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
+        return cls(matrix, float(squares[squares > 0].mean()) / max(classes, 1), targets)
+
+    def solution(self, ridge: float, error: float = EXACT) -> Tensor:
+        """W; `error` is the relative one that it may have."""
+        try:
+            return shifted_solution(self.matrix, ridge * self.unit, self.targets, error)
+        except SingularError:
+            raise EvergraphError(
+                f"ridge={ridge:g} is too small for these features: their sums are singular to float64's "
+                "precision; raise it, or use ridge=0 to choose one"
+            ) from None
 
 
-def solutions(
-    matrix: Tensor, ridges: Sequence[float], unit: float, targets: Tensor, error: float = EXACT
-) -> Iterator[Tensor]:
-    """(M + ridge · unit · I)⁻¹ targets for each ridge; the matrix's diagonal is written over."""
-    try:
-        yield from shifted_solutions(matrix, [ridge * unit for ridge in ridges], targets, error)
-    except SingularError as singular:
-        raise EvergraphError(
-            f"ridge={singular.shift / unit:g} is too small for these features: their sums are singular to float64's "
-            "precision; raise it, or use ridge=0 to choose one"
-        ) from None
+def ridge_system(sums: Sequence[Sums], rows: Tensor | None = None) -> RidgeSystem:
+    """The system of some sums together; of the features `rows` alone, if given."""
+    matrix = SymmetricSum([part.gram for part in sums], rows)
+    cross = torch.stack([part.cross for part in sums]).sum(0)
+    targets = cross if rows is None else cross[rows.to(cross.device)]
+    return RidgeSystem.of(matrix, targets, matrix.diagonal(), met(cross))
+
+
+def met(targets: Tensor) -> int:
+    """How many columns have met a node."""
+    return int((targets != 0).any(0).sum())
+
+
+def solved(systems: Sequence[tuple[RidgeSystem, float]], error: float = EXACT) -> list[Tensor]:
+    """The solution of each system with its ridge, side by side on a CPU; the largest ones come first."""
+    order = sorted(range(len(systems)), key=lambda place: -systems[place][0].matrix.size)
+    jobs = [partial(systems[place][0].solution, systems[place][1], error) for place in order]
+    on_cpu = all(by_blas(system.targets) for system, _ in systems)
+    found = dict(zip(order, side_by_side(jobs) if on_cpu else [job() for job in jobs]))
+    for place, (_, ridge) in enumerate(systems):
+        if not is_finite([found[place]]):
+            raise EvergraphError(f"ridge={ridge:g}: the closed form has no finite solution; are the features finite?")
+    return [found[place] for place in range(len(systems))]
 
 
 def solve(
@@ -123,21 +177,14 @@ def solve(
 
     With `rows` only those features are read; the others' weights are zero. `error` is the relative one of a solution.
     """
-    first = sums[0].gram
-    rows = torch.arange(first.size(0), device=first.device) if rows is None else rows.to(first.device)
-    gram = among(first, rows)
-    for other in sums[1:]:
-        among(other.gram, rows, gram)
-    cross = torch.stack([part.cross for part in sums]).sum(0)
-    if not is_finite([gram, cross]):
-        raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
-    classes = max(int((cross != 0).any(0).sum()), 1)
-    diagonal = gram.diagonal()
-    unit = float(diagonal[diagonal > 0].mean()) / classes  # a feature may be zero at every node
-    heads = []
-    for ridge, found in zip(ridges, solutions(gram, ridges, unit, cross[rows], error)):
-        heads.append(torch.zeros_like(cross))
-        heads[-1][rows] = found
-        if not is_finite([found]):
-            raise EvergraphError(f"ridge={ridge:g}: the closed form has no finite solution; are the features finite?")
-    return heads
+    system = ridge_system(sums, rows)
+    return [spread(found, rows, sums[0].cross) for found in solved([(system, ridge) for ridge in ridges], error)]
+
+
+def spread(found: Tensor, rows: Tensor | None, like: Tensor) -> Tensor:
+    """A solution among some features as a head over all: the others' weights are zero."""
+    if rows is None:
+        return found
+    head = torch.zeros_like(like)
+    head[rows.to(head.device)] = found
+    return head

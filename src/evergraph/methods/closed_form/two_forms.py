@@ -13,13 +13,14 @@ from torch.nn.functional import pad
 from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import EXACT, product
 from evergraph.core.params import Params
+from evergraph.core.symmetric import SymmetricSum, among
 from evergraph.data.tasks import Task
 from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import validation_hits
-from evergraph.methods.closed_form.sums import Sums, accumulate, among, solve
+from evergraph.methods.closed_form.sums import Sums, Wanted, accumulate, ridge_system, solved, spread
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
@@ -79,13 +80,13 @@ class TwoForms(Method):
         """tr(Wᵀ G W) of one part, for a head that reads the features `rows` alone."""
         read = head[rows.to(head.device)]
         if part in self.gram_:
-            return float((read * product(self.gram_among(part, rows), read)).sum())
+            return float((read * SymmetricSum([self.gram_[part]], rows).product(read.double())).sum())
         return float(product(self.factor_[part][:, rows], read.to(self.factor_[part].dtype)).double().square().sum())
 
     def make_dense(self) -> None:
         """From factors to G; B is kept in either form."""
         if self.factor_:
-            self.gram_ = {part: self.gram(part) for part in self.factor_}
+            self.gram_ = self._new_sums = {part: self.gram(part) for part in self.factor_}
             self.factor_, self.factor_targets_, self.fresh_, self.task_rows_ = {}, {}, {}, []
 
     def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
@@ -116,6 +117,10 @@ class TwoForms(Method):
         """Whether G over so many features may be kept."""
         return True
 
+    def _room(self) -> int | None:
+        """Bytes that products of the factors may take between solutions; None for any number."""
+        return None
+
     def factors_of(self, context: Context, sizes: Tensor) -> dict[str, Factor]:
         """The factors of a task's nodes, weighed by given sizes of their classes; by part."""
         features, head = linear_head(context.model)
@@ -143,7 +148,7 @@ class TwoForms(Method):
             known = {part: sum(rows[part] for rows in self.task_rows_) for part in BOTH}
             self.task_rows_ = [*self.task_rows_, {part: self._rows(part) - known[part] for part in BOTH}]
         self.fresh_ = {}
-        for computed in ("_heads", "_sums"):  # from sums that are gone
+        for computed in ("_heads", "_sums", "_new_sums"):  # from sums that are gone
             self.__dict__.pop(computed, None)
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
@@ -172,24 +177,44 @@ class TwoForms(Method):
 
     def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
         """The head for each ridge, from the sums of some parts; of the features `rows` alone, if given."""
-        read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
-        known, key = self.computed(), (tuple(parts), read.cpu().numpy().tobytes())
+        known, key = self.computed(), self._key(parts, rows)
         new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
         if new and self.factor_:
             found = self._factored().solve(new, parts, rows, self._error(parts))
-        elif new:
-            sums = [Sums(self.gram_[part], self.cross_[part]) for part in parts]
-            found = solve(new, sums, rows, self._error(parts))
-        if new:
             known.update({(*key, ridge): head for ridge, head in zip(new, found)})
+        elif new:
+            self.solve_ahead([Wanted(new, parts, rows)])
         return [known[*key, ridge].clone() for ridge in ridges]
 
-    def hits(self, context: Context, ridges: Sequence[float], rows: Tensor) -> list[int]:
-        """The task's validation nodes that the training nodes' head of each ridge on the features `rows` puts right."""
+    def solve_ahead(self, wanted: Sequence[Wanted]) -> None:
+        """Find what `solve` and `hits` will be asked for, all of the same parts, side by side."""
+        error = self._error(wanted[0].parts)
+        if self.factor_:
+            self._factored().solve_ahead(wanted, error)
+            return
+        known, places, systems = self.computed(), [], []
+        for ridges, parts, rows in wanted:
+            key = self._key(parts, rows)
+            new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
+            if new:
+                system = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
+                systems += [(system, ridge) for ridge in new]
+                places += [((*key, ridge), rows) for ridge in new]
+        like = next(iter(self.cross_.values()))
+        for (place, rows), found in zip(places, solved(systems, error)):
+            known[place] = spread(found, rows, like)
+
+    def _key(self, parts: Sequence[str], rows: Tensor | None) -> tuple[tuple[str, ...], bytes]:
+        """What tells heads apart, but for the ridge."""
+        read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
+        return tuple(parts), read.cpu().numpy().tobytes()
+
+    def hits(self, context: Context, wanted: Wanted) -> list[int]:
+        """The task's validation nodes that each head puts right."""
         if not (last := self.fresh_.get("val", 0)):
-            return context.total(validation_hits(context, self.solve(ridges, BOTH[:1], rows)).sum(1)).tolist()
+            return context.total(validation_hits(context, self.solve(*wanted)).sum(1)).tolist()
         truth = self.factor_targets_["val"][-last:].argmax(1)
-        scores = self._factored().scores(ridges, BOTH[:1], rows, "val", last)
+        scores = self._factored().scores(wanted, self._error(wanted.parts), "val", last)
         return [int((found.argmax(1) == truth).sum()) for found in scores]
 
     def computed(self) -> dict[Any, Any]:
@@ -208,7 +233,7 @@ class TwoForms(Method):
             widths = torch.tensor([*self.block_widths_, 1])
             block_of_row = torch.arange(widths.numel()).repeat_interleave(widths)
             block_of_row[-1] = -1  # the column of ones
-            known = (self.factor_, FactoredSums(factors, block_of_row))
+            known = (self.factor_, FactoredSums(factors, block_of_row, self._room()))
             self._sums = known
         sums: FactoredSums = known[1]
         return sums
@@ -217,10 +242,13 @@ class TwoForms(Method):
         """Add a task's examples to the sums, or take them out, by the weight of their class if they have one."""
         features, head = linear_head(context.model)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), self._needs_exact()
+        in_place = self.gram_ is self.__dict__.get("_new_sums")  # made within this task: nobody else holds them
         for part in BOTH:
             examples = getattr(context.task, part).to(context.device)
             before = Sums(gram[part], cross[part]) if part in gram else None
-            gram[part], cross[part] = accumulate(context, features, head, examples, weights, before, exact, sign)
+            gram[part], cross[part] = accumulate(
+                context, features, head, examples, weights, before, exact, sign, in_place
+            )
         self.gram_, self.cross_ = gram, cross
 
     def grow(self, before: Params, after: Params) -> None:
