@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -136,6 +136,11 @@ class StandInCurvature(AnchoredCurvature):
     def own_stand_ins(self, context: Context) -> tuple[Batch, Tensor] | None:
         """As `examples`; None where there are none, or a memory has them."""
         return self.examples(context) if self.stand_ins_ else None
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """Nothing, where there is nothing to hold on to."""
+        return None if self.active else []
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
