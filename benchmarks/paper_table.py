@@ -26,6 +26,7 @@ from evergraph.training import Progress
 BEFORE = {"lwf": ("compiled", "structure")}  # what is left out for the figures before, where it is not `compiled` alone
 EPOCHS, UNTIL_FULL = 3, 8  # of each task that are timed; with a queue, which has to fill
 LAST = 2  # epochs of these that count
+IN_COMMON = {"joint": 0, "online-ewc": 2}  # tasks that a row need not train; elsewhere 1
 
 
 class Row:
@@ -62,14 +63,15 @@ def table_seconds(rows: dict[str, Row], protocol: Protocol, *, shared: bool) -> 
     Args:
         rows: by name.
         protocol: whose rows, seeds, epochs and trials are counted.
-        shared: whether the first task of a seed is trained once for all rows that can share it.
+        shared: whether what rows have in common is trained once: the first task of a seed, the second of both kinds of
+            EWC, and the trial whose settings are chosen.
     """
     epochs, total = protocol.content["training"]["epochs"], 0.0
     for name, row in protocol.rows().items():
         trials = protocol.content["search"]["trials"] if "space" in row else 0
-        alone = not shared or row["method"] == "joint"
-        own = rows[name].epoch if alone else rows[name].epoch[1:]
-        total += (protocol.seeds + trials) * (sum(own) * epochs + rows[name].besides)
+        runs = protocol.seeds + trials - (shared and trials > 0)
+        own = rows[name].epoch[IN_COMMON.get(row["method"], 1) if shared else 0 :]
+        total += runs * (sum(own) * epochs + rows[name].besides)
     return total + (epochs * protocol.seeds * rows["finetune"].epoch[0] if shared else 0)
 
 

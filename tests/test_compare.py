@@ -275,6 +275,34 @@ def test_every_method_is_tuned_by_one_rule(evergraph, tmp_path: Path) -> None:
     assert "unknown selection rule 'guessing'" in error
 
 
+def test_what_is_searched_with_which_seeds_and_how_the_rule_is_set(evergraph, tmp_path: Path) -> None:
+    words = ["compare", STREAMS[0], "--methods", "finetune,ewc", "--seeds", "1", "--tune", "first-tasks"]
+    words += ["--trials", "4", "--lr", "0.01", "--label-scope", "seen", "--classes-per-task", "1", "--epochs", "1"]
+    words += ["--space", "model.hidden=4,8", "--space", "strength=1,2", "--tune-seeds", "2", "--rule-set", "tasks=2"]
+    status, out, error = evergraph(*words, "--device", "cpu", "--out", "here", "--json")
+    assert status == 0, error
+    for one in json.loads(out)["results"]:
+        method = one["method"]
+        record = json.loads((tmp_path / f"here/tuning/{method}/tune.json").read_text())
+        searched = {"strength", "model.hidden"} if method == "ewc" else {"model.hidden"}
+        assert record["space"].keys() == searched
+        assert record["spec"]["seeds"] == [0, 1]
+        assert record["rule_settings"] == {"tasks": 2}
+        chosen = json.loads((tmp_path / "here/tuning/best.json").read_text())[f"{STREAMS[0]}: {method}"]
+        assert one["model"]["hidden"] == chosen["model_settings"]["hidden"]
+        assert one["seeds"] == [0]
+    for wrong, message in (
+        (["--space", "power=1,2"], "--space power: no setting of finetune, ewc, of their models"),
+        (["--space", "lr=0.1,0.2"], "lr is both set and searched"),
+        (["--rule-set", "k=2"], "unknown setting of first-tasks 'k'"),
+    ):
+        status, _, error = evergraph(*words, *wrong, "--out", "there")
+        assert (status, error.count("\n")) == (2, 1)
+        assert message in error
+    status, _, error = evergraph("compare", STREAMS[0], "--space", "strength=1,2")
+    assert (status, error) == (2, "error: --space is for --tune; name a rule with it\n")
+
+
 @pytest.mark.slow
 def test_the_students_comparison_is_one_command(evergraph, tmp_path: Path) -> None:
     """Five methods tuned by one rule, three streams, three seeds, LaTeX."""

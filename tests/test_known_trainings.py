@@ -22,7 +22,7 @@ from evergraph.training.side_by_side import side_by_side
 STREAM = eg.stream("sbm:nodes=80,classes=4,features=6")
 SETTINGS: dict[str, Any] = {"epochs": 3, "lr": 0.01, "batch_size": 8, "weight_decay": 0.0, "label_scope": "seen"}
 SETTINGS |= {"reduction": "sum", "class_balanced": False, "patience": 0}  # some methods have defaults of their own
-SHARING = ("ewc", "online-ewc", "mas", "lwf", "twp", "ema", "curvature", "queue-curvature")
+SHARING = ("ewc", "online-ewc", "mas", "lwf", "twp", "ema", "curvature", "queue-curvature", "stand-in-curvature")
 
 
 def learner(method: str = "finetune", **settings: Any) -> eg.Learner:

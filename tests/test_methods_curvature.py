@@ -43,6 +43,7 @@ from evergraph.methods.base import Context
 from evergraph.methods.online_curvature.class_means import class_sums
 from evergraph.methods.online_curvature.factored_gradients import SEEDS, factors_pay
 from evergraph.methods.online_curvature.prototypes import cluster_sums, propagated
+from evergraph.problems import NodeClassification
 from evergraph.training.loop import Progress
 
 STRENGTH = 0.7
@@ -277,14 +278,19 @@ def means_by_hand(setting: Setting) -> StandIns:
     return found
 
 
-def fisher_at(setting: Setting, stand_ins: StandIns) -> Tensor:
-    """Σ n F over nodes that stand among their like, one node after the other."""
+def among_their_like(setting: Setting, stand_ins: StandIns) -> Setting:
+    """The stand-ins as nodes, each with a twin as its only neighbour."""
     number, rows = len(stand_ins), [row for row, _ in stand_ins]
     pairs = [(c, c + number) for c in range(number)]
     edges = torch.tensor(pairs + [(b, a) for a, b in pairs]).T
     graph = make_graph(torch.stack(rows + rows), edges, torch.zeros(2 * number, dtype=torch.long))
     batcher = setting.problem.batcher(setting.model, graph)
-    there = Setting(graph, setting.model, batcher, setting.problem, torch.arange(number))
+    return Setting(graph, setting.model, batcher, setting.problem, torch.arange(number))
+
+
+def fisher_at(setting: Setting, stand_ins: StandIns) -> Tensor:
+    """Σ n F over nodes that stand among their like, one node after the other."""
+    there = among_their_like(setting, stand_ins)
     return sum(
         count * sum(torch.outer(row, row) for row in rows)
         for (_, count), rows in zip(stand_ins, node_fisher_rows(there, "exact"))
@@ -307,6 +313,51 @@ def test_at_class_means_each_class_counts_as_often_as_it_has_nodes(
     other = setting.batcher.batch(setting.nodes[1::2])
     if reduction == "sum":
         close(pull(method, context, half) + pull(method, context, other), pull(method, context))
+
+
+@cases
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("classes", [(0, 1, 2, 3), (1, 3)], ids=["all", "two"])
+def test_integrated_is_the_mean_of_f_over_the_outputs_way_from_the_anchor(
+    case: str, reduction: str, classes: tuple[int, ...]
+) -> None:
+    """Σ n Jᵀ H̄ J D at stand-ins, with H̄ an average over many points between z − J D and z."""
+    setting = make(case, classes)
+    context = setting.context(reduction)
+    method = StandInCurvature(strength=STRENGTH, prototypes=0, estimator="integrated")
+    after(setting, context, method, (3,))
+    D, stand_ins = displacement(setting, (3,)), means_by_hand(setting)
+    there = among_their_like(setting, stand_ins)
+    outputs, want, points = there.function(there.params), 0.0, 2000
+    for node, (_, count) in enumerate(stand_ins):
+        rows = [torch.autograd.grad(value, list(there.model.parameters()), allow_unused=True, retain_graph=True)
+                for value in there.model(there.batch)[node]]  # fmt: skip
+        params = list(there.model.parameters())
+        jacobian = torch.stack(
+            [torch.cat([(p * 0 if g is None else g).flatten() for p, g in zip(params, row)]) for row in rows]
+        ).detach()
+        way, mean = jacobian @ D, torch.zeros(outputs.size(1), outputs.size(1), dtype=outputs.dtype)
+        for point in range(points):
+            z = outputs[node] - (point + 0.5) / points * way
+            p = torch.zeros_like(z).index_copy(0, torch.tensor(setting.scope), z[setting.scope].softmax(0))
+            mean += (torch.diag(p) - torch.outer(p, p)) / points
+        want = want + count * jacobian.T @ (mean @ way)
+    share = 1 if reduction == "sum" else 1 / setting.nodes.numel()
+    close(pull(method, context), STRENGTH * share * want, 1e-5)
+
+
+def test_integrated_agrees_with_exact_near_the_anchor_and_pulls_where_exact_has_let_go() -> None:
+    problem = NodeClassification([0, 1])
+    lost, way = torch.tensor([[-20.0, 20.0]]), torch.tensor([[-30.0, 30.0]])  # an old class, now taken for a new one
+    assert problem.fisher_product(lost, way).abs().max() < 1e-6
+    assert torch.allclose(problem.mean_fisher_product(lost, way), torch.tensor([[-1.0, 1.0]]))
+    near = 1e-4 * way
+    assert torch.allclose(problem.mean_fisher_product(0 * way, near), problem.fisher_product(0 * way, near), rtol=1e-2)
+
+
+def test_integrated_goes_from_one_anchor() -> None:
+    with pytest.raises(eg.EvergraphError, match="along the way from one anchor; use anchors=latest"):
+        StandInCurvature(estimator="integrated", anchors="stored")
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])

@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 import evergraph as eg
 from brute_force import Setting, close, flat, make, pull, step_gradient
+from evergraph.core.shortcuts import FAST_PATHS, fast_paths
+from evergraph.data.batching import Batch
 from evergraph.methods import TWP, LwF, Method
 from evergraph.methods.twp import coefficient_norm, topology
 
@@ -51,6 +53,32 @@ def test_lwfs_penalty_is_the_cross_entropy_of_the_paper_up_to_a_constant() -> No
     entropy = float(-(teacher * teacher.log()).sum())
     for penalty, cross_entropy in values:
         assert penalty == pytest.approx(cross_entropy - entropy, rel=1e-10)
+
+
+@pytest.mark.parametrize(("model", "level"), [("gcn", "node"), ("sage", "node"), ("gcn", "graph")])
+def test_the_old_network_s_outputs_stand_still_during_a_task(
+    model: str, level: str, small_stream: eg.TaskStream
+) -> None:
+    passes: list[int] = []
+
+    class Counting(LwF):
+        def _outputs(self, model: eg.GraphModel, batch: Batch) -> Tensor:
+            passes.append(batch.num_examples)
+            return super()._outputs(model, batch)
+
+    def learned() -> list[Tensor]:
+        stream = small_stream if level == "node" else eg.stream("digit-graphs", classes_per_task=5)
+        made = eg.registry.models[model](hidden=6)
+        learner = eg.Learner(made, Counting(), epochs=2, lr=0.01, batch_size=64, dtype=torch.float64)
+        for task in list(stream)[:2]:
+            learner.learn(task)
+        return [value.detach().clone() for value in learner.model.parameters()]
+
+    found, once = learned(), len(passes)
+    with fast_paths(*(path for path in FAST_PATHS if path != "structure")):
+        expected = learned()
+    assert once == 1 < len(passes) - once
+    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(found, expected))
 
 
 def test_lwfs_teacher_has_no_dropout(small_stream: eg.TaskStream) -> None:

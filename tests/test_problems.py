@@ -135,6 +135,38 @@ def test_the_exact_regularizer_equals_brute_force(name: str, scope: list[int]) -
 
 
 @each_problem
+@pytest.mark.parametrize("scope", [[0, 1, 2], [0, 2]], ids=["all", "two"])
+@pytest.mark.parametrize("length", [0.1, 5.0])
+def test_the_mean_of_the_output_fisher_along_the_way_equals_an_integral(
+    name: str, scope: list[int], length: float
+) -> None:
+    problem = PROBLEMS[name]().within(scope)
+    z, u = (torch.randn(4, UNITS, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    u *= length
+    points, weights = np.polynomial.legendre.leggauss(40)
+    want = torch.zeros_like(z)
+    for row, (output, tangent) in enumerate(zip(z, u)):
+        for point, weight in zip((points + 1) / 2, weights / 2):
+            want[row] += weight * brute_fisher(problem, output - point * tangent, scope) @ tangent
+    assert torch.allclose(problem.mean_fisher_product(z, u), want, rtol=0, atol=1e-9)
+    assert want.abs().max() > 1e-3
+
+
+def test_the_mean_of_the_output_fisher_is_exact_for_small_steps_in_float32() -> None:
+    """The plain difference of two softmax rows has errors of 1e-7, whatever the step."""
+    problem = PROBLEMS["node-classification"]().within([0, 1, 2])
+    z = 3 * torch.randn(50, UNITS, generator=torch.Generator().manual_seed(0))
+    u = torch.randn(50, UNITS, generator=torch.Generator().manual_seed(1))
+    for length in (1e-7, 1e-3, 0.02, 0.3, 30.0):
+        want = problem.mean_fisher_product(z.double(), length * u.double())
+        got = problem.mean_fisher_product(z, length * u)
+        assert (got - want).norm() <= 3e-5 * want.norm(), length
+    plain = z.softmax(1) - (z - 1e-7 * u).softmax(1)
+    want = problem.mean_fisher_product(z.double(), 1e-7 * u.double())
+    assert (plain - want).norm() > 0.1 * want.norm()
+
+
+@each_problem
 def test_the_fisher_diagonal_equals_brute_force(name: str) -> None:
     model, problem, batcher = setting(name)
     examples = torch.arange(20)

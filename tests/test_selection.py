@@ -16,6 +16,8 @@ import pytest
 import torch
 
 import evergraph as eg
+from evergraph.core.sparse import as_dense
+from evergraph.data.class_parts import parts_of_classes
 from evergraph.experiments.result_file import CELLS, read_results
 from evergraph.experiments.selection import (
     SELECTION_RULES,
@@ -36,6 +38,7 @@ from evergraph.experiments.selection import proposals as proposing
 from evergraph.experiments.selection.proposals import Climb, batches, spread
 from evergraph.experiments.selection.stability_decay import decreasing
 from forked import Forked
+from test_problems import make_data
 
 SMALL = "sbm:nodes=180,classes=9,degree=4,features=8,signal=3"
 QUICK = ["--epochs", "2", "--hidden", "8", "--device", "cpu", "--label-scope", "seen"]
@@ -81,24 +84,85 @@ def test_a_pseudo_stream_has_the_first_tasks_nodes_alone_and_no_test_node(graph:
     first = whole[0]
     assert nodes_of(pseudo) == part_of(whole.first(1), "train") | part_of(whole.first(1), "val")
     assert not nodes_of(pseudo) & {float(number) for number in first.graph.x[first.test, 0]}
-    assert [task.class_names for task in pseudo] == [[name] for name in first.class_names]
+    parts = [f"{name}, part {number}" for number in (1, 2, 3, 4) for name in first.class_names]
+    assert [name for task in pseudo for name in task.class_names] == parts
     for part, of_first in (("train", "train"), ("val", "val"), ("test", "val")):
         assert part_of(pseudo, part) == part_of(whole.first(1), of_first)
-    for after in range(3):
+    for after in range(len(pseudo)):
         for index in range(after + 1):
             tested, nodes = pseudo.tests(after, index)
             assert set(tested.x[nodes, 0].tolist()) <= part_of(whole.first(1), "val")
-    assert pseudo.num_classes == 3
+    assert pseudo.num_classes == 12
     assert pseudo.protocol()["extent"] == "the classes of task 0, without its test examples"
 
 
 @pytest.mark.parametrize(
-    ("classes", "tasks"),
-    [(2, [1, 1]), (3, [1, 1, 1]), (4, [1] * 4), (5, [1] * 5), (6, [2, 2, 2]), (7, [2, 2, 2, 1])],
+    ("classes", "whole", "tasks"),
+    [
+        (2, False, [2, 2, 2, 2]),
+        (3, False, [3, 3, 2, 2, 2]),
+        (4, False, [2, 2, 2, 2]),
+        (7, False, [3, 3, 3, 3, 2]),
+        (8, True, [2, 2, 2, 2]),
+        (9, True, [3, 2, 2, 2]),
+        (11, True, [3, 2, 2, 2, 2]),
+    ],
 )
-def test_how_a_task_is_cut(graph: eg.Graph, classes: int, tasks: list[int]) -> None:
-    pseudo = eg.stream(graph, classes_per_task=classes).within_task(0)
+def test_how_a_task_is_cut(classes: int, whole: bool, tasks: list[int]) -> None:
+    source = f"sbm:nodes={120 * classes},classes={classes},degree=4,features=8"
+    pseudo = eg.stream(source, classes_per_task=classes).within_task(0)
     assert [len(task.class_names) for task in pseudo] == tasks
+    assert (pseudo.num_classes == classes) == whole
+    for task in pseudo:
+        for part in (task.train, task.val):
+            assert set(task.graph.y[part].tolist()) == {pseudo.graph.class_names.index(n) for n in task.class_names}
+
+
+def test_parts_of_classes_are_halves_along_the_first_axis_of_what_nodes_see() -> None:
+    numbers = np.random.default_rng(0)
+    x = numbers.normal(size=(300, 5)) * [9, 4, 1, 1, 1]  # axes far apart
+    graph = eg.make_graph(x, numbers.integers(0, 300, (2, 150)), np.arange(300) % 3, undirected=True)
+    part = parts_of_classes(graph, torch.zeros(300), 2)
+    looped = graph.adjacency.dense().double() + torch.eye(graph.num_nodes)
+    seen = torch.linalg.matrix_power(looped / looped.sum(1, keepdim=True), 2) @ as_dense(graph.x).double()
+    naive = torch.zeros(graph.num_nodes, dtype=torch.long)
+    for _ in range(2):
+        halves = torch.zeros_like(naive)
+        for position in range(3):
+            for number in naive[graph.y == position].unique():
+                own = torch.nonzero((graph.y == position) & (naive == number)).reshape(-1)
+                cloud = seen[own] - seen[own].mean(0)
+                axis = torch.linalg.svd(cloud).Vh[0]
+                halves[own[cloud @ axis > (cloud @ axis).median()]] = 1
+        naive = 2 * naive + halves
+    for position in range(3):
+        own = graph.y == position
+        assert torch.bincount(part[own]).tolist() == [25] * 4
+        # an axis has two ends: the same parts under other numbers, but for what lies next to the median
+        together = torch.zeros(4, 4)
+        together.index_put_((part[own], naive[own]), torch.ones(int(own.sum())), accumulate=True)
+        assert float(together.max(1).values.sum()) >= 96
+
+
+def test_parts_of_classes_look_at_no_node_without_a_class_and_may_be_the_class() -> None:
+    graph = eg.make_graph(np.ones((6, 2)), [[0, 1], [1, 2]], [0, 0, 0, 0, 1, -1], undirected=True)
+    assert parts_of_classes(graph, torch.zeros(6), 0).tolist() == [0, 0, 0, 0, 0, -1]
+    halves = parts_of_classes(graph, torch.tensor([0, 1, 0, 1, 0, 0]), 1).tolist()
+    assert sorted(halves[0:4:2]) == sorted(halves[1:4:2]) == [0, 1]  # all alike: halves all the same, in each stratum
+    assert halves[5] == -1
+
+
+def test_graphs_are_cut_too() -> None:
+    pseudo = eg.stream(make_data("graph-classification", count=60), classes_per_task=2, pseudo_stream=True)
+    assert all(len(task.class_names) >= 2 for task in pseudo)
+    assert "part 1" in str(pseudo.graph.class_names[0])
+
+
+def test_classes_too_small_for_parts_are_refused() -> None:
+    y = np.repeat([0, 1], 5)  # one to validate on
+    graph = eg.make_graph(np.arange(10.0)[:, None], [[0], [1]], y, undirected=True)
+    with pytest.raises(eg.EvergraphError, match="the 2 classes of the task have too few nodes to be cut"):
+        eg.stream(graph, classes_per_task=2, pseudo_stream=True)
 
 
 def test_a_task_of_one_class_is_no_stream(graph: eg.Graph) -> None:
@@ -511,9 +575,8 @@ def test_rules_that_are_impossible_are_listed_with_the_reason(tmp_path: Path) ->
     rules = [PseudoStream(), FirstTasks(), StabilityDecay(), CurrentTask()]
     found = compare_rules(spec, rules, tmp_path / "out", trials=1)
     reasons = {row["rule"]: row.get("reason", "") for row in found["rules"]}
-    assert "label scope current a single class competes with none" in reasons["pseudo-stream"]
     assert "analytic searches neither lr nor a setting that holds on to the past" in reasons["stability-decay"]
-    assert reasons["first-tasks"] == reasons["current-task"] == ""
+    assert reasons["first-tasks"] == reasons["current-task"] == reasons["pseudo-stream"] == ""
     assert "not possible here" in (tmp_path / "out" / "table.md").read_text()
 
 
@@ -583,7 +646,6 @@ def test_tune_all_prints_the_table(call: Call) -> None:
             "share=0.0 must be a finite number above 0 and at most 1",
         ),
         (["--rule", "stability-decay", "--trials", "1"], "--trials must be at least 2"),
-        (["--rule", "pseudo-stream", "--label-scope", "current"], "competes with none; use label scope seen"),
         (["--rule", "pseudo-stream", "--classes-per-task", "1"], "has one class, so it cannot be cut"),
         (["--trials", "0"], "Invalid value for '--trials'"),
         (["--space", "strength"], "--space 'strength' is not KEY=VALUE"),

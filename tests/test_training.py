@@ -19,6 +19,7 @@ from evergraph.data import union
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods.base import STEP_HOOKS, Context, Step
 from evergraph.training.learning import make_context
+from evergraph.training.loop import Progress
 
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
 
@@ -616,6 +617,10 @@ def by_plain_training(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dic
         if optimizer is None or fresh:
             optimizer = kind(model.parameters(), lr=of.training.lr, weight_decay=of.training.weight_decay)
         falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=of.training.epochs)
+        rising = None
+        if of.training.warm_up:  # a lambda sees epochs from 0
+            over = of.training.warm_up * of.training.epochs
+            rising = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch, over=over: min(1.0, (epoch + 1) / over))
         units = [of.classes_.index(name) for name in task.class_names]
         batch = of.problem.batcher(model, task.graph, targets=of.problem.targets(task.graph, of.classes_)).batch(
             task.train
@@ -627,6 +632,8 @@ def by_plain_training(of: eg.Learner, stream: eg.TaskStream, fresh: bool) -> dic
             optimizer.step()
             if of.training.schedule == "cosine":
                 falling.step()
+            if rising is not None:
+                rising.step()
     return copy_params(model)
 
 
@@ -640,6 +647,59 @@ def test_a_cosine_schedule_is_torchs_own(small_stream: eg.TaskStream, optimizer:
     made.training = replace(made.training, schedule="constant")
     other = by_plain_training(made, small_stream, fresh=True)
     assert not all(torch.allclose(want[name], other[name], atol=1e-4) for name in want)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_warm_up_is_torchs_own(small_stream: eg.TaskStream, optimizer: str) -> None:
+    settings = {"optimizer": optimizer, "warm_up": 0.7, "lr": 1e-2 if optimizer == "adam" else 1e-3}
+    made = learner(**settings, epochs=5, batch_size=0, dtype=torch.float64).fit(small_stream)
+    want = by_plain_training(made, small_stream, fresh=True)
+    for name, value in made.model.named_parameters():
+        assert torch.allclose(value, want[name], rtol=0, atol=1e-7), name
+    made.training = replace(made.training, warm_up=0.0)
+    other = by_plain_training(made, small_stream, fresh=True)
+    assert not all(torch.allclose(want[name], other[name], atol=1e-4) for name in want)
+
+
+@pytest.mark.parametrize(("share", "epochs"), [(0.5, [4, 5, 6]), (0.3, [5, 6]), (1.0, [1, 2, 3, 4, 5, 6])])
+def test_a_task_ends_in_the_mean_over_its_last_epochs(
+    small_stream: eg.TaskStream, tmp_path: Path, share: float, epochs: list[int]
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+    made = learner(average_last=share, epochs=6, dtype=torch.float64)
+
+    def note(progress: Progress, planned: int) -> None:
+        seen.append(copy_params(made.model))
+        if progress.epoch == planned - 1:
+            made.save(tmp_path / "saved")
+
+    made.learn(small_stream[0], note)
+    for name, value in made.model.named_parameters():
+        want = sum(seen[epoch - 1][name] for epoch in epochs) / len(epochs)
+        assert torch.allclose(value, want, rtol=0, atol=1e-12), name
+        assert not torch.allclose(value, seen[-1][name], rtol=0, atol=1e-6), name
+    again = eg.Learner.load(tmp_path / "saved", device="cpu")
+    again.learn(small_stream[0])
+    assert all(torch.equal(*pair) for pair in zip(made.model.parameters(), again.model.parameters()))
+    # the next task begins there
+    after = copy_params(made.model)
+    made.training = replace(made.training, epochs=0)
+    made.learn(small_stream[1])
+    assert all(torch.equal(after[name], value) for name, value in made.model.named_parameters())
+
+
+def test_patience_and_a_mean_do_not_go_together() -> None:
+    with pytest.raises(eg.EvergraphError, match="patience and average_last both say where a task ends"):
+        eg.Training(patience=3, average_last=0.2)
+
+
+def test_a_warm_up_goes_with_a_cosine() -> None:
+    both = eg.Training(lr=0.5, schedule="cosine", warm_up=0.2)
+    rates = [both.rate(epoch, 10) for epoch in range(10)]
+    plain = [eg.Training(lr=0.5, schedule="cosine").rate(epoch, 10) for epoch in range(10)]
+    assert rates == [plain[0] / 2, *plain[1:]]
+    assert eg.Training(warm_up=1).rate(4, 5) == eg.Training().lr
+    assert eg.Training(warm_up=0.01).rate(0, 5) == eg.Training().lr
 
 
 @pytest.mark.parametrize("keep", [True, False])

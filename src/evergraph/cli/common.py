@@ -137,7 +137,24 @@ KeepOptimizer = Annotated[
 ]
 Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
 Schedule = _training_option(str, "The learning rate over a task: constant, or cosine, falling to 0.", "schedule")
+WarmUp = _training_option(float, "Share of a task's epochs over which the learning rate rises.", "warm_up")
+AverageLast = _training_option(
+    float, "Share of a task's last epochs whose parameters are averaged in the end.", "average_last"
+)
 FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
+
+RuleSet = Annotated[
+    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="A setting of the rule, e.g. tasks=3.")
+]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--space",
+        metavar="KEY=RANGE",
+        help="What is searched besides, or in place of, what the method declares: KEY=LOW:HIGH, KEY=LOW:HIGH:log or "
+        "KEY=a,b,c; KEY is a setting of the method or of the training, or model.KEY.",
+    ),
+]
 
 
 def console(stderr: bool = False) -> Console:
@@ -179,6 +196,8 @@ RUN_OPTIONS: dict[str, tuple[Any, Any]] = {
     "keep_optimizer": (KeepOptimizer, None),
     "optimizer": (Optimizer, None),
     "schedule": (Schedule, None),
+    "warm_up": (WarmUp, None),
+    "average_last": (AverageLast, None),
     "jobs": (Jobs, None),
     "on": (On, "local"),
     "device": (Device, "auto"),

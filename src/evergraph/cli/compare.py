@@ -75,7 +75,10 @@ def compare_command(
         str | None,
         typer.Option("--tune", metavar="RULE", help=f"Choose every method's settings: {', '.join(SELECTION_RULES)}."),
     ] = None,
+    rule_set: common.RuleSet = None,
     trials: Annotated[int, typer.Option(help="Settings that are tried with --tune.", min=1)] = 10,
+    space: common.Ranges = None,
+    tune_seeds: Annotated[int, typer.Option(help="Seeds that every trial of --tune is run with.", min=1)] = 1,
     seeds: common.Seeds = 3,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table of methods and streams as LaTeX.")] = False,
     json: common.Json = False,
@@ -93,12 +96,17 @@ def compare_command(
         "method": check_names("method", METHODS) if methods == "all" else parsing.names_of("method", [methods]),
     }
     engine_for(options["on"], options["jobs"])
-    rule = make_rule(tune_by) if tune_by is not None else None  # an unknown one is refused before anything is read
+    rule_settings, ranges = parsing.parse_settings(rule_set, "--rule-set"), parsing.parse_settings(space, "--space")
+    if tune_by is None and (rule_settings or ranges):
+        raise EvergraphError(f"{'--space' if ranges else '--rule-set'} is for --tune; name a rule with it")
+    # an unknown one is refused before anything is read
+    rule = make_rule(tune_by, rule_settings) if tune_by is not None else None
     test_graphs = parsing.names_of("test graph", test_graph or ["task"])
     for name in test_graphs:
         TEST_GRAPHS[name]
     varied = {key: value.split(",") for key, value in parsing.parse_settings(vary, "--vary").items()}
     specs, fixed = _specs(axes, test_graphs, varied, seeds, options)
+    spaces = _spaces(specs, fixed, ranges) if rule is not None else {}
     if len(specs) > len(axes["method"]) or rule:  # of a single stream the first run finds out before it begins
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
             spec.make_stream(0, options["data_root"])
@@ -108,7 +116,7 @@ def compare_command(
     with common.on_interrupt(lambda: common.how_to_resume(folder)), holding as entries:
         note, tuned = "", dict[str, set[str]]()
         if rule is not None:
-            specs, tuned = _tuned(specs, fixed, rule, trials, folder, options)
+            specs, tuned = _tuned(specs, spaces, rule, trials, tune_seeds, folder, options)
             note = f"Settings chosen by the rule {tune_by}, {trials} trials for each method and stream; see {TUNING}/."
         results, failure = _finish_cells(specs, folder, entries, options)
         listed = list(results.values())
@@ -180,11 +188,30 @@ def _specs(
     return specs, fixed
 
 
+def _spaces(specs: dict[str, RunSpec], fixed: dict[str, set[str]], ranges: dict[str, str]) -> dict[str, Space]:
+    """What is searched for each cell; a method of which every setting is given is left out.
+
+    A range goes to every method that has the setting. One that no method has is an error.
+    """
+    spaces = {}
+    for key, spec in specs.items():
+        own = {name: text for name, text in ranges.items() if Space.has(spec, name)}
+        if own or Space.open_settings(spec, fixed[key]):
+            spaces[key] = Space.of(spec, own, fixed[key])
+    searched = {name for space in spaces.values() for name in space.dimensions}
+    for name in ranges:
+        if name not in searched:
+            methods = ", ".join(dict.fromkeys(spec.method for spec in specs.values()))
+            raise EvergraphError(f"--space {name}: no setting of {methods}, of their models (model.KEY) or training")
+    return spaces
+
+
 def _tuned(
     specs: dict[str, RunSpec],
-    fixed: dict[str, set[str]],
+    spaces: dict[str, Space],
     rule: SelectionRule,
     trials: int,
+    seeds: int,
     folder: Path,
     options: dict[str, Any],
 ) -> tuple[dict[str, RunSpec], dict[str, set[str]]]:
@@ -196,9 +223,9 @@ def _tuned(
     searches: dict[str, SearchWith] = {}
     for key, spec in specs.items():
         name, place = _tuned_as(key, spec), folder / TUNING / key
-        if Space.open_settings(spec, fixed[key]) and name not in searches:
-            first = replace(spec, seeds=spec.seeds[:1], also_test=[])
-            searches[name] = partial(_search, first, Space.of(first, {}, fixed[key]), rule, trials, place, options)
+        if key in spaces and name not in searches:
+            first = replace(spec, seeds=list(range(seeds)), also_test=[])
+            searches[name] = partial(_search, first, spaces[key], rule, trials, place, options)
     jobs = (options["jobs"] or 1) if options["on"] == "local" else 1
     chosen = {name: found["best"] for name, found in search_side_by_side(searches, jobs).items()}
     names: dict[str, set[str]] = {}

@@ -26,19 +26,7 @@ NO_OPTUNA = (
 HELP = "What chooses. " + "; ".join(f"{name}: {rule.about}" for name, rule in SELECTION_RULES.items())
 
 Rule = Annotated[str, typer.Option(help=f"{HELP}; all: every rule, against the best in hindsight.")]
-RuleSet = Annotated[
-    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="A setting of the rule, e.g. tasks=3.")
-]
 Trials = Annotated[int, typer.Option(help="Settings that are tried.", min=1)]
-Ranges = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--space",
-        metavar="KEY=RANGE",
-        help="What is searched besides, or in place of, what the method declares: KEY=LOW:HIGH, KEY=LOW:HIGH:log or "
-        "KEY=a,b,c; KEY is a setting of the method or of the training, or model.KEY.",
-    ),
-]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -52,9 +40,9 @@ def tune_command(
     stream: common.Stream,
     method: common.ChosenMethod = None,
     rule: Rule = "first-tasks",
-    rule_set: RuleSet = None,
+    rule_set: common.RuleSet = None,
     trials: Trials = 20,
-    space: Ranges = None,
+    space: common.Ranges = None,
     seeds: common.Seeds = 1,
     json: common.Json = False,
 ) -> None:

@@ -220,7 +220,7 @@ def _compiled(dtype: torch.dtype, index: torch.dtype) -> Kernels | None:
     mark = hashlib.sha256("\n".join([*command, source, platform.machine(), _processor()]).encode()).hexdigest()[:20]
     try:
         return _loaded(command, source, f"steps-{mark}.so")
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         tell(f"the C kernels cannot be compiled ({first_line(error)}); torch's are used")
         return None
 

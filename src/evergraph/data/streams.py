@@ -15,6 +15,7 @@ from torch import Tensor
 from evergraph import registry
 from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveInt, Seed
 from evergraph.data.arrangement import Order, given_split, tasks_of_classes
+from evergraph.data.class_parts import parts_of_classes
 from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
 from evergraph.data.examples import narrowed, problem_of, with_negatives, with_training_edges
 from evergraph.data.files import as_graph
@@ -25,6 +26,7 @@ from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
 MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
+PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # wanted in all of them; needed for two tasks of two
 
 
 class TaskStream(metaclass=Checked):
@@ -169,8 +171,9 @@ class TaskStream(metaclass=Checked):
     def within_task(self, index: int = 0) -> TaskStream:
         """A small stream made of one task's training and validation nodes; its test nodes are not even in the graph.
 
-        The task's classes arrive one by one if there are at most four, else in three to five tasks of equal size.
-        Tests run on the validation nodes.
+        It has two to five tasks of at least two classes each: a network that knows a single class has nothing to tell
+        it from. Where the task has fewer than eight classes, they are cut into parts that count as classes
+        (`parts_of_classes`), until there are eight. Tests run on the validation nodes.
         """
         classes = self.tasks_classes[index]
         shared = self.scenario.by_attribute or not self.graph.has_classes
@@ -180,16 +183,37 @@ class TaskStream(metaclass=Checked):
                 f"{self.name}: {reason}, so it cannot be cut into a pseudo-stream; "
                 "it takes tasks of at least two classes"
             )
-        size = math.ceil(len(classes) / MOST_PSEUDO_TASKS)
         known = (self._task_of == range(len(self))[index]) & (self._part >= 0) & (self._part < 2)
         limited = copy.copy(self)
-        limited.classes_per_task, limited._test_part = size, 1
+        limited._test_part = 1
         limited._extent = f"the classes of task {index}, without its test examples"
         limited._split = "75/25 per class for training and validation; tests on validation examples"
-        groups = [classes[start : start + size] for start in range(0, len(classes), size)]
-        task_of = torch.where(known, tasks_of_classes(self.graph, groups, self._part, self.seed), -1)
-        limited._take(self.graph, classes, task_of, self._part, None)
+        limited._take(self.graph, classes, torch.where(known, 0, -1), self._part, None)
+        limited._cut()
         return limited
+
+    def _cut(self) -> None:
+        """Make a stream of one task's classes; of parts of them, each with examples to train and to test on."""
+        graph, number = self.graph, self.graph.num_classes
+        halvings = max(0, math.ceil(math.log2(PSEUDO_CLASSES / number)))
+        for times in range(halvings, -1, -1):
+            part = parts_of_classes(graph, self._part, times)
+            y = torch.where(part >= 0, part * number + graph.y, -1)
+            sizes = torch.stack([torch.bincount(y[self._part == kind], minlength=number * 2**times) for kind in (0, 1)])
+            if not times or bool(sizes.all()):
+                break
+        if number * 2**times < LEAST_PSEUDO_CLASSES:
+            raise EvergraphError(
+                f"{self.name}: the {number} classes of the task have too few {graph.level}s to be cut into a "
+                "pseudo-stream; take another rule"
+            )
+        names = [f"{name}, part {piece + 1}" for piece in range(2**times) for name in graph.class_names]
+        cut = graph.altered(y=y, class_names=names if times else graph.class_names)
+        tasks = min(MOST_PSEUDO_TASKS, cut.num_classes // 2)
+        groups = [group.tolist() for group in torch.arange(cut.num_classes).tensor_split(tasks)]
+        self.classes_per_task = len(groups[0])
+        task_of = tasks_of_classes(cut, groups, self._part, self.seed)
+        self._take(cut, range(cut.num_classes), task_of, self._part, None)
 
     @property
     def num_classes(self) -> int:

@@ -100,10 +100,9 @@ class LwF(Method):
         if not (own and context.device.type in DEVICES and fast("structure")):
             return self._outputs(step.model, batch)
         if TAUGHT not in context.cache:
-            table = step.logits.new_full((context.batcher.y.size(0), step.logits.size(1)), torch.nan)
-            for piece in context.batches(NODES_AT_ONCE):
-                table[piece.asked_for] = self._outputs(step.model, piece)
-            context.cache[TAUGHT] = table
+            examples = torch.arange(context.batcher.y.size(0))
+            pieces = context.batcher.batches(examples, NODES_AT_ONCE)
+            context.cache[TAUGHT] = torch.cat([self._outputs(step.model, piece) for piece in pieces])
         taught: Tensor = context.cache[TAUGHT].index_select(0, batch.asked_for)
         return taught
 

@@ -39,7 +39,7 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
     """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
     params, decay = list(model.parameters()), settings.weight_decay
     rate = torch.tensor(settings.lr, device=params[0].device)  # which a captured step reads anew, if it changes
-    lr = settings.lr if settings.schedule == "constant" else rate
+    lr = rate if settings.rate_varies else settings.lr
     if settings.optimizer == "sgd":
         return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
     if wide_adam_suits(params):
@@ -191,6 +191,8 @@ def _end_epoch(member: Member, loss: float, how: str, optimizer_state: Callable[
         raise diverged(context, settings, progress)
     if settings.patience:
         _early_stop(context, settings, progress, row)
+    if settings.average_last:
+        _average(context, progress, member.epochs - round(settings.average_last * member.epochs))
     progress.log.append(row)
     if member.on_epoch is not None:
         progress.optimizer = optimizer_state()
@@ -266,6 +268,17 @@ def diverged(context: Context, settings: Training, progress: Progress) -> Diverg
         f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss or parameters are no longer "
         f"finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
     )
+
+
+def _average(context: Context, progress: Progress, before: int) -> None:
+    """The mean of the parameters over the epochs after the first `before`: what the task ends in."""
+    number = progress.epoch - before
+    if number == 1:
+        progress.best_params = copy_params(context.model)
+    elif number > 1:
+        with torch.no_grad():
+            for name, mean in progress.best_params.items():
+                mean.lerp_(context.model.get_parameter(name), 1 / number)
 
 
 def _early_stop(context: Context, settings: Training, progress: Progress, row: dict[str, float]) -> None:

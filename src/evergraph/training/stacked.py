@@ -51,7 +51,8 @@ def sort_of(member: Member) -> Hashable | None:
         return None
     if not all(claim is not None and claim(over) for claim, over in claims):
         return None
-    if settings.patience or settings.class_balanced or settings.fan_out or member.progress.optimizer is not None:
+    watched = settings.patience or settings.average_last  # each epoch's parameters are looked at
+    if watched or settings.class_balanced or settings.fan_out or member.progress.optimizer is not None:
         return None
     graph = context.task.graph
     if graph.on_disk or graph.rows is not None or not _one_pass_pays(context) or len(method.directions(context)) > 1:

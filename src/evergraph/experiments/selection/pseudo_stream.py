@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evergraph.data import TaskStream
-from evergraph.errors import EvergraphError
 from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, final_performance
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec
@@ -17,9 +16,11 @@ from evergraph.experiments.specification import RunSpec
 class PseudoStream(SelectionRule):
     """The final AP of a small stream that the first task's classes are cut into.
 
-    Training and validation nodes of the first task are all that is there: its test nodes are not in the graph. The
-    classes arrive one by one if there are at most four, else in three to five tasks. It sees forgetting, and it is
-    done before the second task arrives.
+    Training and validation nodes of the first task are all that is there: its test nodes are not in the graph. Every
+    task of the small stream has at least two classes: with one alone, a softmax over the classes seen has nothing to
+    learn, and untrained outputs are all there is to keep. Where the first task has fewer than eight
+    classes, they are cut into parts that count as classes (`TaskStream.within_task`). The rule sees forgetting, and it
+    is done before the second task arrives.
     """
 
     name = "pseudo-stream"
@@ -41,14 +42,8 @@ class PseudoStream(SelectionRule):
         return replace(super().restrict(spec), stream={**spec.stream, "pseudo_stream": True})
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
-        """Single classes must have something to compete with."""
-        alone = stream.within_task(0).classes_per_task == 1
-        if alone and (spec.training.label_scope == "current" or stream.task_incremental):
-            why = "task-incremental tests" if stream.task_incremental else "label scope current"
-            raise EvergraphError(
-                f"pseudo-stream: the first task's {len(stream.tasks_classes[0])} classes arrive one by one, and with "
-                f"{why} a single class competes with none; use label scope seen, or another rule"
-            )
+        """The first task must have what a stream can be cut from."""
+        stream.within_task(0)
 
     def score(self, result: dict[str, Any]) -> float:
         """The final AP."""

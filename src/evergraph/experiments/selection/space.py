@@ -124,6 +124,11 @@ class Space:
         return cls(dimensions, {key: homes[key][0] for key in dimensions}, hold)
 
     @staticmethod
+    def has(spec: RunSpec, key: str) -> bool:
+        """Whether a run has a setting of this name to search: of its method, its training or its model."""
+        return any(key in defaults for _, defaults in _homes(spec))
+
+    @staticmethod
     def open_settings(spec: RunSpec, fixed: Iterable[str] = ()) -> list[str]:
         """The settings that a run's method declares for a search, less those that are fixed."""
         given = {*spec.settings, *fixed, *(MODEL + key for key in spec.model_settings)}
@@ -217,21 +222,25 @@ def _is_given(key: str, method: str, given: set[str]) -> bool:
     return bool({key, f"{method}.{key}", key if key.startswith(MODEL) else key.rpartition(".")[2]} & given)
 
 
-def _home(spec: RunSpec, key: str) -> tuple[str, Any]:
-    """Where a setting belongs, and its default there."""
+def _homes(spec: RunSpec) -> list[tuple[str, dict[str, Any]]]:
+    """The places that a run's settings belong to, each with its settings and their defaults."""
     method: dict[str, Any] = {}
     for part in parts_of(spec.method):
         known = settings_of(METHODS[part])
         method |= known | {f"{part}.{name}": default for name, default in known.items()}
     model = settings_of(MODELS[spec.model or preferred_model(spec.method)])
     training = {field.name: field.default for field in dataclasses.fields(Training)}
-    homes = [("settings", method), ("training", training)]
-    homes += [("model_settings", {MODEL + name: default for name, default in model.items()})]
-    for place, defaults in homes:
+    of_model = {MODEL + name: default for name, default in model.items()}
+    return [("settings", method), ("training", training), ("model_settings", of_model)]
+
+
+def _home(spec: RunSpec, key: str) -> tuple[str, Any]:
+    """Where a setting belongs, and its default there."""
+    for place, defaults in _homes(spec):
         if key in defaults:
             return place, defaults[key]
-    plain = [name for name in method if "." not in name]
-    raise unknown(f"setting of {spec.method}", key, [*plain, *training, *(MODEL + name for name in model)])
+    plain = [name for _, defaults in _homes(spec) for name in defaults if "." not in name or name.startswith(MODEL)]
+    raise unknown(f"setting of {spec.method}", key, plain)
 
 
 def _text(value: Any) -> str:

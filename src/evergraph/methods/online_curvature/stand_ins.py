@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from evergraph.data.batching import Batch
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, search_over
-from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Anchors, Estimator, labels_of
+from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Anchors, labels_of
 from evergraph.methods.online_curvature.class_means import add_sums, class_sums, mean_batch
 from evergraph.methods.online_curvature.prototypes import add_prototypes, prototype_sums
 from evergraph.methods.state import state
@@ -37,7 +38,10 @@ class StandInCurvature(AnchoredCurvature):
         over_nodes: as for `batch-curvature`.
         anchors: `latest` uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown;
             `stored` and `previous` as for `batch-curvature`.
-        estimator: as for `batch-curvature`.
+        estimator: `exact` and `sampled` as for `batch-curvature`, with H_s at the current parameters. `integrated`
+            takes the mean of H_s over the way that the stand-in's outputs have gone since the anchor, from z_s − J_s D
+            to z_s: H̄_s J_s D = p(z_s) − p(z_s − J_s D). To second order in D the three agree. But H_s vanishes where a
+            stand-in has been given to a new class with certainty, and with it the pull back; H̄_s does not.
         prototypes: 0 takes one stand-in per class, the mean of its nodes' features. k ≥ 1 takes k prototypes per
             class: the centres of k-means over the training nodes' features, propagated with GCN's Ã as many steps as
             the model has layers (for other models, hops). A class with fewer nodes keeps each of them. New examples
@@ -56,10 +60,16 @@ class StandInCurvature(AnchoredCurvature):
 
     strength: NonNegative = 10.0
     anchors: Anchors = "latest"
-    estimator: Estimator = "exact"
+    estimator: Literal["exact", "sampled", "integrated"] = "exact"
     prototypes: NonNegativeInt = 32
     from_memory: bool = False
     stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
+
+    def __post_init__(self) -> None:
+        if self.estimator == "integrated" and self.anchors != "latest":
+            raise EvergraphError(
+                f"{self.name}: estimator=integrated goes along the way from one anchor; use anchors=latest"
+            )
 
     @property
     def access(self) -> Access:  # type: ignore[override]
@@ -101,6 +111,8 @@ class StandInCurvature(AnchoredCurvature):
         weight = self.scale(step.batch.num_examples, context.reduction) * share * counts
 
         def cotangent(outputs: Tensor, tangents: list[Tensor]) -> Tensor:
+            if self.estimator == "integrated":
+                return weight.unsqueeze(1) * context.problem.mean_fisher_product(outputs, tangents[0])
             labels = labels_of(self.estimator)
             pulled = apply_output_fisher(context.problem, outputs, tangents[0], labels, generator=context.generator)
             return weight.unsqueeze(1) * pulled
@@ -124,6 +136,11 @@ class StandInCurvature(AnchoredCurvature):
     def own_stand_ins(self, context: Context) -> tuple[Batch, Tensor] | None:
         """As `examples`; None where there are none, or a memory has them."""
         return self.examples(context) if self.stand_ins_ else None
+
+    @capability(rests_on=(*STEP_HOOKS, "further_examples"))
+    def steps_depend_on(self, context: Context) -> list[Any] | None:
+        """Nothing, where there is nothing to hold on to."""
+        return None if self.active else []
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
