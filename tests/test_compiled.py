@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from evergraph.data.batching import Neighbourhoods
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import make_graph
 from evergraph.errors import EvergraphWarning
+from evergraph.models import MODELS
 from evergraph.models.gcn import gcn_operator
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.loop import make_optimizer
@@ -232,7 +234,7 @@ def test_a_compiler_that_fails_is_one_line(anew: Path, monkeypatch: pytest.Monke
 @needs_compiler
 def test_kernels_are_compiled_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels(torch.float32, torch.int32) is not None
-    (kept,) = (anew / "evergraph").iterdir()
+    (kept,) = (anew / "evergraph").glob("*.so")
     made = kept.stat().st_mtime_ns
     monkeypatch.setattr(compiled.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
     assert kernels(torch.float32, torch.int32) is not None
@@ -243,3 +245,38 @@ def test_kernels_are_compiled_once(anew: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(anew: Path) -> None:
     (anew / "evergraph").write_text("a file in its place")
     assert kernels(torch.float32, torch.int32) is not None
+
+
+@needs_compiler
+@pytest.mark.parametrize("model", ["sage", "gat", "gcn"])
+def test_an_example_that_is_named_several_times_counts_as_often(model: str) -> None:
+    plain = sbm(nodes=60, classes=4, degree=5, features=12, signal=2.0, seed=0)
+    words = SparseMatrix.from_scipy(sp.csr_array(plain.x.numpy() * (plain.x.numpy() > 0.5)))
+    task = eg.TaskStream(replace(plain, x=words), 2)[0]
+    task = replace(task, train=torch.cat([task.train] * 3))
+    found = []
+    for ways in (FAST_PATHS, OTHERS):
+        with fast_paths(*ways):
+            made = MODELS[model](hidden=8)
+            learner = eg.Learner(made, "finetune", epochs=3, batch_size=0, device="cpu", dtype=torch.float64)
+            learner.learn(task)
+            found.append([value.detach() for value in learner.model.parameters()])
+    assert all(torch.allclose(one, other, atol=1e-9) for one, other in zip(*found))
+
+
+@needs_compiler
+def test_a_library_that_is_cut_short_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled._compiled.cache_clear()
+    try:
+        assert kernels(torch.float32, torch.int32) is not None
+        (library,) = (tmp_path / "evergraph").glob("*.so")
+        whole = library.read_bytes()
+        library.unlink()  # the process has it mapped
+        library.write_bytes(whole[: len(whole) // 2])
+        assert not compiled._is_whole(library)
+        compiled._compiled.cache_clear()
+        assert kernels(torch.float32, torch.int32) is not None
+        assert compiled._is_whole(library)
+    finally:
+        compiled._compiled.cache_clear()

@@ -1,5 +1,6 @@
 """Trainings that several runs have in common are carried out once, and change nothing."""
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from evergraph.persistence.checkpoint import INDEX
 from evergraph.training import known_trainings as module
 from evergraph.training.known_trainings import known_trainings
 from evergraph.training.learning import make_context
-from evergraph.training.side_by_side import side_by_side
+from evergraph.training.side_by_side import clock, side_by_side
 
 STREAM = eg.stream("sbm:nodes=80,classes=4,features=6")
 SETTINGS: dict[str, Any] = {"epochs": 3, "lr": 0.01, "batch_size": 8, "weight_decay": 0.0, "label_scope": "seen"}
@@ -209,3 +210,60 @@ def test_seeds_that_train_as_one_on_a_gpu_take_over_what_they_know(method: str, 
         assert torch.equal(found.random_state, expected.random_state)
         for one, other in zip(parameters(found), parameters(expected)):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_foreign_code_is_not_remembered(tmp_path: Path) -> None:
+    class Own(type(make_method("lwf"))):  # type: ignore[misc]
+        name = "own-lwf"
+
+    with known_trainings(tmp_path):
+        learner().fit(STREAM)
+        for method in (make_method("finetune"), Own()):
+            one = eg.Learner(eg.GCN(hidden=6), method, **SETTINGS)
+            if isinstance(method, Own):
+                one.fit(STREAM)
+                assert not recalled(one)
+        hooked = learner()
+        hooked.model.register_forward_hook(lambda *_: None)
+        hooked.learn(STREAM[0])
+        assert not recalled(hooked)
+
+
+def test_seconds_of_what_is_taken_over_count(tmp_path: Path) -> None:
+    with known_trainings(tmp_path):
+        began = clock()
+        learner(epochs=30).learn(STREAM[0])
+        first = clock() - began
+        began, real = clock(), time.perf_counter()
+        again = learner(epochs=30)
+        again.learn(STREAM[0])
+        assert recalled(again)
+        assert time.perf_counter() - real < clock() - began
+        assert clock() - began > 0.3 * first
+
+
+def test_a_folder_takes_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST", 0)
+    with known_trainings(tmp_path):
+        learner().learn(STREAM[0])
+        again = learner("ewc")
+        again.learn(STREAM[0])
+    assert not recalled(again)
+
+
+def test_members_that_take_turns_share_what_they_know(tmp_path: Path) -> None:
+    def fitted(name: str) -> eg.Learner:
+        return learner(name).fit(STREAM)
+
+    with known_trainings(tmp_path):
+        side_by_side([partial(fitted, "finetune")] * 2, torch.device("cpu"), taking_turns=True)
+        found = side_by_side([partial(fitted, "ewc")] * 2, torch.device("cpu"), taking_turns=True)
+    assert all(recalled(one) for one in found)
+
+
+def test_trainings_of_an_earlier_attempt_are_not_taken_over(tmp_path: Path) -> None:
+    stale = tmp_path / SHARED / "stale"
+    stale.mkdir(parents=True)
+    spec = RunSpec("sbm:nodes=80,classes=4,features=6", training=eg.Training(epochs=1), device="cpu")
+    run_cells([Cell("one", spec)], tmp_path)
+    assert not (tmp_path / SHARED).exists()

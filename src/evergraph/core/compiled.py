@@ -38,6 +38,7 @@ FLAGS = (
     "-w",
 )
 REALS = {torch.float32: ("float", "sqrtf"), torch.float64: ("double", "sqrt")}
+MARK = ".sha256"  # behind a library's name, the file that has its hash
 INDICES = {torch.int32: "int32_t", torch.int64: "int64_t"}
 WORTH_A_THREAD = 2**20  # multiplications, from which a product is shared among threads
 
@@ -121,11 +122,12 @@ class Kernels:
 
         Args:
             matrix: row pointers, columns and values of an operator.
-            seeds: int64, each once.
+            seeds: nodes.
             hops: at least 1.
             position: a work space, int64, −1 for every node before and after.
         """
         indptr, indices, values = matrix
+        seeds = seeds.long().contiguous()
         most = position.numel() + seeds.numel()  # where a seed is named twice
         nodes, sizes = torch.empty(most, dtype=torch.long), torch.empty(hops + 1, dtype=torch.long)
         count = ctypes.c_int64(position.numel())
@@ -228,7 +230,7 @@ def _compiled(dtype: torch.dtype, index: torch.dtype) -> Kernels | None:
 def _loaded(command: list[str], source: str, name: str) -> Kernels:
     """The compiled library of this name: the one in the cache folder, else a new one, kept there where it can be."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evergraph"
-    if (kept / name).exists():
+    if _is_whole(kept / name):
         return Kernels(kept / name)
     with tempfile.TemporaryDirectory(prefix="evergraph-") as scratch:
         (Path(scratch) / "steps.c").write_text(source, encoding="utf-8")
@@ -241,12 +243,31 @@ def _loaded(command: list[str], source: str, name: str) -> Kernels:
         )
         try:
             kept.mkdir(parents=True, exist_ok=True)
-            aside = kept / f"{name}.{os.getpid()}"
-            shutil.copyfile(made, aside)
-            os.replace(aside, kept / name)
+            whole = made.read_bytes()
+            _put(kept / name, whole)
+            _put(kept / f"{name}{MARK}", hashlib.sha256(whole).hexdigest().encode())
         except OSError:
             return Kernels(made)  # it stays loaded when its file is gone
         return Kernels(kept / name)
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file so that it is never half of it."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(content)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there as it was written: one that is cut short would take Python down with it."""
+    try:
+        mark = library.with_name(f"{library.name}{MARK}").read_text(encoding="utf-8")
+        return hashlib.sha256(library.read_bytes()).hexdigest() == mark
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _processor() -> str:

@@ -41,7 +41,7 @@ def outputs_of(  # type: ignore[no-untyped-def]
     for first in range(0, inputs, depth):
         before = tl.load(hidden + start + first, mask=there, other=0.0)
         w = tl.load(weight + of_weight + first * networks * units, mask=inside, other=0.0)
-        active = tl.maximum(before, 0.0)
+        active = tl.where(before < 0, 0.0, before)  # not a number stays what it is
         sums = tl.dot(active, w, sums, input_precision=precision)
         if paired:
             moves = tl.where(before > 0, tl.load(moved + start + first, mask=there, other=0.0), 0.0)
@@ -71,7 +71,7 @@ def pulled_back(  # type: ignore[no-untyped-def]
     w = tl.load(weight + of_weight, mask=c[:, None] < units, other=0.0)  # transposed
     before = tl.load(hidden + row * inputs + k[None, :], mask=there, other=0.0)
     pulled = tl.dot(g, w, input_precision=precision)
-    tl.store(out + row * inputs + k[None, :], tl.where(before > 0, pulled, 0.0), mask=there)
+    tl.store(out + row * inputs + k[None, :], tl.where(before <= 0, 0.0, pulled), mask=there)
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def weight_share(  # type: ignore[no-untyped-def]
             cotangent + row[:, None] * units + c[None, :], mask=there[:, None] & (c[None, :] < units), other=0.0
         )
         before = tl.load(hidden + row[None, :] * inputs + k[:, None], mask=there[None, :], other=0.0)  # transposed
-        total = tl.dot(tl.maximum(before, 0.0), g, total, input_precision=precision)
+        total = tl.dot(tl.where(before < 0, 0.0, before), g, total, input_precision=precision)
         ones += tl.sum(g, axis=0)
     base = out + part.to(tl.int64) * (inputs + 1) * networks * units + network * units
     tl.store(base + k[:, None].to(tl.int64) * networks * units + c[None, :], total, mask=c[None, :] < units)

@@ -227,7 +227,7 @@ class Neighbourhoods:
         assert isinstance(x, SparseMatrix)
         if self._compact is None:
             self._compact = SparseMatrix(x.indptr.int(), x.indices.int(), x.values, x.num_columns)
-        if self._compact.kernels() is not None:
+        if self._compact.kernels() is not None and nodes.unique().numel() == nodes.numel():
             return PickedRows(self._compact, nodes)
         rows = self._compact.to_scipy()[nodes.numpy()]
         indptr, indices, values = (torch.from_numpy(part) for part in (rows.indptr, rows.indices, rows.data))

@@ -9,7 +9,7 @@ import shutil
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,6 +91,16 @@ class CellsFailedError(EvergraphError):
         super().__init__(f"{len(errors)} of {total} runs failed, --resume tries them again; {named}{where}")
 
 
+@contextmanager
+def _trainings_of(out: Path) -> Iterator[None]:
+    """Begin and end without trainings in common: those of an earlier attempt may be by other code."""
+    shutil.rmtree(out / SHARED, ignore_errors=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(out / SHARED, ignore_errors=True)
+
+
 def run_cells(
     cells: Iterable[Cell],
     out: str | Path,
@@ -130,7 +140,7 @@ def run_cells(
         on_done("starting", 0, total)
     remove_file(Path(out) / FAILURES)
     making = engine or engine_for("local", jobs)
-    with making(Path(out)) if making is not None else nullcontext() as carried_out_by:
+    with _trainings_of(Path(out)), making(Path(out)) if making is not None else nullcontext() as carried_out_by:
         finish = _in_turn if carried_out_by is None else partial(_by_engine, carried_out_by)
         for cell, ended in _known_first(finish, known, waiting, str(out), data_root):
             result = ended if isinstance(ended, dict) else failed(cell, ended)
@@ -151,8 +161,6 @@ def run_cells(
             open_choices = [choice for choice in open_choices if choice not in ready]
             waiting += [cell for choice in ready for cell in choice.choose(results)]  # `finish` goes on with them
     write_tracebacks(ends, out)
-    if not errors:
-        shutil.rmtree(Path(out) / SHARED, ignore_errors=True)
     return all_or_error(results, errors, out)
 
 

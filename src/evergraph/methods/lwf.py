@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from evergraph.core.capabilities import capability
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative, Positive
 from evergraph.core.shortcuts import fast
@@ -97,14 +97,17 @@ class LwF(Method):
         """
         context, batch = step.context, step.batch
         own = batch.source is context.batcher and context.batcher.fan_out is None and workers().size == 1
-        if not (own and context.device.type in DEVICES and fast("structure")):
+        apart = capable(step.model, "first_layer") is not None  # outputs that go by no other example of the batch
+        if not (own and apart and context.device.type in DEVICES and fast("structure")):
             return self._outputs(step.model, batch)
         if TAUGHT not in context.cache:
-            examples = torch.arange(context.batcher.y.size(0))
-            pieces = context.batcher.batches(examples, NODES_AT_ONCE)
-            context.cache[TAUGHT] = torch.cat([self._outputs(step.model, piece) for piece in pieces])
-        taught: Tensor = context.cache[TAUGHT].index_select(0, batch.asked_for)
-        return taught
+            row = torch.full((context.batcher.y.size(0),), -1)
+            row[context.train] = torch.arange(context.num_train)
+            pieces = context.batcher.batches(context.train, NODES_AT_ONCE)
+            context.cache[TAUGHT] = torch.cat([self._outputs(step.model, piece) for piece in pieces]), row
+        table, row = context.cache[TAUGHT]
+        rows = row.index_select(0, batch.asked_for)
+        return table.index_select(0, rows) if int(rows.min()) >= 0 else self._outputs(step.model, batch)
 
     def _outputs(self, model: GraphModel, batch: Batch) -> Tensor:
         with in_mode(model, training=False):

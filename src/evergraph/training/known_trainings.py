@@ -8,6 +8,7 @@ bit. A trial whose settings are chosen is repeated whole. So everything that a t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,11 +24,13 @@ from evergraph.core.shortcuts import FAST_PATHS, fast
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import workers
 from evergraph.errors import EvergraphError
+from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, load_tree, save_tree
 from evergraph.persistence.files import make_folder, only_writer
 from evergraph.training.member import Member
-from evergraph.training.side_by_side import device_numbers
-from evergraph.version import __version__
+from evergraph.training.side_by_side import count_as_spent, device_numbers
+
+LARGEST = 2**30  # bytes that are kept in a folder, or little more
 
 _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
 
@@ -52,8 +55,29 @@ def place_of(member: Member) -> Path | None:
         return None
     if settings.fan_out or context.task.graph.on_disk or context.task.graph.rows is not None:
         return None
+    if not _ours(member):
+        return None
     besides = claim(context)
     return None if besides is None else folder / _mark(member, besides)
+
+
+def _ours(member: Member) -> bool:
+    """Whether all code that a training runs is this package's: what others' depends on, nobody here can know."""
+    context = member.context
+    kinds = [*map(type, member.method.parts()), type(context.problem), type(context.batcher)]
+    modules = list(context.model.modules())
+    kinds += [type(module) for module in modules if not type(module).__module__.startswith("torch.nn.")]
+    hooks = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    return not hooks and all(kind.__module__.startswith("evergraph.") for kind in kinds)
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of the package's code: a training by other code is another."""
+    mark, root = hashlib.sha256(), Path(__file__).parent.parent
+    for path in sorted([*root.rglob("*.py"), *root.rglob("*.c")]):
+        mark.update(path.read_bytes())
+    return mark.hexdigest()
 
 
 def recalled(member: Member, place: Path) -> bool:
@@ -70,13 +94,17 @@ def recalled(member: Member, place: Path) -> bool:
     torch.set_rng_state(known["numbers"])
     if (own := device_numbers(member.context.device)) is not None:
         own.set_state(known["device_numbers"])
+    count_as_spent(known["seconds"])
     return True
 
 
-def keep(member: Member, place: Path) -> None:
-    """What came of a training, for other runs. A folder that cannot be written is no obstacle."""
+def keep(member: Member, place: Path, seconds: float) -> None:
+    """What came of a training, and how long it took, for other runs. A folder that cannot be written is no obstacle."""
     model, progress = member.context.model, member.progress
-    known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch}
+    others = sum(1 for _ in place.parent.iterdir()) if place.parent.is_dir() else 0
+    if (others + 1) * count_bytes(dict(model.state_dict())) > LARGEST:
+        return
+    known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch, "seconds": seconds}
     if (own := device_numbers(member.context.device)) is not None:
         known["device_numbers"] = own.get_state()
     with suppress(EvergraphError):
@@ -90,9 +118,10 @@ def _mark(member: Member, besides: list[Any]) -> str:
     context, batcher = member.context, member.context.batcher
     mark = hashlib.sha256()
     words = [
-        __version__, torch.__version__, torch.get_num_threads(), [name for name in FAST_PATHS if fast(name)],
-        type(context.model), context.model.hyperparameters(), type(context.problem), context.reduction,
-        context.batch_size, member.settings, member.epochs, batcher.num_hops, type(batcher), str(context.device),
+        _sources(), torch.__version__, torch.get_num_threads(), [name for name in FAST_PATHS if fast(name)],
+        list(map(type, context.model.modules())), context.model.hyperparameters(), type(context.problem),
+        context.reduction, context.batch_size, member.settings, member.epochs, batcher.num_hops, type(batcher),
+        str(context.device),
     ]  # fmt: skip
     words.append([(name, value.requires_grad) for name, value in context.model.named_parameters()])
     mark.update(repr(words).encode())

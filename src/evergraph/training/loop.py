@@ -26,7 +26,7 @@ from evergraph.training.executors.cuda_graphs import renew_generator
 from evergraph.training.known_trainings import keep, place_of, recalled
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
 from evergraph.training.settings import Training
-from evergraph.training.side_by_side import NotTogetherError, device_numbers, give_way, meet
+from evergraph.training.side_by_side import NotTogetherError, clock, device_numbers, give_way, meet
 from evergraph.training.stacked import Stack, StackedExecutor, sort_of
 
 Forward = Callable[[GraphModel, Batch, Sequence[Direction]], tuple[Tensor, list[Tensor]]]
@@ -91,13 +91,14 @@ def train(
     member = Member(context, method, settings, progress, on_epoch, epochs)
     if (place := place_of(member)) is not None and recalled(member, place):
         return progress
+    began = clock()
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
         member.numbers, member.device_numbers = torch.get_rng_state(), device_numbers(context.device)
     before = None if member.device_numbers is None else member.device_numbers.get_state()
     if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
         torch.set_rng_state(member.numbers)
         if place is not None:
-            keep(member, place)
+            keep(member, place, clock() - began)
         return progress
     member.numbers = None
     if member.spoilt and before is not None:
@@ -114,7 +115,7 @@ def train(
     if error is not None:
         raise error
     if place is not None:
-        keep(member, place)
+        keep(member, place, clock() - began)
     return progress
 
 

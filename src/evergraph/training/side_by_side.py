@@ -8,11 +8,13 @@ the numbers that it ends in alone.
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -60,9 +62,14 @@ def meet(number: int, sort: Hashable, guest: Any, host: Callable[[list[Any]], li
 
 
 def clock() -> float:
-    """Seconds, not counting those in which other trainings had their turn."""
+    """Seconds, not counting those in which other trainings had their turn, and counting what was taken over."""
     turn: _Turn | None = getattr(_mine, "turn", None)
-    return time.perf_counter() - (turn.waited if turn is not None else 0.0)
+    return time.perf_counter() - (turn.waited if turn is not None else 0.0) + getattr(_mine, "taken_over", 0.0)
+
+
+def count_as_spent(seconds: float) -> None:
+    """Let the clock of this thread's training count what another has spent for it."""
+    _mine.taken_over = getattr(_mine, "taken_over", 0.0) + seconds
 
 
 def side_by_side(
@@ -164,7 +171,7 @@ class _Turn(threading.Thread):
 
     def __init__(self, table: _Table, training: Callable[[], Any], kin: Hashable | None = None) -> None:
         super().__init__(daemon=True)
-        self.table, self.training, self.kin = table, training, kin
+        self.table, self.training, self.kin = table, partial(contextvars.copy_context().run, training), kin
         self.meeting, self.visit = -1, None  # type: int, _Visit | None
         self.ready = threading.Event()
         self.waited, self.ended = 0.0, False

@@ -77,6 +77,11 @@ def know_rows(context: Context, batch: Batch) -> None:
     context.cache[ROW_OF] = row_of
 
 
+def known(context: Context, table: Params) -> bool:
+    """Whether this task's steps can read a table: they read one batch, and it has all that is kept today."""
+    return ROW_OF in context.cache and NUMBERS in table
+
+
 def push_and_pull(
     step: Step, table: Params, place: Tensor, example: Tensor, score: Tensor, displacement: Direction, scale: Tensor
 ) -> Tensor:

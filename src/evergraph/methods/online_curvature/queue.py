@@ -13,6 +13,7 @@ from evergraph.core.params import Direction, FirstLayerDisplacement, Params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
 from evergraph.data.batching import Batch
+from evergraph.errors import tell
 from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Step
 from evergraph.methods.online_curvature import gradient_rows
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature
@@ -88,6 +89,9 @@ class QueueCurvature(AnchoredCurvature):
 
     def directions(self, context: Context) -> list[Direction]:
         """D, where the pass over the batch is to serve the queue."""
+        if self._in_rows and not gradient_rows.known(context, self.queue_):  # begun on a device that steps otherwise
+            tell("the queue's gradients were kept for steps on a GPU: it begins anew for this task")
+            self.queue_, self.pushed_ = {}, {}
         if not (self.active and (self._factored(context) or self._in_rows)):
             return []
         direction = FirstLayerDisplacement(context.params, self.num_anchors_, self.anchor_sum_)
