@@ -97,17 +97,26 @@ class LwF(Method):
         """
         context, batch = step.context, step.batch
         own = batch.source is context.batcher and context.batcher.fan_out is None and workers().size == 1
-        apart = capable(step.model, "first_layer") is not None  # outputs that go by no other example of the batch
-        if not (own and apart and context.device.type in DEVICES and fast("structure")):
+        if not (own and context.device.type in DEVICES and fast("structure")):
             return self._outputs(step.model, batch)
         if TAUGHT not in context.cache:
-            row = torch.full((context.batcher.y.size(0),), -1)
-            row[context.train] = torch.arange(context.num_train)
-            pieces = context.batcher.batches(context.train, NODES_AT_ONCE)
-            context.cache[TAUGHT] = torch.cat([self._outputs(step.model, piece) for piece in pieces]), row
+            context.cache[TAUGHT] = self._taught(context)
         table, row = context.cache[TAUGHT]
         rows = row.index_select(0, batch.asked_for)
         return table.index_select(0, rows) if int(rows.min()) >= 0 else self._outputs(step.model, batch)
+
+    def _taught(self, context: Context) -> tuple[Tensor, Tensor]:
+        """The old network's outputs at the training examples, and the row of each example of the graph, −1 for others.
+
+        None are known where outputs depend on the other examples of a batch.
+        """
+        row = torch.full((context.batcher.y.size(0),), -1)
+        alike = capable(context.model, "steps_can_be_captured")
+        if alike is None or not alike(context.batcher, "rows"):
+            return row.new_empty(0), row
+        row[context.train] = torch.arange(context.num_train)
+        pieces = context.batcher.batches(context.train, NODES_AT_ONCE)
+        return torch.cat([self._outputs(context.model, piece) for piece in pieces]), row
 
     def _outputs(self, model: GraphModel, batch: Batch) -> Tensor:
         with in_mode(model, training=False):
