@@ -138,7 +138,7 @@ class QueueCurvature(AnchoredCurvature):
     @property
     def _in_rows(self) -> bool:
         """Whether gradients are kept as rows of the first layer."""
-        return gradient_rows.NODES in self.queue_
+        return gradient_rows.NODES in self.queue_ and SEEDS not in self.queue_  # which factors have
 
     def _push(self, step: Step, cotangent: Tensor) -> None:
         """The gradient for a cotangent at the outputs, written out, into the ring."""
