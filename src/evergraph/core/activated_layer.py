@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from evergraph.core.row_pieces import row_kernel
-from evergraph.core.shortcuts import fast
+from evergraph.core.row_pieces import fused_kernels
 from evergraph.core.sparse import Features, product
+from evergraph.core.tangent_products import members_at
 
 MOST_UNITS, MOST_INPUTS = 128, 1024  # of a layer that the kernels are for
 
@@ -24,8 +24,8 @@ def fused_layer_suits(hidden: Tensor, weight: Tensor) -> bool:
     """Whether these are matrices that the kernels are for: of a training step, float32, on a GPU, not too wide."""
     inputs, units = weight.shape[-2] - 1, weight.shape[-1]
     sizes = inputs % 16 == 0 and 0 < inputs <= MOST_INPUTS and units <= MOST_UNITS and hidden.size(0) > 0
-    kind = hidden.is_cuda and hidden.dtype == weight.dtype == torch.float32
-    return sizes and kind and fast("fused") and torch.is_grad_enabled() and row_kernel() is not None
+    kind = hidden.dtype == weight.dtype == torch.float32
+    return sizes and kind and torch.is_grad_enabled() and fused_kernels(hidden.device)
 
 
 class _ActivatedLayer(torch.autograd.Function):
@@ -73,7 +73,10 @@ class _ActivatedLayer(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> Any:
         *matrices, operator = values
-        sides = (_networks(value, dim, info.batch_size) for value, dim in zip(matrices, in_dims))
+        sides = (
+            value if value is None else members_at(1, value, dim, info.batch_size)
+            for value, dim in zip(matrices, in_dims)
+        )
         put_out = _ActivatedLayer.apply(*sides, operator)
         return put_out, (1, None if put_out[1] is None else 1)
 
@@ -99,12 +102,6 @@ def _batched(cotangent: Tensor) -> bool:
 def _by_network(matrix: Tensor) -> Tensor:
     """Without gaps, with the networks as its middle dimension: one, where it has none."""
     return (matrix if matrix.dim() == 3 else matrix.unsqueeze(1)).detach().contiguous()
-
-
-def _networks(value: Tensor | None, dim: int | None, number: int) -> Tensor | None:
-    if value is None:
-        return None
-    return value.unsqueeze(1).expand(-1, number, -1) if dim is None else value.movedim(dim, 1)
 
 
 def _precision() -> str:

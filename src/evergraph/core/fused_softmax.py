@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergraph.core.row_pieces import row_kernel
-from evergraph.core.shortcuts import fast
+from evergraph.core.row_pieces import fused_kernels
+from evergraph.core.tangent_products import members_at
 
 KINDS = frozenset({torch.float32, torch.float64})
 MOST_UNITS = 1024  # that a program reads at once
@@ -20,8 +20,8 @@ MOST_UNITS = 1024  # that a program reads at once
 
 def fused_softmax_suits(outputs: Tensor) -> bool:
     """Whether these are outputs that the kernels are for: on a GPU, not too many units."""
-    kind = outputs.is_cuda and outputs.dtype in KINDS and 0 < outputs.size(1) <= MOST_UNITS
-    return kind and outputs.size(0) > 0 and fast("fused") and row_kernel() is not None
+    kind = outputs.dtype in KINDS and 0 < outputs.size(1) <= MOST_UNITS
+    return kind and outputs.size(0) > 0 and fused_kernels(outputs.device)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -52,59 +52,33 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Any:
-        z, y = (_in_front(value, dim, info.batch_size) for value, dim in zip((outputs, targets), in_dims))
+        z, y = (members_at(0, value, dim, info.batch_size) for value, dim in zip((outputs, targets), in_dims))
         found = _CrossEntropy.apply(z.flatten(0, 1), y.flatten(), mask)
         return tuple(each.unflatten(0, z.shape[:2]) for each in found), (0, 0)
 
 
-class _FisherProduct(torch.autograd.Function):
-    """p ∘ u − p (p · u) of each row; takes no gradient."""
+class _ByRows(torch.autograd.Function):
+    """What a kernel makes of each row of the outputs and of another matrix; takes no gradient."""
 
     @staticmethod
-    def forward(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
-        from evergraph.core.softmax_kernel import fisher_product
+    def forward(outputs: Tensor, other: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
+        from evergraph.core import softmax_kernel
 
-        return fisher_product(outputs.contiguous(), tangents.contiguous(), mask)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Any:
-        z, u = (_in_front(value, dim, info.batch_size) for value, dim in zip((outputs, tangents), in_dims))
-        return _FisherProduct.apply(z.flatten(0, 1), u.flatten(0, 1), mask).unflatten(0, z.shape[:2]), 0
-
-
-class _SampledScore(torch.autograd.Function):
-    """onehot(y) − p of each row with y drawn from p by a threshold; takes no gradient."""
-
-    @staticmethod
-    def forward(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
-        from evergraph.core.softmax_kernel import sampled_score
-
-        return sampled_score(outputs.contiguous(), thresholds.contiguous(), mask)
+        found: Tensor = getattr(softmax_kernel, kernel)(outputs.contiguous(), other.contiguous(), mask)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Any:
-        z, t = (_in_front(value, dim, info.batch_size) for value, dim in zip((outputs, thresholds), in_dims))
-        return _SampledScore.apply(z.flatten(0, 1), t.flatten(0, 1), mask).unflatten(0, z.shape[:2]), 0
+    def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, other: Tensor, *constants: Any) -> Any:
+        z, u = (members_at(0, value, dim, info.batch_size) for value, dim in zip((outputs, other), in_dims))
+        return _ByRows.apply(z.flatten(0, 1), u.flatten(0, 1), *constants).unflatten(0, z.shape[:2]), 0
 
 
-for _forward in (
-    _CrossEntropy.forward,
-    _FisherProduct.forward,
-    _SampledScore.forward,
-):  # torch would find it out at every call
+for _forward in (_CrossEntropy.forward, _ByRows.forward):  # torch would find it out at every call
     vars(_forward)["__signature__"] = inspect.signature(_forward)
-
-
-def _in_front(value: Tensor, dim: int | None, size: int) -> Tensor:
-    return value.unsqueeze(0).expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
@@ -121,11 +95,11 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tens
 
 def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
     """H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
-    found: Tensor = _FisherProduct.apply(outputs.detach(), tangents.detach(), mask)
+    found: Tensor = _ByRows.apply(outputs.detach(), tangents.detach(), mask, "fisher_product")
     return found
 
 
 def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
     """onehot(y) − p of each row, y drawn from p by a number between 0 and 1; no gradient is recorded."""
-    found: Tensor = _SampledScore.apply(outputs.detach(), thresholds, mask)
+    found: Tensor = _ByRows.apply(outputs.detach(), thresholds, mask, "sampled_score")
     return found

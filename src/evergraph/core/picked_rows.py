@@ -17,10 +17,16 @@ MOST_OF_IT = 0.25  # share of the rows from which the transpose of the whole is 
 
 
 class _Unwritten(SparseMatrix):
-    """A matrix that is multiplied with as it is, and written out when its entries are asked for."""
+    """Rows of a whole matrix, or their transpose: multiplied with as they are, written out when entries are asked for.
 
-    def __init__(self, num_columns: int) -> None:
-        self.num_columns = num_columns
+    Args:
+        whole: the matrix.
+        picked: the rows, int64.
+        num_columns: its own.
+    """
+
+    def __init__(self, whole: SparseMatrix, picked: Tensor, num_columns: int) -> None:
+        self.whole, self.picked, self.num_columns = whole, picked, num_columns
         self._transpose, self._native, self._padded_rows, self._pieces = None, None, None, None
         self._longest, self._readable = None, None
         self._ends = {}
@@ -31,6 +37,16 @@ class _Unwritten(SparseMatrix):
     @cached_property
     def _written(self) -> SparseMatrix:
         return self._written_out()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the entries are."""
+        return self.whole.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the stored entries."""
+        return self.whole.dtype
 
     @property
     def indptr(self) -> Tensor:  # type: ignore[override]
@@ -57,8 +73,7 @@ class PickedRows(_Unwritten):
     """
 
     def __init__(self, whole: SparseMatrix, picked: Tensor) -> None:
-        super().__init__(whole.num_columns)
-        self.whole, self.picked = whole, picked
+        super().__init__(whole, picked, whole.num_columns)
 
     def _written_out(self) -> SparseMatrix:
         return self.whole.rows(self.picked)
@@ -73,16 +88,6 @@ class PickedRows(_Unwritten):
         """Number of stored entries."""
         begin = self.whole.indptr
         return int((begin.index_select(0, self.picked + 1) - begin.index_select(0, self.picked)).sum())
-
-    @property
-    def device(self) -> torch.device:
-        """Where the entries are."""
-        return self.whole.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the stored entries."""
-        return self.whole.dtype
 
     def multiply(self, dense: Tensor) -> Tensor:
         """The plain product with a dense matrix; no gradient is recorded."""
@@ -103,34 +108,23 @@ class _FlippedRows(_Unwritten):
     """The transpose of picked rows. It does not know them: a cycle would keep batches alive."""
 
     def __init__(self, whole: SparseMatrix, picked: Tensor) -> None:
-        super().__init__(picked.numel())
-        self._whole, self._picked = whole, picked
+        super().__init__(whole, picked, picked.numel())
 
     def _written_out(self) -> SparseMatrix:
-        return self._whole.rows(self._picked).t()
+        return self.whole.rows(self.picked).t()
 
     @property
     def num_rows(self) -> int:
         """Number of rows."""
-        return self._whole.num_columns
-
-    @property
-    def device(self) -> torch.device:
-        """Where the entries are."""
-        return self._whole.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the stored entries."""
-        return self._whole.dtype
+        return self.whole.num_columns
 
     def multiply(self, dense: Tensor) -> Tensor:
         """The plain product with a dense matrix; no gradient is recorded."""
-        flipped = self._whole.t()
+        flipped = self.whole.t()
         compiled = flipped.kernels_with(dense, rows=self.num_columns)
         if compiled is None:
             return self._written.multiply(dense)
-        place = compiled.places(self._picked, self._whole.num_rows)
+        place = compiled.places(self.picked, self.whole.num_rows)
         return compiled.multiply_flipped(
             flipped.parts(), dense.detach().contiguous(), self.num_rows, place, flipped.longest_row()
         )

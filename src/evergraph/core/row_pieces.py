@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.shortcuts import fast
 from evergraph.errors import first_line
 
 LONGEST = 64  # entries in a piece
@@ -118,3 +119,8 @@ def row_kernel() -> Callable[..., Any] | None:
         warnings.warn(f"Triton's kernels do not work here ({first_line(error)}); torch's are used", stacklevel=2)
         return None
     return launch
+
+
+def fused_kernels(device: torch.device) -> bool:
+    """Whether what the shortcut `fused` names is computed by Triton's kernels there."""
+    return device.type == "cuda" and fast("fused") and row_kernel() is not None

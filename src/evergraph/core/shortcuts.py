@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -73,25 +73,22 @@ def fast_paths(*names: str) -> Iterator[None]:
 @contextmanager
 def tensor_cores(device: torch.device) -> Iterator[None]:
     """Within it, float32 products on a GPU are computed by its tensor cores, where the shortcut `tf32` is taken."""
-    if device.type != "cuda" or not fast("tf32"):
+    with _products("high") if device.type == "cuda" and fast("tf32") else nullcontext():
         yield
-        return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Within it, float32 products on a GPU are float32: for pulls that large factors multiply, where rounding tells."""
-    if device.type != "cuda":
+    with _products("highest") if device.type == "cuda" else nullcontext():
         yield
-        return
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Within it, torch's float32 products have a precision, by torch's name for it."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:

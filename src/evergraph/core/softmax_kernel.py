@@ -92,41 +92,31 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tupl
         mask: added to each row: minus infinity at units out of scope, else zero. None for none.
     """
     losses, gradient = outputs.new_empty(outputs.size(0)), torch.empty_like(outputs)
-    kernel: Any = entropy
-    with torch.cuda.device_of(outputs):
-        kernel[_grid(outputs)](
-            losses, gradient, outputs, targets, outputs if mask is None else mask, *outputs.shape,
-            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
-        )  # fmt: skip
+    _launch(entropy, (losses, gradient), outputs, targets, mask)
     return losses, gradient
 
 
 def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
     """H u of each row, H = diag(p) − p pᵀ; arguments as above."""
     out = torch.empty_like(outputs)
-    kernel: Any = fisher
-    with torch.cuda.device_of(outputs):
-        kernel[_grid(outputs)](
-            out, outputs, tangents, outputs if mask is None else mask, *outputs.shape,
-            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
-        )  # fmt: skip
+    _launch(fisher, (out,), outputs, tangents, mask)
     return out
 
 
 def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
     """onehot(y) − p of each row, y drawn from p by a number between 0 and 1; arguments as above."""
     out = torch.empty_like(outputs)
-    kernel: Any = scores
-    with torch.cuda.device_of(outputs):
-        kernel[_grid(outputs)](
-            out, outputs, thresholds, outputs if mask is None else mask, *outputs.shape,
-            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
-        )  # fmt: skip
+    _launch(scores, (out,), outputs, thresholds, mask)
     return out
 
 
-def _grid(outputs: Tensor) -> tuple[int]:
-    return (triton.cdiv(outputs.size(0), ROWS),)
+def _launch(kernel: Any, made: tuple[Tensor, ...], outputs: Tensor, other: Tensor, mask: Tensor | None) -> None:
+    """Let a kernel fill what is made of the outputs and of what else each row has."""
+    with torch.cuda.device_of(outputs):
+        kernel[(triton.cdiv(outputs.size(0), ROWS),)](
+            *made, outputs, other, outputs if mask is None else mask, *outputs.shape,
+            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
+        )  # fmt: skip
 
 
 def _width(outputs: Tensor) -> int:

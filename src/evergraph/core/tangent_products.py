@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from evergraph.core.row_pieces import row_kernel
-from evergraph.core.shortcuts import fast
+from evergraph.core.row_pieces import fused_kernels
 from evergraph.core.sparse import Features, SparseMatrix, product
 
 READ_OFTEN = 4  # entries in a column from which two dense factors are put side by side for one product
@@ -86,7 +85,7 @@ class _AnchoredProduct(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         moved = product(matrix, against_anchors(weight, count, total))
         moved = moved if operator is None else product(operator, moved)
-        if moved.is_cuda and moved.dtype == torch.float32 and fast("fused") and row_kernel() is not None:
+        if moved.dtype == torch.float32 and fused_kernels(moved.device):
             from evergraph.core.layer_kernel import apart
 
             return apart(moved.contiguous(), at_total.contiguous(), chosen, count)
@@ -123,8 +122,14 @@ for _forward in (_PairProduct.forward, _AnchoredProduct.forward):  # torch would
 
 def _side_by_side(batch: Tensor, dim: int | None, size: int) -> Tensor:
     """A batch of matrices as one, the columns of the first on the left."""
-    stacked = batch.unsqueeze(1).expand(-1, size, -1) if dim is None else batch.movedim(dim, 1)
-    return stacked.flatten(1)
+    return members_at(1, batch, dim, size).flatten(1)
+
+
+def members_at(place: int, value: Tensor, dim: int | None, size: int) -> Tensor:
+    """What `vmap` hands over, with its members as the dimension of that place; None is a tensor that all share."""
+    if dim is not None:
+        return value.movedim(dim, place)
+    return value.unsqueeze(place).expand(*value.shape[:place], size, *value.shape[place:])
 
 
 def _apart(products: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -214,7 +214,7 @@ class Task:
 
 
 def _parts(matrix: SparseMatrix) -> list[Tensor]:
-    return [matrix.indptr, matrix.indices, matrix.values]
+    return list(matrix.parts())
 
 
 def _pack(matrix: SparseMatrix) -> dict[str, Any]:

@@ -133,8 +133,9 @@ class GCN(StackedWeights):
 
     def _fuses(self, operator: Features, hidden: Tensor, weight: Tensor) -> bool:
         """Whether a layer is one of those that have kernels of their own."""
-        plain = not (self.dropout and self.training) and not recording() and type(self).activate is GCN.activate
-        return plain and fused_layer_suits(hidden, weight) and not _propagate_first(operator, weight)
+        if not fused_layer_suits(hidden, weight) or (self.dropout and self.training) or recording():
+            return False
+        return capable(self, "last_layer") is not None and not _propagate_first(operator, weight)
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
         """σ of what layer `layer` − 1 has put out: what layer `layer` reads."""

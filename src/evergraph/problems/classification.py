@@ -13,8 +13,7 @@ from evergraph.core import fused_softmax
 from evergraph.core.capabilities import capability
 from evergraph.core.fused_softmax import fused_softmax_suits
 from evergraph.core.randomness import own_numbers, uniform
-from evergraph.core.row_pieces import row_kernel
-from evergraph.core.shortcuts import fast
+from evergraph.core.row_pieces import fused_kernels
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -121,7 +120,7 @@ class Classification(Problem):
     @capability(rests_on=("sampled_score",))
     def draws_scores_for_several(self, device: torch.device) -> bool:
         """Whether `sampled_score` can be called under `vmap`, with numbers of each: where it is a kernel."""
-        return device.type == "cuda" and fast("fused") and row_kernel() is not None
+        return fused_kernels(device)
 
     def most_probable(self, outputs: Tensor) -> Tensor:
         """The class with the highest output."""

@@ -36,13 +36,10 @@ class WideAdam(torch.optim.Adam):
         """Move every parameter that has a gradient."""
         from evergraph.training.adam_kernel import launch
 
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = asked(closure)
         for group in self.param_groups:
             moved: list[tuple[Any, dict[str, Any]]] = [
-                (param, self._state_of(param)) for param in group["params"] if param.grad is not None
+                (param, begun(self.state[param], param)) for param in group["params"] if param.grad is not None
             ]
             if moved:
                 torch._foreach_add_([state["step"] for _, state in moved], 1)
@@ -52,13 +49,21 @@ class WideAdam(torch.optim.Adam):
                 launch(_taken_apart(*one), None if other is None else _taken_apart(*other), *settings)
         return loss
 
-    def _state_of(self, param: Tensor) -> dict[str, Any]:
-        """A parameter's state; at its first step, zeros."""
-        state: dict[str, Any] = self.state[param]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
-        return state
+
+def asked(closure: Callable[[], float] | None) -> float | None:
+    """The loss that an optimizer's step was given a function for; None for none."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def begun(state: dict[str, Any], param: Tensor) -> dict[str, Any]:
+    """Adam's state of a parameter; at its first step, zeros."""
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+    return state
 
 
 def _taken_apart(param: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.compiled import kernels, readable
+from evergraph.training.adam import asked, begun
 
 
 class CompiledAdam(torch.optim.Adam):
@@ -32,19 +33,13 @@ class CompiledAdam(torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Move every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = asked(closure)
         for group in self.param_groups:
             rate, (beta1, beta2) = float(group["lr"]), group["betas"]
             for param in group["params"]:
                 if param.grad is None:
                     continue
-                state = self.state[param]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32)
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+                state = begun(self.state[param], param)
                 state["step"] += 1
                 count = float(state["step"])
                 settings = (

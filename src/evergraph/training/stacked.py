@@ -76,7 +76,7 @@ def _one_pass_pays(context: Context) -> bool:
 def _mark(features: Features) -> int:
     """A checksum of a matrix."""
     mark = 0
-    parts = [features] if isinstance(features, Tensor) else [features.indptr, features.indices, features.values]
+    parts = (features,) if isinstance(features, Tensor) else features.parts()
     for part in parts:
         mark = zlib.crc32(part.detach().cpu().contiguous().numpy().data, mark)
     return mark

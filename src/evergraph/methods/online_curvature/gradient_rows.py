@@ -18,9 +18,10 @@ from torch import Tensor
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, Params
 from evergraph.core.pulled import pulled_along
-from evergraph.core.row_pieces import row_kernel
+from evergraph.core.row_pieces import fused_kernels
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import SparseMatrix
+from evergraph.core.tangent_products import members_at
 from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Step
 from evergraph.models.fixed_products import first_layer_product
@@ -44,9 +45,8 @@ def rows_pay(context: Context, capacity: int) -> bool:
 def kernels_suit(context: Context) -> bool:
     """Whether the kernels for such tables can be had: on a GPU, for outputs P [σ(H) 1] W."""
     dtypes = {value.dtype for value in context.params.values()}
-    kind = context.device.type == "cuda" and dtypes in ({torch.float32}, {torch.float64})
-    shown = capable(context.model, "last_layer")
-    return kind and shown is not None and fast("fused") and row_kernel() is not None
+    kind = dtypes in ({torch.float32}, {torch.float64})
+    return kind and capable(context.model, "last_layer") is not None and fused_kernels(context.device)
 
 
 def _most_neighbours(context: Context) -> int:
@@ -127,8 +127,7 @@ class _PushAndPull(torch.autograd.Function):
         tables = tuple(value.unsqueeze(1) if alone else value for value in (rows, nodes, numbers, grads))
         assert all(value.is_contiguous() for value in tables)  # they are written to
         h, m, w, t = ((value.unsqueeze(1) if alone else value).contiguous() for value in (hidden, moved, weight, total))
-        matrix = operator.indptr, operator.indices, operator.values
-        push(tables, place.contiguous(), seed.contiguous(), score.contiguous(), h, w, matrix, names)  # type: ignore[arg-type]
+        push(tables, place.contiguous(), seed.contiguous(), score.contiguous(), h, w, operator.parts(), names)  # type: ignore[arg-type]
         found = pull(tables, m, w, t, count, scale.contiguous(), row_of)  # type: ignore[arg-type]
         return tuple(value.squeeze(1) if alone else value for value in found)  # type: ignore[return-value]
 
@@ -138,18 +137,12 @@ class _PushAndPull(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> Any:
-        small = [_moved(value, dim, 0, info.batch_size) for value, dim in zip(values[:4], in_dims)]
-        large = [_moved(value, dim, 1, info.batch_size) for value, dim in zip(values[4:12], in_dims[4:])]
+        small = [members_at(0, value, dim, info.batch_size) for value, dim in zip(values[:4], in_dims)]
+        large = [members_at(1, value, dim, info.batch_size) for value, dim in zip(values[4:12], in_dims[4:])]
         return _PushAndPull.apply(*small, *large, *values[12:]), (1, 1)
 
 
 vars(_PushAndPull.forward)["__signature__"] = inspect.signature(_PushAndPull.forward)  # found out once
-
-
-def _moved(value: Tensor, dim: int | None, to: int, size: int) -> Tensor:
-    if dim is not None:
-        return value.movedim(dim, to)
-    return value.unsqueeze(to).expand(*value.shape[:to], size, *value.shape[to:])
 
 
 def push(step: Step, table: Params, place: Tensor, seed: Tensor, cotangent: Tensor) -> None:

@@ -58,7 +58,7 @@ def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> Padde
     if seeds.is_cuda and count <= MOST_SEEDS and features.is_contiguous() and row_kernel() is not None:
         from evergraph.training.executors.cut_kernel import launch
 
-        source, matrix, x = launch(seeds, (operator.indptr, operator.indices, operator.values), capacity, features)
+        source, matrix, x = launch(seeds, operator.parts(), capacity, features)
     else:
         source, matrix = cut_rows(operator, seeds, capacity)
         x = features.index_select(0, source)
