@@ -27,12 +27,14 @@ from evergraph.methods.closed_form.block_sets import (
     first_near,
     head_sets,
     leader,
+    near_leader,
     own_sets,
     vote_sets,
 )
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
 from evergraph.methods.closed_form.prior import Prior, came_again, log_worth, stretch
+from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import Wanted
 from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
@@ -85,12 +87,13 @@ class Auto(BudgetedAnalytic):
     prior: Prior = "tasks"
     set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
-    chosen_: str = state(str)  # the set that the head reads
+    chosen_: str = state(str)  # the set with most hits
+    blend_: dict[str, float] = state(dict)  # the sets that the head is a blend of: those near the chosen one; shares
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
     own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
     stretch_: float = state(lambda: 1.0)  # by what the head's scores fall short of probabilities
     own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
-    smoothing_elsewhere_: list[int] = state(lambda: [0, 0])  # as `smoothing_`, for the head `smooth`
+    smoothing_elsewhere_: list[int] = state(list)  # as `smoothing_`, for the head `smooth`
 
     def start_task(self, context: Context) -> None:
         """Refuse a model whose features do not fall into blocks."""
@@ -130,10 +133,32 @@ class Auto(BudgetedAnalytic):
     def _measure(self, model: GraphModel) -> Tensor:
         """What all tasks' validation nodes say of own features, and of the training nodes' head, which is returned."""
         self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
-        rows = rows_of(capable(model, "feature_blocks")()[1], self.blocks_)  # type: ignore[misc]
-        trained = self.solve([self.chosen_ridge()], BOTH[:1], rows)[0]
-        self.stretch_ = stretch(trained, self.cross_[BOTH[1]], lambda head: self.energy(BOTH[1], head, rows))
+        wanted = dict(zip(self.blend_, self._blend_wants(model, BOTH[:1])))
+        self.solve_ahead(list(wanted.values()))
+        short = {name: self._stretch(self.solve(*each)[0], each.rows) for name, each in wanted.items()}
+        self.blend_ = {name: factor / sum(short.values()) for name, factor in short.items()}
+        trained = self._solved(model, BOTH[:1])
+        self.stretch_ = short[self.chosen_] if len(short) == 1 else self._stretch(trained, self._head_rows(model))
         return trained
+
+    def _stretch(self, head: Tensor, rows: Tensor | None) -> float:
+        """By what the scores of the training nodes' head on some features fall short of probabilities."""
+        assert rows is not None
+        return stretch(head, self.cross_[BOTH[1]], lambda found: self.energy(BOTH[1], found, rows))
+
+    def _blend_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+        """The heads that the head is a blend of, each with the ridge that has most hits."""
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        sets = self._sets(model)[0]
+        return [
+            Wanted([self._ridges[best_ridge(self.set_hits_[name])]], parts, rows_of(block_of_row, sets[name]))
+            for name in self.blend_
+        ]
+
+    def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """The blend: heads of all sets near the one with most hits, weighed so that none falls short of the others."""
+        heads = [self.solve(*each)[0] for each in self._blend_wants(model, parts)]
+        return torch.stack([share * head for share, head in zip(self.blend_.values(), heads)]).sum(0)
 
     def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> Wanted:
         """The training nodes' heads on a set of blocks that are to be tried."""
@@ -142,28 +167,31 @@ class Auto(BudgetedAnalytic):
     def _worth_keeping(
         self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """One set for the head, and one for own features that reads no linear block but those of the head."""
+        """One set for the head, and one for own features: of words that take more room than a random block, the head's."""
         sets, widths = {**for_own, **for_head}, self.block_widths_
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
         for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
         if for_own:
             present = capable(model, "feature_layout")().present  # type: ignore[misc]
-            free = [not block.linear or read for block, read in zip(present, *for_head.values())]
+            room = max((w for w, block in zip(widths, present) if not block.linear), default=0)
+            free = [read or w <= room for w, read in zip(widths, *for_head.values())]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
             for_own = _only(for_own, first_near(self.set_hits_, cheap or list(for_own), validated))
         self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
         return for_head, for_own
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
-        """Take the head's set with most hits, and of those near the best for own features the first."""
+        """Take the head's set with most hits and those near it, and of those near the best for own features the first."""
         self.chosen_ = leader(self.set_hits_, list(for_head))
+        near = near_leader(self.set_hits_, list(for_head), validated)
+        self.blend_ = dict.fromkeys(near, 1 / len(near))
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
-        self.blocks_ = for_head[self.chosen_]
+        self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in near))]
 
     def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
-        """With those of the vote, and that of own features."""
+        """Those of the blend and of the vote, and that of own features."""
         own = [self._explaining(model, self._own(model), parts)] if self.own_ else []
-        return [*super()._wanted_to_write(model, parts), *self._vote_wants(model, parts), *own]
+        return [*self._blend_wants(model, parts), *self._vote_wants(model, parts), *own]
 
     def conclude(self, model: GraphModel) -> None:
         """As `analytic`; and the sets by the hits as they stand."""
@@ -227,8 +255,11 @@ class Auto(BudgetedAnalytic):
         return self._ways(model, parts, head)[self._voting()]
 
     def _voting(self) -> str:
-        """Which vote there is: nodes mixed with their neighbours are not always the best that neighbours can say."""
-        return BESIDE if self.own_ and self.chosen_ != MIXED and self.own_explains_ > TELLS else VOICES
+        """Which vote there is. Where own features tell a task's classes apart better than nodes mixed with their
+        neighbours do, mixing hides what a node says, and the head that reads both apart speaks in its place.
+        """
+        right, wrong = self.own_within_.get(MIXED, [0, 0])
+        return BESIDE if self.chosen_ != MIXED and self.own_explains_ > TELLS and right > wrong else VOICES
 
     def _speaks(self) -> bool:
         """Whether own features say something when all classes compete."""
@@ -256,6 +287,13 @@ class Auto(BudgetedAnalytic):
         """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
         return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
 
+    def _mixed_sets(self, model: GraphModel) -> list[list[bool]]:
+        """The blocks that mix nodes with their neighbours, and of these the deepest: what the node says fades there."""
+        present, mixed = capable(model, "feature_layout")().present, self.voices(model)[0]  # type: ignore[misc]
+        deepest = max(block.depth for block, read in zip(present, mixed) if read)
+        deep = [read and block.depth == deepest for block, read in zip(present, mixed)]
+        return [mixed] if deep == mixed else [mixed, deep]
+
     def _own(self, model: GraphModel) -> list[bool]:
         """The blocks that speak for a node's own features."""
         return self._sets(model)[1].get(self.own_, [])
@@ -270,21 +308,21 @@ class Auto(BudgetedAnalytic):
         voices = [self.solve(*voice)[0] for voice in wanted]
         ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
         if not self._speaks():
-            ways[MIXED] = self.solve(*self._explaining(model, self.voices(model)[0], parts))[0]
+            blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
+            ways[MIXED] = torch.stack([self.solve(*each)[0] for each in blended]).mean(0)
         if self.own_:
             own = self.solve(*self._explaining(model, self._own(model), parts))[0]
             ways |= {OWN: own, BESIDE: head + own}
         return ways
 
-    def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+    def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
         """Count what tells which of the ways decides where edges join tasks.
 
         In a task's own graph neighbours give the task away, which they do not where edges join tasks; what they say
         about the class is what is left when the task's classes alone are to choose from.
         """
-        ways = self._ways(context.model, ("train",), head)
-        super()._choose_voting(context, ways[MIXED], vote)
-        self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
+        ways = self._ways(context.model, BOTH[:1], head)
+        self.smoothing_elsewhere_ = self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
         units = torch.nonzero(self._arrived(context)).reshape(-1)
         if OWN in ways and units.numel() > 1:
             hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
@@ -294,6 +332,9 @@ class Auto(BudgetedAnalytic):
                 counted = context.total(torch.tensor(changes)).tolist()
                 before = self.own_within_.get(way, [0, 0])
                 self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
+        vote = ways[self._voting()]
+        self._count_voting(context, ways[MIXED], vote)
+        return vote
 
     def _own_alone(self, model: GraphModel) -> tuple[float, float]:
         """What own features explain, and with which ridge they do most."""
@@ -352,9 +393,9 @@ class Auto(BudgetedAnalytic):
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
         if way == OWN or not self._speaks():  # one head, with the ridge that explains most: scores are probabilities
             head = head * self._log_worth().exp().to(head)
-        smooths = way == MIXED and self.smoothing > 0 and clearly_more(self.smoothing_elsewhere_)
-        judgements = 2 if way == MIXED and self._speaks() and not smooths else 0
-        return dataclasses.replace(prediction, elsewhere=Way(head, judgements, smooths))
+        share = best_share(self.smoothing_elsewhere_, self.smoothing) if way == MIXED else 0.0
+        judgements = 2 if way == MIXED and self._speaks() and not share else 0
+        return dataclasses.replace(prediction, elsewhere=Way(head, judgements, share))
 
     # what is kept
 
