@@ -136,7 +136,8 @@ class Auto(BudgetedAnalytic):
         wanted = dict(zip(self.blend_, self._blend_wants(model, BOTH[:1])))
         self.solve_ahead(list(wanted.values()))
         short = {name: self._stretch(self.solve(*each)[0], each.rows) for name, each in wanted.items()}
-        self.blend_ = {name: factor / sum(short.values()) for name, factor in short.items()}
+        if len(short) > 1:
+            self.blend_ = {name: factor / len(short) for name, factor in short.items()}
         trained = self._solved(model, BOTH[:1])
         self.stretch_ = short[self.chosen_] if len(short) == 1 else self._stretch(trained, self._head_rows(model))
         return trained
@@ -252,7 +253,14 @@ class Auto(BudgetedAnalytic):
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
         """Of voices or, where own features tell classes apart and the head reads them too, of the head and them."""
-        return self._ways(model, parts, head)[self._voting()]
+        return self._decisive_vote(model, self._ways(model, parts, head))
+
+    def _decisive_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
+        """The vote as it decides, and judges edges: every voice's logits are raised as those of a head are."""
+        voices = 2 if self._voting() == BESIDE else len(self.voices(model))
+        vote = ways[self._voting()].clone()
+        vote[-1] += voices * self.temperature * self._log_worth().to(vote)
+        return vote
 
     def _voting(self) -> str:
         """Which vote there is. Where own features tell a task's classes apart better than nodes mixed with their
@@ -332,9 +340,8 @@ class Auto(BudgetedAnalytic):
                 counted = context.total(torch.tensor(changes)).tolist()
                 before = self.own_within_.get(way, [0, 0])
                 self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
-        vote = ways[self._voting()]
-        self._count_voting(context, ways[MIXED], vote)
-        return vote
+        self._count_voting(context, ways[MIXED], ways[self._voting()])
+        return self._decisive_vote(context.model, ways)
 
     def _own_alone(self, model: GraphModel) -> tuple[float, float]:
         """What own features explain, and with which ridge they do most."""
