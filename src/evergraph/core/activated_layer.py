@@ -31,18 +31,18 @@ def fused_layer_suits(hidden: Tensor, weight: Tensor) -> bool:
 class _ActivatedLayer(torch.autograd.Function):
     """(P Z, P Ż) with Z = [σ(H) 1] W and Ż = [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, or P Z alone; tangents take no gradient.
 
-    `against` is −Ẇ. Matrices of several networks have them as their middle dimension.
+    Ẇ is count · W − total. Matrices of several networks have them as their middle dimension.
     """
 
     @staticmethod
     def forward(
-        hidden: Tensor, weight: Tensor, moved: Tensor | None, against: Tensor | None, operator: Features
+        hidden: Tensor, weight: Tensor, moved: Tensor | None, total: Tensor | None, count: int, operator: Features
     ) -> tuple[Tensor, Tensor | None]:
         from evergraph.core.layer_kernel import forwards
 
         tangents = None
-        if moved is not None and against is not None:
-            tangents = _by_network(moved), _by_network(against)
+        if moved is not None and total is not None:
+            tangents = _by_network(moved), _by_network(total), count
         made = forwards(_by_network(hidden), _by_network(weight), tangents, _precision())
         put_out = product(operator, made.flatten(1)).unflatten(1, made.shape[1:])
         sides = [side if hidden.dim() == 3 else side.squeeze(1) for side in put_out.unbind(1)]
@@ -50,7 +50,7 @@ class _ActivatedLayer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
-        hidden, weight, _, _, ctx.operator = inputs
+        hidden, weight, _, _, _, ctx.operator = inputs
         ctx.save_for_backward(hidden, weight)
         ctx.set_materialize_grads(False)
         if output[1] is not None:
@@ -62,22 +62,22 @@ class _ActivatedLayer(torch.autograd.Function):
 
         cotangent, (hidden, weight) = cotangents[0], ctx.saved_tensors
         if cotangent is None:
-            return None, None, None, None, None
+            return (None,) * 6
         if torch.is_grad_enabled() or _batched(cotangent):
-            return *_written_out(cotangent, hidden, weight, ctx.operator), None, None, None
+            return *_written_out(cotangent, hidden, weight, ctx.operator), *[None] * 4
         h, w = _by_network(hidden), _by_network(weight)
         back = product(ctx.operator.t(), cotangent.flatten(1)).view(h.size(0), *w.shape[1:])
         at_hidden, at_weight = backwards(back, h, w, _precision())
-        return at_hidden.view_as(hidden), at_weight.view_as(weight), None, None, None
+        return at_hidden.view_as(hidden), at_weight.view_as(weight), *[None] * 4
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> Any:
-        *matrices, operator = values
+        *matrices, count, operator = values
         sides = (
             value if value is None else members_at(1, value, dim, info.batch_size)
             for value, dim in zip(matrices, in_dims)
         )
-        put_out = _ActivatedLayer.apply(*sides, operator)
+        put_out = _ActivatedLayer.apply(*sides, count, operator)
         return put_out, (1, None if put_out[1] is None else 1)
 
 
@@ -110,17 +110,23 @@ def _precision() -> str:
 
 
 def activated_layer(
-    hidden: Tensor, weight: Tensor, operator: Features, moved: Tensor | None = None, against: Tensor | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    operator: Features,
+    moved: Tensor | None = None,
+    total: Tensor | None = None,
+    count: int = 0,
 ) -> tuple[Tensor, Tensor | None]:
-    """P [σ(H) 1] W and its tangent along Ḣ and Ẇ, None where these are; for matrices that the kernels suit.
+    """P [σ(H) 1] W and its tangent along Ḣ and Ẇ = count · W − total, None where these are; where the kernels suit.
 
     Args:
         hidden: H.
         weight: W, its last row the bias.
         operator: P.
         moved: Ḣ.
-        against: −Ẇ.
+        total: −Ẇ, or what it is short of count · W.
+        count: see there.
     """
-    tangents = (None if value is None else value.detach() for value in (moved, against))
-    made, change = _ActivatedLayer.apply(hidden, weight, *tangents, operator)
+    tangents = (None if value is None else value.detach() for value in (moved, total))
+    made, change = _ActivatedLayer.apply(hidden, weight, *tangents, count, operator)
     return made, change
