@@ -493,7 +493,7 @@ def layer_error(_: object, device: str) -> float:
         moves = torch.cat([moved * (hidden > 0), 0 * ones], 2)
         made = torch.einsum("rmk,kmc->rmc", active, weight)
         change = torch.einsum("rmk,kmc->rmc", moves, weight) + torch.einsum("rmk,kmc->rmc", active, tangent)
-        found = forwards(*drawn[:2], (drawn[2], 2 * drawn[1] - drawn[3], 2), "ieee")
+        found = forwards(*drawn[:2], (drawn[2], -drawn[3]), "ieee")
         errors += [relative(found[:, 0], made.detach()), relative(found[:, 1], change.detach())]
         errors.append(relative(forwards(*drawn[:2], None, "ieee")[:, 0], made.detach()))
         expected = torch.autograd.grad(made, (hidden, weight), cotangent)
@@ -624,6 +624,9 @@ def softmax_error(_: object, device: str) -> float:
         errors += map(relative, cross_entropy(outputs, targets, mask), (losses.detach(), gradient))
         expected = problem.fisher_product(plain.detach(), tangents.double())
         errors.append(relative(fisher_product(outputs, tangents, mask), expected))
+        apart = torch.cat([tangents, outputs, tangents], 1)[:, units:]  # rows with gaps between them
+        errors.append(relative(fisher_product(apart[:, :units], apart[:, units:], mask, 2.5), 2.5 * expected))
+        errors += map(relative, cross_entropy(apart[:, :units], targets, mask), (losses.detach(), gradient))
         p = torch.softmax(outputs.double() if mask is None else outputs.double() + mask, 1)
         for row, drawn in enumerate((0.0, 0.3, 0.999, 1.0)[:rows]):
             threshold = torch.full((rows, 1), drawn, device=device)

@@ -31,18 +31,18 @@ def fused_layer_suits(hidden: Tensor, weight: Tensor) -> bool:
 class _ActivatedLayer(torch.autograd.Function):
     """(P Z, P Ż) with Z = [σ(H) 1] W and Ż = [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, or P Z alone; tangents take no gradient.
 
-    Ẇ is count · W − total. Matrices of several networks have them as their middle dimension.
+    `against` is −Ẇ. Matrices of several networks have them as their middle dimension.
     """
 
     @staticmethod
     def forward(
-        hidden: Tensor, weight: Tensor, moved: Tensor | None, total: Tensor | None, count: int, operator: Features
+        hidden: Tensor, weight: Tensor, moved: Tensor | None, against: Tensor | None, operator: Features
     ) -> tuple[Tensor, Tensor | None]:
         from evergraph.core.layer_kernel import forwards
 
         tangents = None
-        if moved is not None and total is not None:
-            tangents = _by_network(moved), _by_network(total), count
+        if moved is not None and against is not None:
+            tangents = _by_network(moved), _by_network(against)
         made = forwards(_by_network(hidden), _by_network(weight), tangents, _precision())
         put_out = product(operator, made.flatten(1)).unflatten(1, made.shape[1:])
         sides = [side if hidden.dim() == 3 else side.squeeze(1) for side in put_out.unbind(1)]
@@ -50,7 +50,7 @@ class _ActivatedLayer(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
-        hidden, weight, _, _, _, ctx.operator = inputs
+        hidden, weight, _, _, ctx.operator = inputs
         ctx.save_for_backward(hidden, weight)
         ctx.set_materialize_grads(False)
         if output[1] is not None:
@@ -62,22 +62,22 @@ class _ActivatedLayer(torch.autograd.Function):
 
         cotangent, (hidden, weight) = cotangents[0], ctx.saved_tensors
         if cotangent is None:
-            return (None,) * 6
+            return None, None, None, None, None
         if torch.is_grad_enabled() or _batched(cotangent):
-            return *_written_out(cotangent, hidden, weight, ctx.operator), *[None] * 4
+            return *_written_out(cotangent, hidden, weight, ctx.operator), None, None, None
         h, w = _by_network(hidden), _by_network(weight)
         back = product(ctx.operator.t(), cotangent.flatten(1)).view(h.size(0), *w.shape[1:])
         at_hidden, at_weight = backwards(back, h, w, _precision())
-        return at_hidden.view_as(hidden), at_weight.view_as(weight), *[None] * 4
+        return at_hidden.view_as(hidden), at_weight.view_as(weight), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *values: Any) -> Any:
-        *matrices, count, operator = values
+        *matrices, operator = values
         sides = (
             value if value is None else members_at(1, value, dim, info.batch_size)
             for value, dim in zip(matrices, in_dims)
         )
-        put_out = _ActivatedLayer.apply(*sides, count, operator)
+        put_out = _ActivatedLayer.apply(*sides, operator)
         return put_out, (1, None if put_out[1] is None else 1)
 
 
@@ -110,23 +110,17 @@ def _precision() -> str:
 
 
 def activated_layer(
-    hidden: Tensor,
-    weight: Tensor,
-    operator: Features,
-    moved: Tensor | None = None,
-    total: Tensor | None = None,
-    count: int = 0,
+    hidden: Tensor, weight: Tensor, operator: Features, moved: Tensor | None = None, against: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """P [σ(H) 1] W and its tangent along Ḣ and Ẇ = count · W − total, None where these are; where the kernels suit.
+    """P [σ(H) 1] W and its tangent along Ḣ and Ẇ, None where these are; for matrices that the kernels suit.
 
     Args:
         hidden: H.
         weight: W, its last row the bias.
         operator: P.
         moved: Ḣ.
-        total: −Ẇ, or what it is short of count · W.
-        count: see there.
+        against: −Ẇ.
     """
-    tangents = (None if value is None else value.detach() for value in (moved, total))
-    made, change = _ActivatedLayer.apply(hidden, weight, *tangents, count, operator)
+    tangents = (None if value is None else value.detach() for value in (moved, against))
+    made, change = _ActivatedLayer.apply(hidden, weight, *tangents, operator)
     return made, change

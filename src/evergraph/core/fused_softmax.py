@@ -69,10 +69,10 @@ class _ByRows(torch.autograd.Function):
     """What a kernel makes of each row of the outputs and of another matrix; takes no gradient."""
 
     @staticmethod
-    def forward(outputs: Tensor, other: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
+    def forward(outputs: Tensor, other: Tensor, mask: Tensor | None, kernel: str, numbers: tuple[float, ...]) -> Tensor:
         from evergraph.core import softmax_kernel
 
-        found: Tensor = getattr(softmax_kernel, kernel)(_in_rows(outputs), _in_rows(other), mask)
+        found: Tensor = getattr(softmax_kernel, kernel)(_in_rows(outputs), _in_rows(other), mask, *numbers)
         return found
 
     @staticmethod
@@ -101,13 +101,14 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tens
     return losses
 
 
-def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
-    """H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
-    found: Tensor = _ByRows.apply(outputs.detach(), tangents.detach(), mask, "fisher_product")
-    return found
+def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None, scale: float = 1.0) -> Tensor:
+    """scale · H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
+    within = scale if outputs.dtype == torch.float32 else 1.0  # numbers that kernels are given are float32
+    found: Tensor = _ByRows.apply(outputs.detach(), tangents.detach(), mask, "fisher_product", (within,))
+    return found if within == scale else scale * found
 
 
 def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
     """onehot(y) − p of each row, y drawn from p by a number between 0 and 1; no gradient is recorded."""
-    found: Tensor = _ByRows.apply(outputs.detach(), thresholds, mask, "sampled_score")
+    found: Tensor = _ByRows.apply(outputs.detach(), thresholds, mask, "sampled_score", ())
     return found

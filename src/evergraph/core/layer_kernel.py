@@ -19,12 +19,12 @@ PROGRAMS = 264  # that a sum over rows is divided among, two for each multiproce
 
 @triton.jit
 def outputs_of(  # type: ignore[no-untyped-def]
-    out, hidden, moved, weight, total, count, num_rows, networks, units, inputs: tl.constexpr, paired: tl.constexpr,
+    out, hidden, moved, weight, against, num_rows, networks, units, inputs: tl.constexpr, paired: tl.constexpr,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """Rows of [σ(H) 1] W and, paired, of their tangent [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, for one network.
 
-    Ẇ is count · W − total.
+    `against` is −Ẇ.
     """
     r = tl.program_id(0) * rows + tl.arange(0, rows)
     network = tl.program_id(1)
@@ -37,7 +37,7 @@ def outputs_of(  # type: ignore[no-untyped-def]
     sums = tl.zeros((rows, width), dtype=tl.float32) + bias[None, :]
     change = tl.zeros((rows, width), dtype=tl.float32)
     if paired:
-        change -= (tl.load(total + last, mask=c < units, other=0.0) - count * bias)[None, :]
+        change -= tl.load(against + last, mask=c < units, other=0.0)[None, :]
     back = tl.zeros((rows, width), dtype=tl.float32)
     for first in range(0, inputs, depth):
         before = tl.load(hidden + start + first, mask=there, other=0.0)
@@ -46,9 +46,11 @@ def outputs_of(  # type: ignore[no-untyped-def]
         sums = tl.dot(active, w, sums, input_precision=precision)
         if paired:
             moves = tl.where(before > 0, tl.load(moved + start + first, mask=there, other=0.0), 0.0)
-            d = tl.load(total + of_weight + first * networks * units, mask=inside, other=0.0) - count * w
+            d = tl.load(against + of_weight + first * networks * units, mask=inside, other=0.0)
             change = tl.dot(moves, w, change, input_precision=precision)
-            back = tl.dot(active, d, back, input_precision=precision)
+            back = tl.dot(
+                active, d, back, input_precision=precision
+            )  # a factor that is computed first takes far longer
     sides = 2 if paired else 1
     place = (r[:, None].to(tl.int64) * sides * networks + network) * units + c[None, :]
     tl.store(out + place, sums, mask=there & inside)
@@ -130,8 +132,8 @@ def set_apart(  # type: ignore[no-untyped-def]
     tl.store(out + i, (known - p) / count, mask=inside)
 
 
-Moved = tuple[Tensor, Tensor, int]
-"""The tangent of H, and `total` and `count` of that of W, which is count · W − total."""
+Moved = tuple[Tensor, Tensor]
+"""The tangent of H, and that of W with its sign turned round."""
 
 
 def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: str) -> Tensor:
@@ -145,13 +147,13 @@ def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: 
     """
     num_rows, networks, inputs = hidden.shape
     units, paired = weight.size(2), tangents is not None
-    moved, total, count = tangents if tangents is not None else (hidden, weight, 0)  # not read
+    moved, against = tangents if tangents is not None else (hidden, weight)  # not read
     out = hidden.new_empty(num_rows, 2 if paired else 1, networks, units)
     kernel: Any = outputs_of
     grid = triton.cdiv(num_rows, ROWS), networks
     with torch.cuda.device_of(out):
         kernel[grid](
-            out, hidden, moved, weight, total, float(count), num_rows, networks, units, inputs=inputs, paired=paired,
+            out, hidden, moved, weight, against, num_rows, networks, units, inputs=inputs, paired=paired,
             rows=ROWS, depth=_depth(inputs), width=_width(units), precision=precision, num_warps=4,
         )  # fmt: skip
     return out

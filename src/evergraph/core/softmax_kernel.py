@@ -49,12 +49,12 @@ def entropy(  # type: ignore[no-untyped-def]
     tl.store(gradient + place, e / total[:, None] - tl.where(hit, 1.0, 0.0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale"])
 def fisher(  # type: ignore[no-untyped-def]
-    out, outputs, tangents, mask, num_rows, units, stride, other_stride, masked: tl.constexpr, rows: tl.constexpr,
-    width: tl.constexpr,
+    out, outputs, tangents, mask, num_rows, units, stride, other_stride, scale, masked: tl.constexpr,
+    rows: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """p ∘ u − p (p · u) for some rows."""
+    """scale (p ∘ u − p (p · u)) for some rows."""
     r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
     there = (r[:, None] < num_rows) & (c[None, :] < units)
     place = r[:, None].to(tl.int64) * units + c[None, :]
@@ -63,7 +63,7 @@ def fisher(  # type: ignore[no-untyped-def]
     p = e / tl.sum(e, axis=1)[:, None]
     along = tangents + r[:, None].to(tl.int64) * other_stride + c[None, :]
     weighted = p * tl.load(along, mask=there, other=0.0)
-    tl.store(out + place, weighted - p * tl.sum(weighted, axis=1)[:, None], mask=there)
+    tl.store(out + place, scale * (weighted - p * tl.sum(weighted, axis=1)[:, None]), mask=there)
 
 
 @triton.jit
@@ -102,10 +102,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tupl
     return losses, gradient
 
 
-def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
-    """H u of each row, H = diag(p) − p pᵀ; arguments as above."""
+def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None, scale: float = 1.0) -> Tensor:
+    """scale · H u of each row, H = diag(p) − p pᵀ; arguments as above."""
     out = outputs.new_empty(outputs.shape)
-    _launch(fisher, (out,), outputs, tangents, mask)
+    _launch(fisher, (out,), outputs, tangents, mask, float(scale))
     return out
 
 
@@ -116,12 +116,14 @@ def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> T
     return out
 
 
-def _launch(kernel: Any, made: tuple[Tensor, ...], outputs: Tensor, other: Tensor, mask: Tensor | None) -> None:
+def _launch(
+    kernel: Any, made: tuple[Tensor, ...], outputs: Tensor, other: Tensor, mask: Tensor | None, *numbers: float
+) -> None:
     """Let a kernel fill what is made of the outputs and of what else each row has."""
     with torch.cuda.device_of(outputs):
         kernel[(triton.cdiv(outputs.size(0), ROWS),)](
             *made, outputs, other, outputs if mask is None else mask, *outputs.shape, outputs.stride(0),
-            other.stride(0), masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
+            other.stride(0), *numbers, masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from evergraph.core.sparse import (
     with_ones,
     with_self_loops,
 )
-from evergraph.core.tangent_products import anchored_product, pair_product
+from evergraph.core.tangent_products import against_anchors, anchored_product, pair_product
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -202,8 +202,8 @@ class GCN(StackedWeights):
             hidden = noted(hidden, direction, moved)
             operator, name = batch.layer(number - skipped), f"weights.{number}"
             if self._fuses(operator, hidden, weight):
-                count, total = (0, -direction[name]) if parts is None else parts(name)
-                hidden, change = activated_layer(hidden, weight, operator, moved, total, count)
+                against = -direction[name] if parts is None else against_anchors(weight, *parts(name))
+                hidden, change = activated_layer(hidden, weight, operator, moved, against)
                 assert change is not None
                 moved = change
                 continue

@@ -30,7 +30,6 @@ class WideAdam(torch.optim.Adam):
 
     def __init__(self, params: Iterable[Tensor], lr: Tensor, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay, capturable=lr.is_cuda)
-        self._through = torch.zeros((), dtype=torch.int32, device=lr.device)  # the kernel's, zero between its launches
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -42,7 +41,9 @@ class WideAdam(torch.optim.Adam):
             moved: list[tuple[Any, dict[str, Any]]] = [
                 (param, begun(self.state[param], param)) for param in group["params"] if param.grad is not None
             ]
-            settings = self._through, group["lr"], group["betas"], group["eps"], group["weight_decay"]
+            if moved:
+                torch._foreach_add_([state["step"] for _, state in moved], 1)
+            settings = group["lr"], group["betas"], group["eps"], group["weight_decay"]
             pairs = zip_longest(moved[::2], moved[1::2])
             for one, other in pairs:
                 launch(_taken_apart(*one), None if other is None else _taken_apart(*other), *settings)

@@ -16,25 +16,23 @@ from torch import Tensor
 NUMBERS = 1024  # that a program moves
 
 
-@triton.jit(do_not_specialize=["size", "size_2", "blocks", "programs"])
+@triton.jit(do_not_specialize=["size", "size_2", "blocks"])
 def move(  # type: ignore[no-untyped-def]
-    param, grad, mean, square, steps, size, param_2, grad_2, mean_2, square_2, steps_2, size_2, rate, through, blocks,
-    programs, first: tl.constexpr, second: tl.constexpr, log_first: tl.constexpr, log_second: tl.constexpr,
-    eps: tl.constexpr, decay: tl.constexpr, numbers: tl.constexpr,
+    param, grad, mean, square, steps, size, param_2, grad_2, mean_2, square_2, steps_2, size_2, rate, blocks,
+    first: tl.constexpr, second: tl.constexpr, log_first: tl.constexpr, log_second: tl.constexpr, eps: tl.constexpr,
+    decay: tl.constexpr, numbers: tl.constexpr,
 ):  # fmt: skip
-    """Move `numbers` numbers of one of two parameters and of its averages.
+    """Move `numbers` numbers of one of two parameters and of its averages; `steps` counts this one.
 
-    The first `blocks` programs have the first parameter, the others the second. `through` counts those that are
-    through: the last one counts the step, which all others have read by then.
+    The first `blocks` programs have the first parameter, the others the second.
     """
     block = tl.program_id(0).to(tl.int64)
-    own_steps = steps
     if block >= blocks:
         block -= blocks
-        param, grad, mean, square, own_steps, size = param_2, grad_2, mean_2, square_2, steps_2, size_2
+        param, grad, mean, square, steps, size = param_2, grad_2, mean_2, square_2, steps_2, size_2
     i = block * numbers + tl.arange(0, numbers)
     inside = i < size
-    t = tl.load(own_steps).to(tl.float64) + 1
+    t = tl.load(steps).to(tl.float64)
     lr = tl.load(rate).to(tl.float64)
     length = (lr / (1.0 - tl.exp(t * log_first))).to(tl.float32)
     correction = (1.0 / tl.sqrt(1.0 - tl.exp(t * log_second))).to(tl.float32)
@@ -50,27 +48,21 @@ def move(  # type: ignore[no-untyped-def]
     tl.store(param + i, p, mask=inside)
     tl.store(mean + i, m, mask=inside)
     tl.store(square + i, v, mask=inside)
-    tl.debug_barrier()  # no thread of this program has the number of steps still to read
-    if tl.atomic_add(through, 1) == programs - 1:
-        taken, taken_2 = tl.load(steps) + 1, tl.load(steps_2) + 1
-        tl.store(steps, taken)
-        tl.store(steps_2, taken_2)
-        tl.store(through, 0)
 
 
 Moved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""A parameter, its gradient, Adam's averages of it and of its square, and how many steps there were."""
+"""A parameter, its gradient, Adam's averages of it and of its square, and how many steps there were, this one
+included."""
 
 
 def launch(
-    one: Moved, other: Moved | None, through: Tensor, rate: Tensor, betas: tuple[float, float], eps: float, decay: float
+    one: Moved, other: Moved | None, rate: Tensor, betas: tuple[float, float], eps: float, decay: float
 ) -> None:  # fmt: skip
     """Move one parameter or two, and Adam's averages of their gradients, all float32 and laid out alike without gaps.
 
     Args:
-        one: moved in place, and its step counted.
+        one: moved in place.
         other: likewise.
-        through: a zero of type int32, which is one again afterwards.
         rate: the learning rate.
         betas: what the averages keep of themselves.
         eps: as in `torch.optim.Adam`, as the next.
@@ -78,11 +70,9 @@ def launch(
     """
     blocks = triton.cdiv(one[0].numel(), NUMBERS)
     second, size = (one, 0) if other is None else (other, other[0].numel())
-    programs = blocks + triton.cdiv(size, NUMBERS)
     kernel: Any = move
     with torch.cuda.device_of(one[0]):
-        kernel[(programs,)](
-            *one, one[0].numel(), *second, size, rate, through, blocks, programs, first=1 - betas[0],
-            second=1 - betas[1], log_first=math.log(betas[0]), log_second=math.log(betas[1]), eps=eps, decay=decay,
-            numbers=NUMBERS,
+        kernel[(blocks + triton.cdiv(size, NUMBERS),)](
+            *one, one[0].numel(), *second, size, rate, blocks, first=1 - betas[0], second=1 - betas[1],
+            log_first=math.log(betas[0]), log_second=math.log(betas[1]), eps=eps, decay=decay, numbers=NUMBERS,
         )  # fmt: skip
