@@ -66,8 +66,7 @@ class Analytic(MovingEncoder, TwoForms):
             `continual` trains it on every task, composed with a method that protects it; the sums follow by the
             linear map that fits best on what that method keeps of earlier tasks, and stay where it keeps nothing.
         judge_edges: judge the edges at test time; off, the graph is taken as it is.
-        smoothing: the largest share of the neighbours' probabilities in the prediction, five rounds; it and two smaller
-            ones are tried. 0 never smooths.
+        smoothing: the largest share of the neighbours' probabilities in the prediction, of three; 0 never smooths.
         temperature: of the softmax that makes probabilities of least-squares scores.
         learn_validation: whether the final heads learn from the validation nodes too, once they have chosen. Off, the
             head has the labels that a network trained on the training nodes has.

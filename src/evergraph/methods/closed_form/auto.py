@@ -15,9 +15,9 @@ from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.closed_form.analytic import HELD_OUT
+from evergraph.methods.closed_form.blended import Blended
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.block_sets import (
-    GRID,
     MIXED,
     OWN,
     PREFERRED,
@@ -31,9 +31,8 @@ from evergraph.methods.closed_form.block_sets import (
     own_sets,
     vote_sets,
 )
-from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.prior import Prior, came_again, log_worth, stretch
+from evergraph.methods.closed_form.prior import Prior, came_again, log_worth
 from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import Wanted
 from evergraph.methods.closed_form.two_forms import BOTH
@@ -46,12 +45,11 @@ SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of 
 AT_FIRST = 0.25  # the same with the first task: what one task says of the sets is little
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
 TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
-FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 
 
 @METHODS.register
 @dataclass(repr=False)
-class Auto(BudgetedAnalytic):
+class Auto(Blended):
     """`analytic`, with the blocks of features that the head reads chosen while the stream goes on.
 
     Graphs differ in how much a node's neighbours say about it and in what way: where edges mostly join nodes of one
@@ -85,13 +83,9 @@ class Auto(BudgetedAnalytic):
     model = "mixed-features"
 
     prior: Prior = "tasks"
-    set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
-    chosen_: str = state(str)  # the set with most hits
-    blend_: dict[str, float] = state(dict)  # the sets that the head is a blend of: those near the chosen one; shares
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
     own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
-    stretch_: float = state(lambda: 1.0)  # by what the head's scores fall short of probabilities
     own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
     smoothing_elsewhere_: list[int] = state(list)  # as `smoothing_`, for the head `smooth`
 
@@ -133,33 +127,7 @@ class Auto(BudgetedAnalytic):
     def _measure(self, model: GraphModel) -> Tensor:
         """What all tasks' validation nodes say of own features, and of the training nodes' head, which is returned."""
         self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
-        wanted = dict(zip(self.blend_, self._blend_wants(model, BOTH[:1])))
-        self.solve_ahead(list(wanted.values()))
-        short = {name: self._stretch(self.solve(*each)[0], each.rows) for name, each in wanted.items()}
-        if len(short) > 1:
-            self.blend_ = {name: factor / len(short) for name, factor in short.items()}
-        trained = self._solved(model, BOTH[:1])
-        self.stretch_ = short[self.chosen_] if len(short) == 1 else self._stretch(trained, self._head_rows(model))
-        return trained
-
-    def _stretch(self, head: Tensor, rows: Tensor | None) -> float:
-        """By what the scores of the training nodes' head on some features fall short of probabilities."""
-        assert rows is not None
-        return stretch(head, self.cross_[BOTH[1]], lambda found: self.energy(BOTH[1], found, rows))
-
-    def _blend_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
-        """The heads that the head is a blend of, each with the ridge that has most hits."""
-        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
-        sets = self._sets(model)[0]
-        return [
-            Wanted([self._ridges[best_ridge(self.set_hits_[name])]], parts, rows_of(block_of_row, sets[name]))
-            for name in self.blend_
-        ]
-
-    def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
-        """The blend: heads of all sets near the one with most hits, weighed so that none falls short of the others."""
-        heads = [self.solve(*each)[0] for each in self._blend_wants(model, parts)]
-        return torch.stack([share * head for share, head in zip(self.blend_.values(), heads)]).sum(0)
+        return self._blended(model)
 
     def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> Wanted:
         """The training nodes' heads on a set of blocks that are to be tried."""
@@ -168,7 +136,7 @@ class Auto(BudgetedAnalytic):
     def _worth_keeping(
         self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """One set for the head, and one for own features: of words that take more room than a random block, the head's."""
+        """One set for the head, and one for own features; of linear blocks wider than random ones it has the head's."""
         sets, widths = {**for_own, **for_head}, self.block_widths_
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
         for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
@@ -182,12 +150,11 @@ class Auto(BudgetedAnalytic):
         return for_head, for_own
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
-        """Take the head's set with most hits and those near it, and of those near the best for own features the first."""
+        """The head's set with most hits, those near it to be blended, and the first near the best for own features."""
         self.chosen_ = leader(self.set_hits_, list(for_head))
-        near = near_leader(self.set_hits_, list(for_head), validated)
-        self.blend_ = dict.fromkeys(near, 1 / len(near))
+        self.blend_ = dict.fromkeys(near_leader(self.set_hits_, list(for_head), validated), 1.0)
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
-        self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in near))]
+        self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in self.blend_))]
 
     def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
         """Those of the blend and of the vote, and that of own features."""
@@ -200,35 +167,6 @@ class Auto(BudgetedAnalytic):
         for_head, for_own = self._sets(model)
         self._lead(for_head, for_own, self.validated_)
         self._measure(model)
-
-    @property
-    def _ridges(self) -> Sequence[float]:
-        return [self.ridge] if self.ridge else GRID
-
-    def chosen_ridge(self) -> float:
-        """The ridge with most hits of the chosen set."""
-        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
-
-    def _places(self, name: str) -> list[int]:
-        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours.
-
-        The neighbours are tried with the second, fourth, eighth … task: what one task adds to the counts says less and
-        less.
-        """
-        every = range(len(self._ridges))
-        if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
-            return list(every)
-        if name not in self.set_hits_:
-            return list(every[1::2])
-        best = best_ridge(self.set_hits_[name])
-        reach = 1 if (self.tasks_ + 1).bit_count() == 1 else 0
-        return [place for place in every if abs(place - best) <= reach]
-
-    def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
-        """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
-        before = self.set_hits_.get(name, [0] * len(self._ridges))
-        nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
-        self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}
 
     # what counts in a decision
 

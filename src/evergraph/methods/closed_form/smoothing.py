@@ -14,6 +14,7 @@ from evergraph.methods.closed_form.hits import count_changes
 STEPS = 3  # shares that are tried, up to the largest
 SURE = 1.0  # standard errors by which smoothing has to put more nodes right than wrong
 
+
 def shares_up_to(largest: float) -> list[float]:
     """The shares that are tried, from the smallest to the largest; none where the largest is 0."""
     return [largest * step / STEPS for step in range(1, STEPS + 1)] if largest else []
