@@ -43,6 +43,7 @@ from evergraph.models.feature_blocks import Layout
 VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head beside own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 AT_FIRST = 0.25  # the same with the first task: what one task says of the sets is little
+FEW_MISSES = 0.01  # share of the validation nodes up to which the best set is good enough by itself
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
 TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
 
@@ -152,7 +153,9 @@ class Auto(Blended):
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
         """The head's set with most hits, those near it to be blended, and the first near the best for own features."""
         self.chosen_ = leader(self.set_hits_, list(for_head))
-        self.blend_ = dict.fromkeys(near_leader(self.set_hits_, list(for_head), validated), 1.0)
+        missed = validated - max(self.set_hits_[self.chosen_])
+        near = near_leader(self.set_hits_, list(for_head), validated) if missed > FEW_MISSES * validated else []
+        self.blend_ = dict.fromkeys(near or [self.chosen_], 1.0)
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
         self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in self.blend_))]
 
