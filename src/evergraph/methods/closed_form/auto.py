@@ -57,8 +57,8 @@ class Auto(Blended):
     class, a node is best mixed with its neighbours; elsewhere what a node says and what its neighbours say are best
     read side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at
     each task every set and every ridge is solved on the training nodes so far and tried on the task's validation
-    nodes. The hits are added up over the tasks, and the set and ridge with most of them are taken: at the next task
-    others may lead. Once the sums of all sets take more than an eighth of the budget (with the first task, a
+    nodes. The hits are added up over the tasks, and the heads of the sets near the one with most of them are blended
+    (`blended`): at the next task others may lead. Once the sums of all sets take more than an eighth of the budget (with the first task, a
     quarter), the cheapest set within a standard error of the leader is kept and the other blocks are dropped for good.
     Graphs with edges between tasks are read in a way of their own (`elsewhere`).
 
