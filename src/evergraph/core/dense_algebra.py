@@ -13,9 +13,9 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 import torch
-from scipy.linalg import blas, lapack
 from torch import Tensor
 
+from evergraph.core import lapack, large
 from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import blas_threads, side_by_side
 from evergraph.core.symmetric import SymmetricSum
@@ -38,7 +38,11 @@ class SingularError(ValueError):
 
 def by_blas(*tensors: Tensor) -> bool:
     """Whether scipy computes with these."""
-    return fast("blas") and all(tensor.device.type == "cpu" and tensor.dtype in KINDS for tensor in tensors)
+    return (
+        fast("blas")
+        and lapack.usable()
+        and all(tensor.device.type == "cpu" and tensor.dtype in KINDS for tensor in tensors)
+    )
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -58,13 +62,9 @@ def symmetric_product(rows: Tensor) -> Tensor:
             panel = slice(start, min(start + 4 * PANEL, width))
             torch.mm(rows[:, panel].T, rows[:, start:], out=found[panel, start:])
         return found.triu() + found.triu(1).T
-    update = blas.ssyrk if rows.dtype == torch.float32 else blas.dsyrk
+    factor = rows.detach() if 1 in rows.stride() else rows.detach().contiguous()
     with blas_threads(rows.numel() * width / 2):
-        if rows.stride(0) == 1 and rows.size(0) > 1:  # a transpose
-            found = update(1.0, rows.detach().numpy(), trans=1, lower=1).T
-        else:
-            found = update(1.0, rows.detach().contiguous().numpy().T, lower=1).T
-    return torch.from_numpy(_mirrored(found))
+        return torch.from_numpy(_mirrored(lapack.rank_update(factor.numpy())))
 
 
 def outer_product(rows: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tenso
     """
     if not by_blas(total, rows):
         return torch.add(total, symmetric_product(rows), alpha=sign, out=out)
-    found, rows = torch.empty_like(total) if out is None else out, rows.contiguous()
+    found, rows = large.empty(total.shape, total.dtype) if out is None else out, rows.contiguous()
     starts = range(0, rows.size(1), 2 * PANEL)
     side_by_side([partial(_add_panel, total.numpy(), rows.numpy(), sign, found.numpy(), start) for start in starts])
     return found
@@ -114,11 +114,10 @@ def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tenso
 def _add_panel(total: np.ndarray, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
     """Some rows of the sum from the diagonal on, and the columns that mirror them."""
     stop = min(start + 2 * PANEL, rows.shape[1])
-    update = blas.ssyrk if rows.dtype == np.float32 else blas.dsyrk
     own = np.ascontiguousarray(rows[:, start:stop])
     with blas_threads(own.size * (rows.shape[1] - start)):
-        corner = update(1.0, own.T, lower=1)  # its upper triangle is zero
-        corner = corner + np.tril(corner, -1).T
+        corner = np.triu(lapack.rank_update(own))
+        corner += np.triu(corner, 1).T
         right = own.T @ rows[:, stop:]
     np.add(total[start:stop, start:stop], sign * corner, out=found[start:stop, start:stop])
     if sign < 0:
@@ -166,11 +165,9 @@ def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray
     """A solution by a factorization in float64."""
     dense = matrix.formed().numpy()
     np.fill_diagonal(dense, np.diagonal(dense) + shift)
-    factor, failed = lapack.dpotrf(dense.T, clean=0, overwrite_a=1)
-    if failed:
+    if not lapack.factorize(dense):
         raise SingularError(shift)
-    found: np.ndarray = lapack.dpotrs(factor, wanted)[0]
-    return found
+    return lapack.solve_factorized(dense, wanted)
 
 
 def _refined(matrix: SymmetricSum, shift: float, wanted: np.ndarray, error: float) -> np.ndarray | None:
@@ -178,15 +175,15 @@ def _refined(matrix: SymmetricSum, shift: float, wanted: np.ndarray, error: floa
 
     Every refinement leaves about the same share of the error; its size times that share is the error that is left.
     """
-    factor, failed = lapack.spotrf(matrix.single_triangle(shift).T, clean=0, overwrite_a=1)
-    if failed:
+    factor = matrix.single_triangle(shift)
+    if not lapack.factorize(factor):
         return None
-    found = lapack.spotrs(factor, wanted.astype(np.float32))[0].astype(np.float64)
+    found = lapack.solve_factorized(factor, wanted).astype(np.float64)
     size, before = np.linalg.norm(found, axis=0), 1.0
     size[size == 0] = 1.0  # of a column of zeros
     while True:
         residual = wanted - matrix.times(found) - shift * found
-        step = lapack.spotrs(factor, residual.astype(np.float32))[0]
+        step = lapack.solve_factorized(factor, residual)
         found += step
         change = float((np.linalg.norm(step, axis=0) / size).max(initial=0.0))
         if not change <= SLOW * before:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.core import large
+
 PANEL = 512  # rows that are converted at once
 FEW_RUNS = 16  # of rows side by side, up to which they are read run by run; beyond, they are gathered
 
@@ -44,7 +46,7 @@ def among(matrix: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
         rows = rows.to(matrix.device)
         found = matrix[rows].index_select(1, rows)
         return found if total is None else total.add_(found)
-    found = matrix.new_empty(rows.numel(), rows.numel()) if total is None else total
+    found = large.empty((rows.numel(), rows.numel()), matrix.dtype, matrix.device) if total is None else total
     for down, across in itertools.product(runs, runs):
         place = found[down.start : down.stop, across.start : across.stop]
         part = matrix[down.at, across.at]

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from evergraph.core import large
 from evergraph.core.capabilities import capability
 from evergraph.core.dense_algebra import product
 from evergraph.core.recording import linear
@@ -227,7 +228,7 @@ class RandomFeatures(GraphModel):
         """
         own = without_degrees(x, self.projection.size(0))
         words = WordsWithin(own, Steps(degree, operators, sizes))
-        found = self.head.detach().new_empty((sizes[0], sum(self.widths()) + 1), device=x.device)
+        found = large.empty((sizes[0], sum(self.widths()) + 1), self.head.dtype, x.device)
         *parts, ones = found.split([*self.widths(), 1], dim=1)
         ones.fill_(1)
         for number, part in enumerate(parts):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core import large
 from evergraph.core.dense_algebra import add_symmetric_product, product
 
 
@@ -18,12 +19,12 @@ class Factor(NamedTuple):
 
     def stacked(self, other: Factor) -> Factor:
         """The factor of the sums of both."""
-        return Factor(torch.cat([self.rows, other.rows]), torch.cat([self.targets, other.targets]))
+        return Factor(large.stacked([self.rows, other.rows]), large.stacked([self.targets, other.targets]))
 
     def gram(self) -> Tensor:
         """G, its products as exact as the rows, in float64."""
         width = self.rows.size(1)
-        total = torch.zeros(width, width, dtype=torch.float64, device=self.rows.device)
+        total = large.zeros((width, width), torch.float64, self.rows.device)
         return add_symmetric_product(total, self.rows, out=total)
 
     def cross(self) -> Tensor:
@@ -42,4 +43,5 @@ def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int) -> Facto
     """The factor of some nodes: √w φ and √w onehot(y)."""
     root = weights.sqrt().unsqueeze(1)
     one_hot = torch.nn.functional.one_hot(targets, units).to(rows.dtype)
-    return Factor(rows * root.to(rows.dtype), one_hot * root.to(rows.dtype))
+    scaled = large.empty(rows.shape, rows.dtype, rows.device)
+    return Factor(torch.mul(rows, root.to(rows.dtype), out=scaled), one_hot * root.to(rows.dtype))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core import large
 from evergraph.core.dense_algebra import (
     EXACT,
     SingularError,
@@ -83,7 +84,7 @@ def accumulate(
     nodes = context.own(nodes)
     fresh = before is None or group.size > 1
     if before is None or fresh:
-        gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
+        gram = large.zeros((width, width), torch.float64, head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
     else:
         gram, cross, fresh = before.gram, before.cross, in_place
