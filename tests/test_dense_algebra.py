@@ -25,6 +25,7 @@ from evergraph.core.dense_algebra import (
     symmetric_product,
 )
 from evergraph.core.finite import has_nan, is_finite
+from evergraph.core.shared_factor import shared
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.core.side_by_side import blas_threads, controller, side_by_side
 from evergraph.core.symmetric import SymmetricSum
@@ -174,6 +175,26 @@ def test_shifted_solutions_are_those_of_float64(size: int, condition: float, err
         rounding = 1e-15 * condition  # of float64, in the answers that are compared with
         assert float((expected - exact).norm() / exact.norm()) < 10 * rounding
         assert float((solution - exact).norm() / exact.norm()) < 10 * (error + rounding)
+        assert not solution[:, 1].any()
+
+
+@pytest.mark.parametrize("error", [EXACT, ROUGH])
+@pytest.mark.parametrize("condition", [1e2, 1e4, 1e9])
+def test_shifts_near_one_another_share_a_factorization(
+    condition: float, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One factorization for three ridges in a row, and solutions as exact as by one each, zero columns included."""
+    matrix, targets = system(SMALL + 20, condition)
+    shifts, sizes = [0.05, 0.001, 0.25, 0.01, 90.0], []
+    assert shared(shifts) == [[1], [0, 3, 2], [4]]
+    assert shared([1.0, 1.0]) == [[0], [1]]
+    factorize = lapack.factorize
+    monkeypatch.setattr(lapack, "factorize", lambda matrix: sizes.append(len(matrix)) or factorize(matrix))
+    found = shifted_solutions(SymmetricSum([matrix]), shifts, targets, error)
+    assert len(sizes) == 3
+    for shift, solution in zip(shifts, found):
+        exact = torch.linalg.solve(matrix + shift * torch.eye(len(matrix), dtype=torch.float64), targets)
+        assert float((solution - exact).norm() / exact.norm()) < 10 * error
         assert not solution[:, 1].any()
 
 

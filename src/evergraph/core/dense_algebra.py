@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from evergraph.core import lapack, large
+from evergraph.core.shared_factor import Solver, nearby_solver, shared
 from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import blas_threads, side_by_side
 from evergraph.core.symmetric import SymmetricSum
 
 PANEL = 256  # columns that are mirrored at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
-EXACT, ROUGH = 1e-8, 1e-5  # relative errors of a solution: to be kept, and to count hits with
+EXACT, ROUGH = 1e-8, 1e-3  # relative errors of a solution: to be kept, and to count hits with
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
 SPARSE = 0.03  # share of entries up to which a product is formed of these alone
 KINDS = (torch.float32, torch.float64)
@@ -137,28 +138,42 @@ def shifted_solutions(
         targets: one column for each system, in float64.
         error: relative error up to which a solution is refined.
     """
-    if by_blas(targets, *matrix.parts):
-        return side_by_side([partial(shifted_solution, matrix, shift, targets, error) for shift in shifts])
-    return [shifted_solution(matrix, shift, targets, error) for shift in shifts]
+    groups = shared(shifts)
+    jobs = [partial(shared_solutions, matrix, [shifts[place] for place in group], targets, error) for group in groups]
+    found = side_by_side(jobs) if by_blas(targets, *matrix.parts) else [job() for job in jobs]
+    by_place = {place: one for group, some in zip(groups, found) for place, one in zip(group, some)}
+    return [by_place[place] for place in range(len(shifts))]
 
 
-def shifted_solution(matrix: SymmetricSum, shift: float, targets: Tensor, error: float = EXACT) -> Tensor:
-    """As `shifted_solutions`, for one shift."""
+def shared_solutions(
+    matrix: SymmetricSum, shifts: Sequence[float], targets: Tensor, error: float = EXACT
+) -> list[Tensor]:
+    """As `shifted_solutions`, for shifts near the first one, which is factorized (`shared_factor`)."""
     if not by_blas(targets, *matrix.parts):
-        dense = matrix.formed()
-        dense.diagonal().add_(shift)
-        plain, wrong = torch.linalg.cholesky_ex(dense)
-        if int(wrong):
-            raise SingularError(shift)
-        return torch.cholesky_solve(targets, plain)
+        return [_by_torch(matrix, shift, targets) for shift in shifts]
     wanted = targets.numpy()
     used = wanted.any(0)  # a unit that has met no node has zeros
-    found = np.zeros(wanted.shape)
+    own = wanted[:, used]
     with blas_threads(matrix.size**3 / 3):
-        own = wanted[:, used]
-        refined = _refined(matrix, shift, own, error) if matrix.size > SMALL else None
-        found[:, used] = _plain(matrix, shift, own) if refined is None else refined
-    return torch.from_numpy(found)
+        known = _by_one_factor(matrix, shifts, own, error) if matrix.size > SMALL else {}
+        for place, shift in enumerate(shifts):
+            if shift not in known and place and matrix.size > SMALL:  # the first one has been tried
+                known |= _by_one_factor(matrix, [shift], own, error)
+            if shift not in known:
+                known[shift] = _plain(matrix, shift, own)
+    found = [np.zeros(wanted.shape) for _ in shifts]
+    for one, shift in zip(found, shifts):
+        one[:, used] = known[shift]
+    return [torch.from_numpy(one) for one in found]
+
+
+def _by_torch(matrix: SymmetricSum, shift: float, targets: Tensor) -> Tensor:
+    dense = matrix.formed()
+    dense.diagonal().add_(shift)
+    plain, wrong = torch.linalg.cholesky_ex(dense)
+    if int(wrong):
+        raise SingularError(shift)
+    return torch.cholesky_solve(targets, plain)
 
 
 def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray:
@@ -170,20 +185,40 @@ def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray
     return lapack.solve_factorized(dense, wanted)
 
 
-def _refined(matrix: SymmetricSum, shift: float, wanted: np.ndarray, error: float) -> np.ndarray | None:
-    """A solution by a factorization in float32, refined by float64 residuals; None where that says too little.
+def _by_one_factor(
+    matrix: SymmetricSum, shifts: Sequence[float], wanted: np.ndarray, error: float
+) -> dict[float, np.ndarray]:
+    """Solutions by a factorization in float32 for the first shift; those that can be refined."""
+    factor, found = matrix.single_triangle(shifts[0]), dict[float, np.ndarray]()
+    if not lapack.factorize(factor):
+        return found
+    first = _refined(
+        matrix, np.full(wanted.shape[1], shifts[0]), wanted, partial(lapack.solve_factorized, factor), error
+    )
+    if first is not None:
+        found[shifts[0]] = first
+    if first is not None and len(shifts) > 1:
+        each = np.repeat(shifts[1:], wanted.shape[1])
+        solver = nearby_solver(factor, each - shifts[0])
+        others = _refined(matrix, each, np.tile(wanted, len(shifts) - 1), solver, error)
+        if others is not None:
+            found |= zip(shifts[1:], np.split(others, len(shifts) - 1, axis=1))
+    return found
+
+
+def _refined(
+    matrix: SymmetricSum, shifts: np.ndarray, wanted: np.ndarray, solve: Solver, error: float
+) -> np.ndarray | None:
+    """Solutions for a shift of each column, refined by float64 residuals; None where `solve` says too little.
 
     Every refinement leaves about the same share of the error; its size times that share is the error that is left.
     """
-    factor = matrix.single_triangle(shift)
-    if not lapack.factorize(factor):
-        return None
-    found = lapack.solve_factorized(factor, wanted).astype(np.float64)
+    found = solve(wanted).astype(np.float64)
     size, before = np.linalg.norm(found, axis=0), 1.0
     size[size == 0] = 1.0  # of a column of zeros
     while True:
-        residual = wanted - matrix.times(found) - shift * found
-        step = lapack.solve_factorized(factor, residual)
+        residual = wanted - matrix.times(found) - shifts * found
+        step = solve(residual)
         found += step
         change = float((np.linalg.norm(step, axis=0) / size).max(initial=0.0))
         if not change <= SLOW * before:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.linalg import cython_blas, cython_lapack
 
+from evergraph.core import large
+
 KINDS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 INTEGERS = {"syrk": 4, "potrf": 3, "potrs": 5}  # of a routine's arguments
 
@@ -38,7 +40,7 @@ def rank_update(rows: np.ndarray) -> np.ndarray:
         rows: its rows or its columns are contiguous.
     """
     width, across = rows.shape[1], rows.strides[1] == rows.itemsize
-    found = np.empty((width, width), dtype=rows.dtype)
+    found = large.array((width, width), rows.dtype)
     if not rows.size:
         found.fill(0)
         return found

@@ -1,27 +1,88 @@
-"""Large matrices on a CPU: memory in huge pages.
+"""Large matrices on a CPU: memory in huge pages, and used again while a learner learns.
 
-A new matrix of 200 MB takes 50,000 page faults in pages of 4 KB, a tenth of a second in which other threads wait.
-numpy asks the system for huge pages where it has them (`madvise`), torch does not; the memory is the same otherwise.
+New memory is slow: a matrix of 200 MB takes 50,000 page faults in pages of 4 KB, and on a virtual machine each page may
+have to come from the host. numpy asks the system for huge pages where it has them (`madvise`), torch does not. Within
+`reused`, memory whose last matrix is gone serves the next matrix of about its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 LARGE = 2**22  # bytes from which on numpy asks for huge pages
-_KINDS = {torch.float32: np.float32, torch.float64: np.float64}
+WASTE = 1.25  # times the size that is needed: memory that may be taken
+IDLE = 2**29  # bytes that may wait for their next use
+KINDS = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+
+_lock = threading.RLock()
+_idle = list[np.ndarray]()  # blocks of bytes, the last used last
+_users = 0  # of `reused`, under way
+
+
+@contextmanager
+def reused() -> Iterator[None]:
+    """Within it memory is used again; at the end of the last one under way, what waits is let go."""
+    global _users
+    with _lock:
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _idle.clear()
+
+
+class Lease:
+    """A block of memory under an array; when the last array over it is gone, it waits for its next use."""
+
+    def __init__(self, block: np.ndarray, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
+        self.block = block
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": kind.str,
+            "data": (block.ctypes.data, False),
+        }
+
+    def __del__(self) -> None:
+        with _lock:
+            if not _users:
+                return
+            _idle.append(self.block)
+            while sum(block.nbytes for block in _idle) > IDLE:
+                _idle.pop(0)
+
+
+def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
+    """As `np.empty`."""
+    size = int(np.prod(shape)) * kind.itemsize
+    if not _users or size < LARGE:
+        return np.empty(tuple(shape), dtype=kind)
+    with _lock:
+        fitting = [block for block in _idle if size <= block.nbytes <= WASTE * size]
+        block = min(fitting, key=lambda block: block.nbytes, default=None)
+        if block is None:
+            block = np.empty(size, dtype=np.uint8)
+        else:
+            _idle[:] = [other for other in _idle if other is not block]
+    return np.asarray(Lease(block, tuple(shape), kind))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """As `torch.empty`."""
-    kind = _KINDS.get(dtype)
+    kind = KINDS.get(dtype)
     if kind is None or (device is not None and device.type != "cpu"):
         return torch.empty(tuple(shape), dtype=dtype, device=device)
-    return torch.from_numpy(np.empty(tuple(shape), dtype=kind))
+    return torch.from_numpy(array(shape, kind))
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:

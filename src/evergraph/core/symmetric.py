@@ -83,7 +83,7 @@ class SymmetricSum:
 
     def single_triangle(self, shift: float) -> np.ndarray:
         """The sum plus shift · I in float32, its lower triangle alone: what is above is anything."""
-        found = np.empty((self.size, self.size), dtype=np.float32)
+        found = large.array((self.size, self.size), np.dtype(np.float32))
         for down in self._panels():
             for across in self.runs:
                 stop = min(across.stop, down.stop)

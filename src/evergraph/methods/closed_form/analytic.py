@@ -108,6 +108,7 @@ class Analytic(MovingEncoder, TwoForms):
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
+        self._rounding: float = torch.finfo(linear_head(context.model)[1].dtype).eps
         self.follow(context)
         self._add(context)
         self.decide(context)
@@ -209,8 +210,13 @@ class Analytic(MovingEncoder, TwoForms):
         return self.encoder != "frozen" or self._needs_exact()
 
     def _error(self, parts: Sequence[str]) -> float:
-        """Heads that have not learned from the validation nodes, where others have, are for counting alone."""
-        return ROUGH if self.learn_validation and BOTH[1] not in parts else EXACT
+        """Heads that have not learned from the validation nodes, where others have, are for counting alone.
+
+        Others are as exact as the type that they are kept in, which is known while a task is learned.
+        """
+        if self.learn_validation and BOTH[1] not in parts:
+            return ROUGH
+        return max(EXACT, 10 * self.__dict__.get("_rounding", 0.0))
 
     def _learn_units(self, context: Context) -> None:
         """The sizes of classes, and the task that brought each."""

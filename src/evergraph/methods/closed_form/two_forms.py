@@ -20,7 +20,7 @@ from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import validation_hits
-from evergraph.methods.closed_form.sums import Sums, Wanted, accumulate, ridge_system, solved, spread
+from evergraph.methods.closed_form.sums import RidgeSystem, Sums, Wanted, accumulate, ridge_system, solved, spread
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
@@ -192,14 +192,15 @@ class TwoForms(Method):
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
             return
-        known, places, systems = self.computed(), [], []
+        known, places, systems, made = self.computed(), [], [], dict[Any, RidgeSystem]()
         for ridges, parts, rows in wanted:
             key = self._key(parts, rows)
-            new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
-            if new:
-                system = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
-                systems += [(system, ridge) for ridge in new]
-                places += [((*key, ridge), rows) for ridge in new]
+            asked = {place for place, _ in places}
+            new = [ridge for ridge in dict.fromkeys(ridges) if not {(*key, ridge)} & (known.keys() | asked)]
+            if new and key not in made:
+                made[key] = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
+            systems += [(made[key], ridge) for ridge in new]
+            places += [((*key, ridge), rows) for ridge in new]
         like = next(iter(self.cross_.values()))
         for (place, rows), found in zip(places, solved(systems, error)):
             known[place] = spread(found, rows, like)
