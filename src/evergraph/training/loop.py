@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.params import Direction, copy_params
-from evergraph.core.pulled import pulled_along
+from evergraph.core.pulled import pull_back, pulled_along
 from evergraph.core.recording import noted_layers
 from evergraph.core.shortcuts import full_precision, tensor_cores
 from evergraph.curvature import forward, in_mode
@@ -240,7 +240,7 @@ def train_step(
     value, per_example, step = objective(context, method, batch, weigh, forward)
     method.observe(step)
     optimizer.zero_grad(set_to_none=True)
-    value.backward()
+    pull_back(value)
     with full_precision(context.device):
         method.edit_grads(step)
     optimizer.step()
