@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,6 +179,42 @@ def test_shifted_solutions_are_those_of_float64(size: int, condition: float, err
         assert not solution[:, 1].any()
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("paths", [BLAS, ("blas",)], ids=["compiled", "lapack"])
+@pytest.mark.parametrize("size", [1, 7, 8, 67])
+def test_few_columns_are_solved_as_many(size: int, kind: type, paths: tuple[str, ...]) -> None:
+    rng = np.random.default_rng(size)
+    rows = rng.normal(size=(size, size))
+    matrix = rows @ rows.T + np.eye(size)
+    factor = np.where(np.tri(size), matrix, np.nan).astype(kind)
+    assert lapack.factorize(factor)
+    with fast_paths(*paths):
+        for width in (1, 8, 15, 33, 64, 65):
+            columns = rng.normal(size=(size, width))
+            found = lapack.solve_factorized(factor, columns)
+            assert found.dtype == kind
+            assert np.allclose(found, np.linalg.solve(matrix, columns), atol=1e-4 if kind == np.float32 else 1e-10)
+
+
+def test_memory_is_used_again_while_a_learner_learns() -> None:
+    """A matrix that is gone leaves its memory to the next one of about its size, and to none while it is there."""
+    shape = (1024, 1100)
+    with large.reused():
+        first, other = large.empty(shape, torch.float32), large.empty((4 * 1024, 1100), torch.float32)
+        view, place = first[3:], first.data_ptr()
+        del first
+        second = large.empty(shape, torch.float32)
+        assert second.data_ptr() != place  # a view is left
+        del view
+        again = large.empty((1020, 1100), torch.float32)
+        assert again.data_ptr() == place
+        with large.reused():
+            assert large.empty(shape, torch.float32).data_ptr() != place
+        del again, second, other
+    assert not large._idle
+    assert large.empty(shape, torch.float32).untyped_storage().nbytes() == 4 * 1024 * 1100
+
+
 @pytest.mark.parametrize("error", [EXACT, ROUGH])
 @pytest.mark.parametrize("condition", [1e2, 1e4, 1e9])
 def test_shifts_near_one_another_share_a_factorization(
@@ -200,13 +237,18 @@ def test_shifts_near_one_another_share_a_factorization(
 
 def test_float32_gives_up_where_it_says_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix of condition 1e9 is solved in float64, one of 1e4 in float32 with refinement."""
-    answers = []
-    refined = dense_algebra._refined
-    monkeypatch.setattr(dense_algebra, "_refined", lambda *given: answers.append(refined(*given)) or answers[-1])
+    given_up, solved = [], dense_algebra._by_one_factor
+
+    def watched(*given: Any) -> dict[float, np.ndarray]:
+        found = solved(*given)
+        given_up.append(not found)
+        return found
+
+    monkeypatch.setattr(dense_algebra, "_by_one_factor", watched)
     for condition in (1e4, 1e9):
         matrix, targets = system(SMALL + 20, condition)
         shifted_solutions(SymmetricSum([matrix]), [0.0], targets)
-    assert [answer is None for answer in answers] == [False, True]
+    assert given_up == [False, True]
 
 
 @pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])

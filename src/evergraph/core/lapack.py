@@ -12,11 +12,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.linalg import cython_blas, cython_lapack
 
 from evergraph.core import large
+from evergraph.core.compiled import few_columns, kernels
 
 KINDS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
+TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 INTEGERS = {"syrk": 4, "potrf": 3, "potrs": 5}  # of a routine's arguments
 
 
@@ -60,7 +63,12 @@ def factorize(matrix: np.ndarray) -> bool:
 
 
 def solve_factorized(factor: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """(L Lᵀ)⁻¹ columns, in the factor's type."""
+    """(L Lᵀ)⁻¹ columns, in the factor's type; few columns by a kernel that reads the factor once each way."""
+    compiled = kernels(TYPES[factor.dtype], torch.int64)
+    few = few_columns(columns, factor.dtype) if compiled is not None else None
+    if compiled is not None and few is not None:
+        compiled.solve(factor, few)
+        return few[:, : columns.shape[1]]
     found, failed = np.array(columns.T, dtype=factor.dtype, order="C"), ctypes.c_int(0)
     size = len(factor)
     ends = _at(found), max(size, 1), ctypes.byref(failed)

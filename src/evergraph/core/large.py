@@ -18,12 +18,11 @@ from torch import Tensor
 
 LARGE = 2**22  # bytes from which on numpy asks for huge pages
 WASTE = 1.25  # times the size that is needed: memory that may be taken
-IDLE = 2**29  # bytes that may wait for their next use
 KINDS = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 _lock = threading.RLock()
 _idle = list[np.ndarray]()  # blocks of bytes, the last used last
-_users = 0  # of `reused`, under way
+_users, _lent = 0, 0  # of `reused`, under way; and bytes under arrays
 
 
 @contextmanager
@@ -45,7 +44,9 @@ class Lease:
     """A block of memory under an array; when the last array over it is gone, it waits for its next use."""
 
     def __init__(self, block: np.ndarray, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
+        global _lent
         self.block = block
+        _lent += block.nbytes
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
@@ -54,11 +55,13 @@ class Lease:
         }
 
     def __del__(self) -> None:
+        global _lent
         with _lock:
+            _lent -= self.block.nbytes
             if not _users:
                 return
             _idle.append(self.block)
-            while sum(block.nbytes for block in _idle) > IDLE:
+            while sum(block.nbytes for block in _idle) > _lent:  # no more than twice what is needed
                 _idle.pop(0)
 
 
@@ -74,7 +77,8 @@ def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
             block = np.empty(size, dtype=np.uint8)
         else:
             _idle[:] = [other for other in _idle if other is not block]
-    return np.asarray(Lease(block, tuple(shape), kind))
+        lease = Lease(block, tuple(shape), kind)
+    return np.asarray(lease)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:

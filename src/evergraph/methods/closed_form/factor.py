@@ -39,9 +39,9 @@ class Factor(NamedTuple):
         return Factor(kept_rows, kept_targets), Factor(last_rows, last_targets)
 
 
-def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int) -> Factor:
-    """The factor of some nodes: √w φ and √w onehot(y)."""
+def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int, in_place: bool = False) -> Factor:
+    """The factor of some nodes: √w φ and √w onehot(y); with `in_place` in the place of their features φ."""
     root = weights.sqrt().unsqueeze(1)
     one_hot = torch.nn.functional.one_hot(targets, units).to(rows.dtype)
-    scaled = large.empty(rows.shape, rows.dtype, rows.device)
+    scaled = rows if in_place else large.empty(rows.shape, rows.dtype, rows.device)
     return Factor(torch.mul(rows, root.to(rows.dtype), out=scaled), one_hot * root.to(rows.dtype))

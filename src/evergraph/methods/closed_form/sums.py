@@ -96,7 +96,7 @@ def accumulate(
         if weights is None:
             targets = torch.nn.functional.pad(batch.y, (0, units - batch.y.size(1))).to(rows.dtype)
         else:
-            rows, targets = weighed(rows, batch.y, weights[batch.y], units)
+            rows, targets = weighed(rows, batch.y, weights[batch.y], units, in_place=rows is batch.x)
         added = Factor(rows, targets)
         gram = add_symmetric_product(gram, rows, sign, out=gram if fresh else None)
         cross = torch.add(cross, added.cross(), alpha=sign)

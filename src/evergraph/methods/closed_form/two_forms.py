@@ -130,7 +130,8 @@ class TwoForms(Method):
             batches = context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ()
             new = Factor(head.new_zeros(0, head.size(0)), head.new_zeros(0, units))
             for batch in batches:
-                new = new.stacked(weighed(features(batch), batch.y, weights[batch.y], units))
+                rows = features(batch)
+                new = new.stacked(weighed(rows, batch.y, weights[batch.y], units, in_place=rows is batch.x))
             found[part] = new
         return found
 
