@@ -18,7 +18,7 @@ from torch import Tensor
 
 LARGE = 2**22  # bytes from which on numpy asks for huge pages
 WASTE = 1.25  # times the size that is needed: memory that may be taken
-KINDS = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+KINDS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 _lock = threading.RLock()
 _idle = list[np.ndarray]()  # blocks of bytes, the last used last

@@ -105,7 +105,11 @@ class SymmetricSum:
         """The sum times some columns, in float64."""
         compiled = kernels(torch.float64, torch.int64)
         few = few_columns(columns, np.dtype(np.float64)) if compiled is not None else None
-        if few is not None and all(part.dtype == torch.float64 and part.stride(1) == 1 for part in self.parts):
+        if (
+            compiled is not None
+            and few is not None
+            and all(part.dtype == torch.float64 and part.stride(1) == 1 for part in self.parts)
+        ):
             return self._times_few(compiled, few)[:, : columns.shape[1]]
         found = np.zeros(columns.shape)
         for down, across, part in itertools.product(self._panels(), self.runs, self.parts):

@@ -34,6 +34,7 @@ from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.block_steps import Steps, WordsWithin, column, first_rows, pieces_of, without_degrees
 from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
+from evergraph.models.linear_products import Products, linear_products
 from evergraph.models.score_pieces import Piece, arriving, reach_of
 
 BLOCKS: tuple[tuple[Any, ...], ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
@@ -350,6 +351,15 @@ class RandomFeatures(GraphModel):
 
         self.head = nn.Parameter(fold(self.head.detach(), 0))
         return fold
+
+    @capability(rests_on=(*READS, "graph_features"))
+    def linear_products(self, graph: Graph, nodes: Tensor, counted: Tensor) -> dict[int, Products]:
+        """What linear blocks that were dropped say of some nodes, by their place among all blocks; exactly."""
+        dropped = [place for place, kept in enumerate(self.kept) if self.all_blocks[place].linear and not kept]
+        x, operator = graph.x.to(self.head.dtype), self.operator(graph).to(self.head.dtype)
+        blocks = [self.all_blocks[place] for place in dropped]
+        products = linear_products(x.to(nodes.device), operator.to(nodes.device), blocks, nodes, counted)
+        return dict(zip(dropped, (Products(found.between * (self._energy / 2), found.words) for found in products)))
 
     def _projected_columns(self) -> list[slice]:
         """The columns of the projection that each block reads; a linear one reads none."""

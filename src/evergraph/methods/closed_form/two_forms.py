@@ -193,7 +193,8 @@ class TwoForms(Method):
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
             return
-        known, places, systems, made = self.computed(), [], [], dict[Any, RidgeSystem]()
+        known, made = self.computed(), dict[Any, RidgeSystem]()
+        places, systems = list[tuple[Any, Tensor | None]](), list[tuple[RidgeSystem, float]]()
         for ridges, parts, rows in wanted:
             key = self._key(parts, rows)
             asked = {place for place, _ in places}
