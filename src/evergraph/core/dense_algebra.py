@@ -154,7 +154,7 @@ def shared_solutions(
     wanted = targets.numpy()
     used = wanted.any(0)  # a unit that has met no node has zeros
     own = wanted[:, used]
-    with blas_threads(matrix.size**3 / 3):
+    with blas_threads(matrix.size**3 / 30):  # threads within a factorization wait for each other
         known = _by_one_factor(matrix, shifts, own, error) if matrix.size > SMALL else {}
         for place, shift in enumerate(shifts):
             if shift not in known and place and matrix.size > SMALL:  # the first one has been tried

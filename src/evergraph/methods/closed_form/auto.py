@@ -118,8 +118,8 @@ class Auto(OnTrial):
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
         wanted = {name: self._tried(block_of_row, name, blocks) for name, blocks in {**for_own, **for_head}.items()}
-        settled = all(len(each.ridges) == 1 for each in wanted.values()) and self.set_hits_
-        self.solve_ahead([*wanted.values(), *(self._vote_wants(context.model, BOTH[:1]) if settled else [])])
+        voices = self._vote_wants(context.model, BOTH[:1]) if self.set_hits_ else []  # they seldom change
+        self.solve_ahead([*wanted.values(), *voices])
         for name, each in wanted.items():
             self._count(name, self._places(name), self.hits(context, each))
         validated = self.validated_ + context.count(context.task.val)

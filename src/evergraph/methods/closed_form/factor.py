@@ -31,6 +31,14 @@ class Factor(NamedTuple):
         """B, likewise."""
         return product(self.rows.T, self.targets).double()
 
+    def replaced(self, other: Factor, before: Factor, whole: Factor) -> Factor:
+        """`before` and another factor behind it; in the place of this one, the last of `whole`, where it is as high."""
+        if other.rows.shape != self.rows.shape:
+            return before.stacked(other)
+        self.rows.copy_(other.rows)
+        self.targets.copy_(other.targets)
+        return whole
+
     def last(self, number: int) -> tuple[Factor, Factor]:
         """The factor without its last rows, and of these alone."""
         first = self.rows.size(0) - number

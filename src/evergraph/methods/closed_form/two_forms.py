@@ -141,8 +141,9 @@ class TwoForms(Method):
         if self.factor_ and self._dense(width, self._rows("train") + self.fresh_.get("train", 0)):
             self.make_dense()
         for part, number in self.fresh_.items():
-            kept, last = Factor(self.factor_[part], self.factor_targets_[part]).last(number)
-            joined = kept.stacked(rotated(last)) if number else kept
+            whole = Factor(self.factor_[part], self.factor_targets_[part])
+            kept, last = whole.last(number)
+            joined = last.replaced(rotated(last), kept, whole) if number else kept
             self.factor_ = {**self.factor_, part: joined.rows}
             self.factor_targets_ = {**self.factor_targets_, part: joined.targets}
         if self.factor_:
