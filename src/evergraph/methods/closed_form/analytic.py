@@ -23,8 +23,8 @@ from evergraph.methods.closed_form.columns import as_outputs, check_targets, neg
 from evergraph.methods.closed_form.drift import MovingEncoder
 from evergraph.methods.closed_form.familiarity import damped_factor, dense_rows, evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
-from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.head import head_name, linear_head
+from evergraph.methods.closed_form.hits import rows_of, validation_hits, with_changes_between
 from evergraph.methods.closed_form.smoothing import best_share, with_changes
 from evergraph.methods.closed_form.sums import SMALL, Wanted
 from evergraph.methods.closed_form.two_forms import BOTH, TwoForms
@@ -147,7 +147,7 @@ class Analytic(MovingEncoder, TwoForms):
         self.solve_ahead(self._wanted_to_write(model, learned) if in_blocks else [Wanted([ridge], learned)])
         final = self._solved(model, learned) if in_blocks else self.solve([ridge], learned)[0]
         if in_blocks:
-            self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
+            self.vote_ = {head_name(model): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
         head.copy_(self._decisive(final))
 
@@ -263,10 +263,7 @@ class Analytic(MovingEncoder, TwoForms):
 
     def _count_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
         """Count the nodes that a vote puts right, and wrong, in place of a head."""
-        changes = [0, 0]
-        count_changes(changes, *validation_hits(context, [head, vote]))
-        counted = context.total(torch.tensor(changes)).tolist()
-        self.voting_ = [before + new for before, new in zip(self.voting_, counted)]
+        self.voting_ = with_changes_between(context, self.voting_, *validation_hits(context, [head, vote]))
         self.validated_ += context.count(context.task.val)
 
     # blocks of features
@@ -373,7 +370,7 @@ class Analytic(MovingEncoder, TwoForms):
         try:
             head.data.copy_(chosen)
             if vote is not None:
-                self.vote_ = {_name(context.model, head): vote.to(head.dtype)}
+                self.vote_ = {head_name(context.model): vote.to(head.dtype)}
             yield
         finally:
             head.data.copy_(final)
@@ -401,7 +398,3 @@ class Analytic(MovingEncoder, TwoForms):
             assert isinstance(features, Tensor)
             read = whole.prediction, whole.prediction.reading(whole.x, whole.adjacency, features, whole.joining)
         return reasons(view, units, read, head, self.temperature)
-
-
-def _name(model: GraphModel, head: Tensor) -> str:
-    return next(name for name, value in model.named_parameters() if value is head)

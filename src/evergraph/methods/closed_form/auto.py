@@ -30,7 +30,7 @@ from evergraph.methods.closed_form.block_sets import (
     own_sets,
     vote_sets,
 )
-from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.hits import clearly_more, rows_of, validation_hits, with_changes_between
 from evergraph.methods.closed_form.prior import Prior, came_again, log_worth
 from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import Wanted
@@ -281,11 +281,9 @@ class Auto(OnTrial):
         if OWN in ways and units.numel() > 1:
             hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
             for way in (VOICES, BESIDE, MIXED):
-                changes = [0, 0]
-                count_changes(changes, hits[way], hits[OWN])
-                counted = context.total(torch.tensor(changes)).tolist()
-                before = self.own_within_.get(way, [0, 0])
-                self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
+                counts = self.own_within_.get(way, [0, 0])
+                counts = with_changes_between(context, counts, hits[way], hits[OWN])
+                self.own_within_ = {**self.own_within_, way: counts}
         self._count_voting(context, ways[MIXED], ways[self._voting()])
         return self._decisive_vote(context.model, ways)
 

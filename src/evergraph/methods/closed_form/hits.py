@@ -40,6 +40,13 @@ def count_changes(counts: list[int], before: Tensor, after: Tensor) -> None:
     counts[1] += int((before & ~after).sum())
 
 
+def with_changes_between(context: Context, counts: list[int], before: Tensor, after: Tensor) -> list[int]:
+    """The counts, and how many nodes a change puts right, and wrong, over all processes."""
+    changes = [0, 0]
+    count_changes(changes, before, after)
+    return [old + new for old, new in zip(counts, context.total(torch.tensor(changes)).tolist())]
+
+
 def clearly_more(counts: list[int]) -> bool:
     """Whether more nodes are put right than wrong, by two standard errors."""
     return counts[0] - counts[1] > 2 * sum(counts) ** 0.5
