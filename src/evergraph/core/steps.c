@@ -110,14 +110,44 @@ void transpose(int64_t rows, int64_t num_columns, const INDEX *begin, const INDE
     begin_out[0] = 0;
 }
 
+/* Rows `first` to `last` of P [max(H, 0) 1], which are one number wider than H, and of P (H' where H > 0). */
+void activate(int64_t first, int64_t last, const INDEX *begin, const INDEX *columns, const REAL *values,
+              const REAL *hidden, const REAL *moved, int64_t width, REAL *out, REAL *moved_out) {
+    for (int64_t i = first; i < last; i++) {
+        REAL *restrict sum = out + i * (width + 1);
+        REAL *restrict moved_sum = moved ? moved_out + i * width : 0;
+        memset(sum, 0, (width + 1) * sizeof(REAL));
+        if (moved) memset(moved_sum, 0, width * sizeof(REAL));
+        for (int64_t e = begin[i]; e < begin[i + 1]; e++) {
+            const REAL weight = values[e], *row = hidden + columns[e] * width;
+            for (int64_t j = 0; j < width; j++) sum[j] += weight * (row[j] > 0 ? row[j] : 0);
+            sum[width] += weight;
+            if (!moved) continue;
+            const REAL *change = moved + columns[e] * width;
+            for (int64_t j = 0; j < width; j++) moved_sum[j] += weight * (row[j] > 0 ? change[j] : 0);
+        }
+    }
+}
+
+/* Rows `first` to `last` of P' G where H > 0, else 0; the matrix is P'. */
+void activate_back(int64_t first, int64_t last, const INDEX *begin, const INDEX *columns, const REAL *values,
+                   const REAL *dense, const REAL *hidden, int64_t width, REAL *out) {
+    for (int64_t i = first; i < last; i++) {
+        REAL *restrict sum = out + i * width;
+        const REAL *row = hidden + i * width;
+        sum_row(columns + begin[i], values + begin[i], begin[i + 1] - begin[i], dense, width, sum);
+        for (int64_t j = 0; j < width; j++) sum[j] = row[j] > 0 ? sum[j] : 0;
+    }
+}
+
 static int by_number(const void *left, const void *right) {
     const int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
     return (a > b) - (a < b);
 }
 
 /* The nodes within so many hops of some seeds, those of each hop in order. `position`, -1 at all nodes, says where each
-   stands afterwards; sizes[k] are within k hops. Returns the number of entries in the rows of all but the last hop; -1
-   where a seed is no node. */
+   stands afterwards; sizes[k] are within k hops, and behind them stands how many seeds were named before. Returns the
+   number of entries in the rows of all but the last hop; -1 where a seed is no node. */
 int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const int64_t *seeds, int64_t num_seeds,
               int64_t hops, int64_t *position, int64_t *nodes, int64_t *sizes) {
     int64_t met = num_seeds, first = 0, entries = 0;
@@ -125,6 +155,8 @@ int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const
         if (seeds[i] < 0 || seeds[i] >= num_nodes) return -1;
     for (int64_t i = 0; i < num_seeds; i++) nodes[i] = seeds[i], position[seeds[i]] = i;
     sizes[0] = met;
+    sizes[hops + 1] = 0;
+    for (int64_t i = 0; i < num_seeds; i++) sizes[hops + 1] += position[seeds[i]] != i;
     for (int64_t hop = 0; hop < hops; hop++) {
         const int64_t last = met, before = entries;
         for (int64_t i = first; i < last; i++) {
@@ -161,14 +193,14 @@ void cut(int64_t rows, int64_t num_nodes, const int64_t *nodes, const INDEX *beg
 /* Adam with weight decay in the gradient, as torch has it: rate / (1 - beta1^t) and sqrt(1 - beta2^t) are worked out. */
 void adam(int64_t first, int64_t last, REAL *restrict param, const REAL *restrict grad, REAL *restrict mean,
           REAL *restrict square, double rate, double beta1, double beta2, double root, double eps, double decay) {
-    const REAL r = rate, b1 = 1 - beta1, b2 = beta2, c2 = 1 - beta2, s = root, small = eps, wd = decay;
+    const REAL r = rate, b1 = 1 - beta1, b2 = beta2, c2 = 1 - beta2, s = 1 / root, small = eps, wd = decay;
     for (int64_t i = first; i < last; i++) {
         const REAL g = grad[i] + wd * param[i];
         const REAL m = mean[i] + b1 * (g - mean[i]);
         const REAL v = b2 * square[i] + c2 * (g * g);
         mean[i] = m;
         square[i] = v;
-        param[i] -= r * m / ((REAL)SQRT(v) / s + small);
+        param[i] -= r * m / ((REAL)SQRT(v) * s + small);
     }
 }
 
