@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from evergraph.core.allocator import keep_freed_memory
 from evergraph.core.params import Direction, copy_params
 from evergraph.core.pulled import pulled_along
 from evergraph.core.recording import noted_layers
@@ -88,6 +89,8 @@ def train(
     epochs = method.epochs(context, settings.epochs)
     if not epochs:
         return progress
+    if context.device.type == "cpu":
+        keep_freed_memory()
     member = Member(context, method, settings, progress, on_epoch, epochs)
     if (place := place_of(member)) is not None and recalled(member, place):
         return progress
