@@ -186,7 +186,14 @@ class Kernels:
 
         _in_threads(some, grad.numel(), grad.numel())
 
-    def adam(self, param: Tensor, grad: Tensor, averages: tuple[Tensor, Tensor], settings: tuple[float, ...]) -> None:
+    def adam(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        averages: tuple[Tensor, Tensor],
+        settings: tuple[float, ...],
+        quadratic: tuple[Tensor, Tensor, float] | None = None,
+    ) -> None:
         """Move a parameter and its two averages in place.
 
         Args:
@@ -194,8 +201,11 @@ class Kernels:
             grad: its gradient.
             averages: of gradients and of their squares.
             settings: rate / (1 − β₁ᵗ), β₁, β₂, √(1 − β₂ᵗ), ε and the weight decay.
+            quadratic: anchor, importance and strength of one whose pull belongs to the gradient and is not in it yet.
         """
-        where, numbers = [_at(part) for part in (param, grad, *averages)], [ctypes.c_double(one) for one in settings]
+        anchor, importance, strength = quadratic or (None, None, 0.0)
+        where = [_at(part) for part in (param, grad, *averages, anchor, importance)]
+        numbers = [ctypes.c_double(one) for one in (*settings, strength)]
 
         def some(first: int, last: int) -> None:
             self._library.adam(ctypes.c_int64(first), ctypes.c_int64(last), *where, *numbers)

@@ -190,18 +190,28 @@ void cut(int64_t rows, int64_t num_nodes, const int64_t *nodes, const INDEX *beg
     for (int64_t i = 0; i < num_nodes; i++) position[nodes[i]] = -1;
 }
 
-/* Adam with weight decay in the gradient, as torch has it: rate / (1 - beta1^t) and sqrt(1 - beta2^t) are worked out. */
+#define MOVE(gradient) \
+    const REAL g = gradient, m = mean[i] + b1 * (g - mean[i]), v = b2 * square[i] + c2 * (g * g); \
+    mean[i] = m; \
+    square[i] = v; \
+    param[i] = at - r * m / ((REAL)SQRT(v) / s + small);
+
+/* Adam with weight decay in the gradient, as torch has it: rate / (1 - beta1^t) and sqrt(1 - beta2^t) are worked out.
+   Where there is an importance, the pull of a quadratic is added to the gradient, which stays as it is. */
 void adam(int64_t first, int64_t last, REAL *restrict param, const REAL *restrict grad, REAL *restrict mean,
-          REAL *restrict square, double rate, double beta1, double beta2, double root, double eps, double decay) {
-    const REAL r = rate, b1 = 1 - beta1, b2 = beta2, c2 = 1 - beta2, s = 1 / root, small = eps, wd = decay;
-    for (int64_t i = first; i < last; i++) {
-        const REAL g = grad[i] + wd * param[i];
-        const REAL m = mean[i] + b1 * (g - mean[i]);
-        const REAL v = b2 * square[i] + c2 * (g * g);
-        mean[i] = m;
-        square[i] = v;
-        param[i] -= r * m / ((REAL)SQRT(v) * s + small);
-    }
+          REAL *restrict square, const REAL *restrict anchor, const REAL *restrict importance, double rate,
+          double beta1, double beta2, double root, double eps, double decay, double strength) {
+    const REAL r = rate, b1 = 1 - beta1, b2 = beta2, c2 = 1 - beta2, s = root, small = eps, wd = decay, pull = strength;
+    if (importance)
+        for (int64_t i = first; i < last; i++) {
+            const REAL at = param[i];
+            MOVE(grad[i] + pull * importance[i] * (at - anchor[i]) + wd * at)
+        }
+    else
+        for (int64_t i = first; i < last; i++) {
+            const REAL at = param[i];
+            MOVE(grad[i] + wd * at)
+        }
 }
 
 /* grad += strength * importance * (param - anchor): the pull of a quadratic. */
