@@ -10,12 +10,13 @@
 #include <string.h>
 
 #define LANES ((int)(64 / sizeof(REAL)))
-#define AHEAD 3 /* entries, whose rows are asked for before they are read */
+#define AHEAD 4 /* entries, whose rows are asked for before they are read */
 typedef REAL Lanes __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
-/* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers */
-INLINE void sum_lanes(const int groups, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
+/* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers. Of a row to be
+   read soon every so manieth vector is asked for: in long runs a processor fetches those behind it by itself. */
+INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
                       int64_t width, REAL *out) {
     Lanes sums[16];
 #pragma GCC unroll 16
@@ -27,7 +28,7 @@ INLINE void sum_lanes(const int groups, const INDEX *columns, const REAL *weight
         const REAL *later = dense + (int64_t)columns[e + AHEAD] * width;
 #pragma GCC unroll 16
         for (int g = 0; g < groups; g++) {
-            __builtin_prefetch(later + g * LANES);
+            if (g % every == 0) __builtin_prefetch(later + g * LANES);
             sums[g] += weight * *(const Lanes *)(row + g * LANES);
         }
     }
@@ -41,14 +42,14 @@ INLINE void sum_lanes(const int groups, const INDEX *columns, const REAL *weight
     for (int g = 0; g < groups; g++) *(Lanes *)(out + g * LANES) = sums[g];
 }
 
-INLINE void sum_row(const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense, int64_t width,
-                    REAL *out) {
+INLINE void sum_row(const int every, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
+                    int64_t width, REAL *out) {
     int64_t at = 0;
     for (; at + 16 * LANES <= width; at += 16 * LANES)
-        sum_lanes(16, columns, weights, count, dense + at, width, out + at);
+        sum_lanes(16, every, columns, weights, count, dense + at, width, out + at);
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        sum_lanes(4, columns, weights, count, dense + at, width, out + at);
-    for (; at + LANES <= width; at += LANES) sum_lanes(1, columns, weights, count, dense + at, width, out + at);
+        sum_lanes(4, every, columns, weights, count, dense + at, width, out + at);
+    for (; at + LANES <= width; at += LANES) sum_lanes(1, every, columns, weights, count, dense + at, width, out + at);
     if (at == width) return;
     for (int64_t j = at; j < width; j++) out[j] = 0;
     for (int64_t e = 0; e < count; e++)
@@ -58,10 +59,16 @@ INLINE void sum_row(const INDEX *columns, const REAL *weights, int64_t count, co
 /* Rows `first` to `last` of A W, or of (rows `picked` of A) W. */
 void multiply(int64_t first, int64_t last, const int64_t *picked, const INDEX *begin, const INDEX *columns,
               const REAL *values, const REAL *dense, int64_t width, REAL *out) {
+    const int64_t lines = 64 / sizeof(INDEX);
     for (int64_t i = first; i < last; i++) {
         const int64_t row = picked ? picked[i] : i;
         const int64_t at = begin[row];
-        sum_row(columns + at, values + at, begin[row + 1] - at, dense, width, out + i * width);
+        if (picked && i + 1 < last) /* the next row's entries, which stand elsewhere */
+            for (int64_t e = begin[picked[i + 1]]; e < begin[picked[i + 1] + 1]; e += lines) {
+                __builtin_prefetch(columns + e);
+                __builtin_prefetch(values + e);
+            }
+        sum_row(4, columns + at, values + at, begin[row + 1] - at, dense, width, out + i * width);
     }
 }
 
@@ -80,7 +87,7 @@ int multiply_flipped(int64_t first, int64_t last, const int32_t *place, const IN
                 weights[count] = values[e];
                 count += at >= 0;
             }
-            sum_row(kept, weights, count, dense, width, out + i * width);
+            sum_row(1, kept, weights, count, dense, width, out + i * width);
         }
     const int failed = !kept || !weights;
     free(kept);
@@ -135,7 +142,7 @@ void activate_back(int64_t first, int64_t last, const INDEX *begin, const INDEX 
     for (int64_t i = first; i < last; i++) {
         REAL *restrict sum = out + i * width;
         const REAL *row = hidden + i * width;
-        sum_row(columns + begin[i], values + begin[i], begin[i + 1] - begin[i], dense, width, sum);
+        sum_row(1, columns + begin[i], values + begin[i], begin[i + 1] - begin[i], dense, width, sum);
         for (int64_t j = 0; j < width; j++) sum[j] = row[j] > 0 ? sum[j] : 0;
     }
 }
