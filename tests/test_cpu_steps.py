@@ -51,10 +51,12 @@ def test_a_layer_that_gathers_first_is_the_one_written_out() -> None:
         lambda h, w: written_out(operator, h, w), (hidden.detach(), weight.detach()), (moved, along)
     )
     found, found_change = propagated_layer(hidden, weight, operator, moved, along)
-    assert found_change is not None and torch.allclose(found_change, change, atol=1e-13)
+    assert found_change is not None
+    assert torch.allclose(found_change, change, atol=1e-13)
     assert torch.allclose(found, expected, atol=1e-13)
     alone, none = propagated_layer(hidden, weight, operator)
-    assert none is None and torch.equal(alone, found)
+    assert none is None
+    assert torch.equal(alone, found)
     cotangent = torch.randn_like(found)
     got = torch.autograd.grad(found, (hidden, weight), cotangent)
     want = torch.autograd.grad(written_out(operator, hidden, weight), (hidden, weight), cotangent)
@@ -99,7 +101,8 @@ def test_a_seed_named_twice_is_there_twice() -> None:
     cut = Neighbourhoods(SparseMatrix.from_dense(torch.eye(graph.num_nodes)), gcn_operator(graph), graph.y, 2)
     batch = cut.batch(torch.tensor([3, 5, 3]))
     dense = batch.dense_x
-    assert torch.equal(dense[0], dense[2]) and torch.equal(dense, torch.eye(graph.num_nodes)[batch.nodes])
+    assert torch.equal(dense[0], dense[2])
+    assert torch.equal(dense, torch.eye(graph.num_nodes)[batch.nodes])
 
 
 def steps_with(method: Method, *, in_one_pass: bool, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
@@ -116,7 +119,8 @@ def steps_with(method: Method, *, in_one_pass: bool, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setattr(CompiledAdam, "pulled_by", noted)
         learner.learn(STREAM[1])
-    assert taken and all(taken) == in_one_pass
+    assert taken
+    assert all(taken) == in_one_pass
     return eg.copy_params(learner.model)
 
 
@@ -151,7 +155,8 @@ def test_parts_of_a_composition_are_asked_for_the_hooks_they_have(monkeypatch: p
     plain.observe = lambda step: asked.append("object")  # type: ignore[method-assign]
     learner = Learner(eg.GCN(hidden=4), eg.Compose(Method(), plain, observes), epochs=1, device="cpu")
     learner.learn(STREAM[0])
-    assert asked == ["object", "class"] * (len(asked) // 2) and asked
+    assert asked == ["object", "class"] * (len(asked) // 2)
+    assert asked
 
 
 @pytest.mark.parametrize("task", [1, 2])
@@ -177,5 +182,3 @@ def test_whoever_set_up_the_allocator_is_left_alone(monkeypatch: pytest.MonkeyPa
             assert not keep_freed_memory.__wrapped__()
     monkeypatch.setattr(allocator.platform, "libc_ver", lambda: ("", ""))
     assert not keep_freed_memory.__wrapped__()
-
-

@@ -18,6 +18,7 @@ from torch import Tensor
 import evergraph as eg
 from evergraph.core.capabilities import No
 from evergraph.core.params import Displacement, copy_params
+from evergraph.core.pulled import is_one, pull_back, pulled_along
 from evergraph.core.row_pieces import RowPieces, row_kernel
 from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths, full_precision, tensor_cores
 from evergraph.core.sparse import SparseMatrix
@@ -415,6 +416,29 @@ def adam_error(_: object, device: str) -> float:
     return max(errors)
 
 
+@pytest.mark.parametrize("scale", [None, 3.0])
+def test_a_pull_that_begins_with_one_is_the_one_that_multiplies_by_it(scale: float | None) -> None:
+    """Alone and for three at once; a pull along a value that is scaled is scaled as well."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+    pull = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+
+    def value_of(z: Tensor, along: Tensor) -> Tensor:
+        return pulled_along(z.square().sum(), z, along)
+
+    expected = (2 * outputs + pull) * (scale or 1)
+    for number in range(3):
+        alone = outputs[number].clone().requires_grad_()
+        value = value_of(alone, pull[number])
+        pull_back(value if scale is None else scale * value)
+        torch.testing.assert_close(alone.grad, expected[number], rtol=1e-12, atol=0)
+    together = outputs.clone().requires_grad_()
+    values = torch.vmap(value_of)(together, pull)
+    pull_back((values if scale is None else scale * values).sum())
+    torch.testing.assert_close(together.grad, expected, rtol=1e-12, atol=0)
+    assert not any(is_one(torch.ones(shape, dtype=torch.float64)) for shape in ((), (3,)))
+
+
 def test_triton_s_layer_and_softmax_are_those_written_out() -> None:
     """In Triton's interpreter, as above."""
     pytest.importorskip("triton")
@@ -422,6 +446,37 @@ def test_triton_s_layer_and_softmax_are_those_written_out() -> None:
     assert interpreted("launch = None", "softmax_error") < 1e-5
     assert interpreted("launch = None", "fused_error") < 1e-5
     assert interpreted("launch = None", "queue_error") < 1e-12
+    assert interpreted("launch = None", "chosen_error") < 1e-12
+
+
+def chosen_error(_: object, device: str) -> float:
+    """The largest relative error of chosen rows: of one network and of three, with and without a tangent, and back."""
+    from evergraph.core.chosen_rows import _ChosenRows
+
+    generator, errors = torch.Generator().manual_seed(0), []
+    networks, rows, units, count = 3, 30, 7, 12
+    wide = torch.randn(2, rows, networks, 2 * units, generator=generator, dtype=torch.float64).to(device)
+    chosen = torch.randint(rows, (networks, count), generator=generator).to(device)  # some of them twice
+    weights = torch.randn(networks, count, units, generator=generator, dtype=torch.float64).to(device)
+
+    def of_table(table: Tensor, other: Tensor, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        found, beside = _ChosenRows.apply(table[:, units:], other[:, units:], index)
+        alone = _ChosenRows.apply(table[:, units:], None, index)[0]
+        return ((found + alone).square() * weight).sum(), beside
+
+    def plain(table: Tensor, other: Tensor, index: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return ((2 * table[index, units:]).square() * weight).sum(), other[index, units:]
+
+    for function in (of_table, plain):
+        table = wide[0].clone().requires_grad_()
+        value, beside = torch.vmap(function, (1, 1, 0, 0))(table, wide[1], chosen, weights)
+        (gradient,) = torch.autograd.grad(value.sum(), table, create_graph=True)
+        (again,) = torch.autograd.grad(gradient.square().sum(), table)
+        single = wide[0][:, 0].clone().requires_grad_()
+        one = function(single, wide[1][:, 0], chosen[0], weights[0])
+        found = [value, beside, gradient, again, *one, *torch.autograd.grad(one[0], single)]
+        errors.append([each.detach() for each in found])
+    return max(map(relative, *errors))
 
 
 def layer_error(_: object, device: str) -> float:
@@ -438,11 +493,11 @@ def layer_error(_: object, device: str) -> float:
         moves = torch.cat([moved * (hidden > 0), 0 * ones], 2)
         made = torch.einsum("rmk,kmc->rmc", active, weight)
         change = torch.einsum("rmk,kmc->rmc", moves, weight) + torch.einsum("rmk,kmc->rmc", active, tangent)
-        found = forwards(*drawn[:2], (drawn[2], -drawn[3]), "ieee")
+        found = forwards(*drawn[:2], (drawn[2], -drawn[3]), "tf32x3")
         errors += [relative(found[:, 0], made.detach()), relative(found[:, 1], change.detach())]
-        errors.append(relative(forwards(*drawn[:2], None, "ieee")[:, 0], made.detach()))
+        errors.append(relative(forwards(*drawn[:2], None, "tf32x3")[:, 0], made.detach()))
         expected = torch.autograd.grad(made, (hidden, weight), cotangent)
-        errors += map(relative, backwards(drawn[4], drawn[0], drawn[1], "ieee"), expected)
+        errors += map(relative, backwards(drawn[4], drawn[0], drawn[1], "tf32x3"), expected)
         for chosen in (None, torch.arange(rows, device=device).flip(0)):
             known = moved if chosen is None else moved[chosen]
             both = apart(drawn[0], drawn[2], chosen, 3)
@@ -454,7 +509,6 @@ def fused_error(_: object, device: str) -> float:
     """The largest relative error of the fused operations: alone, side by side, and differentiated once and twice."""
     from evergraph.core.activated_layer import activated_layer
     from evergraph.core.fused_softmax import cross_entropy, fisher_product
-    from evergraph.core.pulled import pulled_along
 
     generator = torch.Generator().manual_seed(0)
     networks, rows, seeds, inputs, units = 3, 20, 8, 32, 5
@@ -570,6 +624,9 @@ def softmax_error(_: object, device: str) -> float:
         errors += map(relative, cross_entropy(outputs, targets, mask), (losses.detach(), gradient))
         expected = problem.fisher_product(plain.detach(), tangents.double())
         errors.append(relative(fisher_product(outputs, tangents, mask), expected))
+        apart = torch.cat([tangents, outputs, tangents], 1)[:, units:]  # rows with gaps between them
+        errors.append(relative(fisher_product(apart[:, :units], apart[:, units:], mask, 2.5), 2.5 * expected))
+        errors += map(relative, cross_entropy(apart[:, :units], targets, mask), (losses.detach(), gradient))
         p = torch.softmax(outputs.double() if mask is None else outputs.double() + mask, 1)
         for row, drawn in enumerate((0.0, 0.3, 0.999, 1.0)[:rows]):
             threshold = torch.full((rows, 1), drawn, device=device)
@@ -929,6 +986,7 @@ def test_fused_kernels_on_a_gpu_are_what_is_written_out() -> None:
     assert softmax_error(None, "cuda") < 1e-5
     assert fused_error(None, "cuda") < 1e-5
     assert queue_error(None, "cuda") < 1e-12
+    assert chosen_error(None, "cuda") < 1e-12
 
 
 @gpu

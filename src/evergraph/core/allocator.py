@@ -12,7 +12,7 @@ import os
 import platform
 
 TRIM, PAD, MAPPED = -1, -2, -3  # glibc's names: M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
-KEPT, AHEAD, LARGEST = 2**28, 2**26, 2**25  # bytes kept at the end of the heap, asked for at once, and in one block of it
+KEPT, AHEAD, LARGEST = 2**28, 2**26, 2**25  # bytes: free ones kept, asked for at once, the most in one block
 
 
 @functools.cache

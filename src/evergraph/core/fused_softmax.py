@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.core.pulled import is_one
 from evergraph.core.row_pieces import fused_kernels
 from evergraph.core.tangent_products import members_at
 
@@ -24,6 +25,11 @@ def fused_softmax_suits(outputs: Tensor) -> bool:
     return kind and outputs.size(0) > 0 and fused_kernels(outputs.device)
 
 
+def _in_rows(matrix: Tensor) -> Tensor:
+    """With the numbers of a row side by side; rows may have gaps between them."""
+    return matrix.detach() if matrix.stride(-1) == 1 else matrix.detach().contiguous()
+
+
 class _CrossEntropy(torch.autograd.Function):
     """−log p(y) of each row, with p − onehot(y) from the same kernel; the second output takes no gradient."""
 
@@ -31,7 +37,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         from evergraph.core.softmax_kernel import cross_entropy
 
-        return cross_entropy(outputs.detach().contiguous(), targets.contiguous(), mask)
+        return cross_entropy(_in_rows(outputs), targets.contiguous(), mask)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -45,6 +51,8 @@ class _CrossEntropy(torch.autograd.Function):
         outputs, targets, mask, gradient = ctx.saved_tensors
         if cotangents[0] is None:
             return None, None, None
+        if is_one(cotangents[0]):
+            return gradient, None, None
         if torch.is_grad_enabled():  # a gradient that is itself to be differentiated
             p = (outputs if mask is None else outputs + mask).softmax(1)
             gradient = p - torch.nn.functional.one_hot(targets, outputs.size(1)).to(p.dtype)
@@ -61,10 +69,10 @@ class _ByRows(torch.autograd.Function):
     """What a kernel makes of each row of the outputs and of another matrix; takes no gradient."""
 
     @staticmethod
-    def forward(outputs: Tensor, other: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
+    def forward(outputs: Tensor, other: Tensor, mask: Tensor | None, kernel: str, numbers: tuple[float, ...]) -> Tensor:
         from evergraph.core import softmax_kernel
 
-        found: Tensor = getattr(softmax_kernel, kernel)(outputs.contiguous(), other.contiguous(), mask)
+        found: Tensor = getattr(softmax_kernel, kernel)(_in_rows(outputs), _in_rows(other), mask, *numbers)
         return found
 
     @staticmethod
@@ -93,13 +101,14 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tens
     return losses
 
 
-def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
-    """H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
-    found: Tensor = _ByRows.apply(outputs.detach(), tangents.detach(), mask, "fisher_product")
-    return found
+def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None, scale: float = 1.0) -> Tensor:
+    """scale · H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
+    within = scale if outputs.dtype == torch.float32 else 1.0  # numbers that kernels are given are float32
+    found: Tensor = _ByRows.apply(outputs.detach(), tangents.detach(), mask, "fisher_product", (within,))
+    return found if within == scale else scale * found
 
 
 def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
     """onehot(y) − p of each row, y drawn from p by a number between 0 and 1; no gradient is recorded."""
-    found: Tensor = _ByRows.apply(outputs.detach(), thresholds, mask, "sampled_score")
+    found: Tensor = _ByRows.apply(outputs.detach(), thresholds, mask, "sampled_score", ())
     return found

@@ -33,7 +33,8 @@ def outputs_of(  # type: ignore[no-untyped-def]
     start = (r[:, None].to(tl.int64) * networks + network) * inputs + k[None, :]
     of_weight = (k[:, None].to(tl.int64) * networks + network) * units + c[None, :]
     last = (inputs * networks + network) * units + c
-    sums = tl.zeros((rows, width), dtype=tl.float32) + tl.load(weight + last, mask=c < units, other=0.0)[None, :]
+    bias = tl.load(weight + last, mask=c < units, other=0.0)
+    sums = tl.zeros((rows, width), dtype=tl.float32) + bias[None, :]
     change = tl.zeros((rows, width), dtype=tl.float32)
     if paired:
         change -= tl.load(against + last, mask=c < units, other=0.0)[None, :]
@@ -47,7 +48,9 @@ def outputs_of(  # type: ignore[no-untyped-def]
             moves = tl.where(before > 0, tl.load(moved + start + first, mask=there, other=0.0), 0.0)
             d = tl.load(against + of_weight + first * networks * units, mask=inside, other=0.0)
             change = tl.dot(moves, w, change, input_precision=precision)
-            back = tl.dot(active, d, back, input_precision=precision)  # a factor that is computed first takes longer
+            back = tl.dot(
+                active, d, back, input_precision=precision
+            )  # a factor that is computed first takes far longer
     sides = 2 if paired else 1
     place = (r[:, None].to(tl.int64) * sides * networks + network) * units + c[None, :]
     tl.store(out + place, sums, mask=there & inside)
@@ -140,18 +143,18 @@ def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: 
         hidden: H, `(rows, networks, inputs)`, contiguous as all others.
         weight: W, `(inputs + 1, networks, units)`.
         tangents: along which.
-        precision: of the products: `tf32` or `ieee`.
+        precision: of the products: `tf32`, or `tf32x3` for 22 bits.
     """
     num_rows, networks, inputs = hidden.shape
     units, paired = weight.size(2), tangents is not None
     moved, against = tangents if tangents is not None else (hidden, weight)  # not read
     out = hidden.new_empty(num_rows, 2 if paired else 1, networks, units)
     kernel: Any = outputs_of
-    grid = triton.cdiv(num_rows, ROWS // 2), networks
+    grid = triton.cdiv(num_rows, ROWS), networks
     with torch.cuda.device_of(out):
         kernel[grid](
             out, hidden, moved, weight, against, num_rows, networks, units, inputs=inputs, paired=paired,
-            rows=ROWS // 2, depth=_depth(inputs), width=_width(units), precision=precision, num_warps=4,
+            rows=ROWS, depth=_depth(inputs), width=_width(units), precision=precision, num_warps=4,
         )  # fmt: skip
     return out
 

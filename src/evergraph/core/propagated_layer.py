@@ -1,4 +1,4 @@
-"""(P [σ(H) 1]) W, a convolution behind an activation that gathers before it multiplies, with its tangent: in C on a CPU.
+"""(P [σ(H) 1]) W, a convolution behind an activation that gathers before it multiplies, and its tangent: in C.
 
 Written out it is an activation, a column of ones, two products and as much again backwards, each of which reads and
 writes the whole layer; here each direction is one pass over it.

@@ -1,4 +1,10 @@
-"""A term of an objective that is known by its gradient at the outputs alone."""
+"""Backward passes from a value: a term that is known by its gradient at the outputs alone, and the 1 that they begin
+with.
+
+A backward pass begins with 1, and a loss that is a sum hands it on as it is, so that a gradient that is known already
+would be multiplied by ones, in kernels that take no longer than their launch. `pull_back` begins with a one that is
+known by where it stands, and `is_one` knows it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evergraph.core.tangent_products import members_at
+
+_ones: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+
+def pull_back(value: Tensor) -> None:
+    """`value.backward()` for a single number."""
+    place = value.device, value.dtype
+    if place not in _ones and not (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+        _ones[place] = torch.ones_like(value, requires_grad=False)
+    value.backward(_ones.get(place))
+
+
+def is_one(cotangent: Tensor) -> bool:
+    """Whether this is the one that a backward pass began with, perhaps seen as a larger tensor."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(cotangent) or torch.is_grad_enabled():
+        return False
+    one = _ones.get((cotangent.device, cotangent.dtype))
+    return one is not None and cotangent.numel() > 0 and cotangent.data_ptr() == one.data_ptr()
+
 
 class _Pulled(torch.autograd.Function):
-    """The value as it is; backwards, a cotangent at the outputs besides."""
-
-    generate_vmap_rule = True
+    """The value as it is; backwards, a cotangent at the outputs besides. Several values have a cotangent each."""
 
     @staticmethod
     def forward(value: Tensor, outputs: Tensor, cotangent: Tensor) -> Tensor:
@@ -24,7 +48,15 @@ class _Pulled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, Tensor, None]:
         (cotangent,) = ctx.saved_tensors
-        return cotangents[0], cotangents[0] * cotangent, None
+        if is_one(cotangents[0]):
+            return cotangents[0], cotangent, None
+        shape = *cotangents[0].shape, *[1] * (cotangent.dim() - cotangents[0].dim())
+        return cotangents[0], cotangents[0].reshape(shape) * cotangent, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *values: Tensor) -> tuple[Tensor, int]:
+        sides = (members_at(0, value, dim, info.batch_size) for value, dim in zip(values, in_dims))
+        return _Pulled.apply(*sides), 0
 
 
 def pulled_along(value: Tensor, outputs: Tensor, cotangent: Tensor) -> Tensor:

@@ -17,19 +17,28 @@ ROWS = 4  # that a program has, a warp
 
 
 @triton.jit
+def in_scope(  # type: ignore[no-untyped-def]
+    outputs, mask, r, c, num_rows, units, stride, masked: tl.constexpr
+):  # fmt: skip
+    """Rows of the outputs, minus infinity at units out of scope; zeros behind the last row."""
+    there = (r[:, None] < num_rows) & (c[None, :] < units)
+    z = tl.load(outputs + r[:, None].to(tl.int64) * stride + c[None, :], mask=there, other=float("-inf"))
+    if masked:
+        z += tl.load(mask + c, mask=c < units, other=0.0)[None, :]
+    return tl.where(r[:, None] < num_rows, z, 0.0)
+
+
+@triton.jit
 def entropy(  # type: ignore[no-untyped-def]
-    losses, gradient, outputs, targets, mask, num_rows, units, masked: tl.constexpr,
+    losses, gradient, outputs, targets, mask, num_rows, units, stride, other_stride, masked: tl.constexpr,
     rows: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """−log p(y) and p − onehot(y) for some rows; not a number where y is no unit."""
     r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
     there = (r[:, None] < num_rows) & (c[None, :] < units)
     place = r[:, None].to(tl.int64) * units + c[None, :]
-    z = tl.load(outputs + place, mask=there, other=float("-inf"))
-    if masked:
-        z += tl.load(mask + c, mask=c < units, other=0.0)[None, :]
-    z = tl.where(r[:, None] < num_rows, z, 0.0)
-    y = tl.load(targets + r, mask=r < num_rows, other=0)
+    z = in_scope(outputs, mask, r, c, num_rows, units, stride, masked)
+    y = tl.load(targets + r * other_stride, mask=r < num_rows, other=0)
     top = tl.max(z, axis=1)
     e = tl.exp(z - top[:, None])
     total = tl.sum(e, axis=1)
@@ -40,42 +49,39 @@ def entropy(  # type: ignore[no-untyped-def]
     tl.store(gradient + place, e / total[:, None] - tl.where(hit, 1.0, 0.0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale"])
 def fisher(  # type: ignore[no-untyped-def]
-    out, outputs, tangents, mask, num_rows, units, masked: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    out, outputs, tangents, mask, num_rows, units, stride, other_stride, scale, masked: tl.constexpr,
+    rows: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """p ∘ u − p (p · u) for some rows."""
+    """scale (p ∘ u − p (p · u)) for some rows."""
     r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
     there = (r[:, None] < num_rows) & (c[None, :] < units)
     place = r[:, None].to(tl.int64) * units + c[None, :]
-    z = tl.load(outputs + place, mask=there, other=float("-inf"))
-    if masked:
-        z += tl.load(mask + c, mask=c < units, other=0.0)[None, :]
-    z = tl.where(r[:, None] < num_rows, z, 0.0)
+    z = in_scope(outputs, mask, r, c, num_rows, units, stride, masked)
     e = tl.exp(z - tl.max(z, axis=1)[:, None])
     p = e / tl.sum(e, axis=1)[:, None]
-    weighted = p * tl.load(tangents + place, mask=there, other=0.0)
-    tl.store(out + place, weighted - p * tl.sum(weighted, axis=1)[:, None], mask=there)
+    along = tangents + r[:, None].to(tl.int64) * other_stride + c[None, :]
+    weighted = p * tl.load(along, mask=there, other=0.0)
+    tl.store(out + place, scale * (weighted - p * tl.sum(weighted, axis=1)[:, None]), mask=there)
 
 
 @triton.jit
 def scores(  # type: ignore[no-untyped-def]
-    out, outputs, thresholds, mask, num_rows, units, masked: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+    out, outputs, thresholds, mask, num_rows, units, stride, other_stride, masked: tl.constexpr, rows: tl.constexpr,
+    width: tl.constexpr,
 ):  # fmt: skip
     """onehot(y) − p for some rows, y the first unit in scope up to which p adds up to a threshold; else the last."""
     r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
     there = (r[:, None] < num_rows) & (c[None, :] < units)
     place = r[:, None].to(tl.int64) * units + c[None, :]
-    z = tl.load(outputs + place, mask=there, other=float("-inf"))
     scope = c < units
     if masked:
-        added = tl.load(mask + c, mask=c < units, other=float("-inf"))
-        z += added[None, :]
-        scope = added == 0
-    z = tl.where(r[:, None] < num_rows, z, 0.0)
+        scope = tl.load(mask + c, mask=c < units, other=float("-inf")) == 0
+    z = in_scope(outputs, mask, r, c, num_rows, units, stride, masked)
     e = tl.exp(z - tl.max(z, axis=1)[:, None])
     p = e / tl.sum(e, axis=1)[:, None]
-    threshold = tl.load(thresholds + r, mask=r < num_rows, other=0.0)
+    threshold = tl.load(thresholds + r * other_stride, mask=r < num_rows, other=0.0)
     reached = (tl.cumsum(p, axis=1) >= threshold[:, None]) & scope[None, :]
     first = tl.min(tl.where(reached, c[None, :], width), axis=1)
     last = tl.max(tl.where(scope, c, 0), axis=0)
@@ -84,38 +90,40 @@ def scores(  # type: ignore[no-untyped-def]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The loss of each row and its gradient at the outputs; all contiguous.
+    """The loss of each row and its gradient at the outputs.
 
     Args:
-        outputs: `(rows, units)`.
+        outputs: `(rows, units)`, the numbers of a row side by side.
         targets: a unit for each row.
         mask: added to each row: minus infinity at units out of scope, else zero. None for none.
     """
-    losses, gradient = outputs.new_empty(outputs.size(0)), torch.empty_like(outputs)
+    losses, gradient = outputs.new_empty(outputs.size(0)), outputs.new_empty(outputs.shape)
     _launch(entropy, (losses, gradient), outputs, targets, mask)
     return losses, gradient
 
 
-def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None) -> Tensor:
-    """H u of each row, H = diag(p) − p pᵀ; arguments as above."""
-    out = torch.empty_like(outputs)
-    _launch(fisher, (out,), outputs, tangents, mask)
+def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None, scale: float = 1.0) -> Tensor:
+    """scale · H u of each row, H = diag(p) − p pᵀ; arguments as above."""
+    out = outputs.new_empty(outputs.shape)
+    _launch(fisher, (out,), outputs, tangents, mask, float(scale))
     return out
 
 
 def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:
     """onehot(y) − p of each row, y drawn from p by a number between 0 and 1; arguments as above."""
-    out = torch.empty_like(outputs)
+    out = outputs.new_empty(outputs.shape)
     _launch(scores, (out,), outputs, thresholds, mask)
     return out
 
 
-def _launch(kernel: Any, made: tuple[Tensor, ...], outputs: Tensor, other: Tensor, mask: Tensor | None) -> None:
+def _launch(
+    kernel: Any, made: tuple[Tensor, ...], outputs: Tensor, other: Tensor, mask: Tensor | None, *numbers: float
+) -> None:
     """Let a kernel fill what is made of the outputs and of what else each row has."""
     with torch.cuda.device_of(outputs):
         kernel[(triton.cdiv(outputs.size(0), ROWS),)](
-            *made, outputs, other, outputs if mask is None else mask, *outputs.shape,
-            masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
+            *made, outputs, other, outputs if mask is None else mask, *outputs.shape, outputs.stride(0),
+            other.stride(0), *numbers, masked=mask is not None, rows=ROWS, width=_width(outputs), num_warps=1,
         )  # fmt: skip
 
 

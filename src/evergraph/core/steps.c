@@ -15,9 +15,9 @@ typedef REAL Lanes __attribute__((vector_size(64), aligned(sizeof(REAL)), may_al
 #define INLINE static inline __attribute__((always_inline))
 
 /* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers. Of a row to be
-   read soon every so manieth vector is asked for: in long runs a processor fetches those behind it by itself. */
-INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
-                      int64_t width, REAL *out) {
+   read soon one vector in `every` is asked for: in long runs a processor fetches those behind it by itself. */
+INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, const REAL *weights, int64_t count,
+                      const REAL *dense, int64_t width, REAL *out) {
     Lanes sums[16];
 #pragma GCC unroll 16
     for (int g = 0; g < groups; g++) sums[g] = (Lanes){0};

@@ -20,8 +20,7 @@ def forward(model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tu
         return model(batch), []
     joint = capable(model, "joint_forward")
     if joint is not None:
-        found = (joint(batch, direction) for direction in directions)
-        pairs = [(batch.of_chosen(outputs), batch.of_chosen(tangent)) for outputs, tangent in found]
+        pairs = [batch.pair_of_chosen(*joint(batch, direction)) for direction in directions]
     else:
         function = partial(functional_call, model, args=(batch,))
         pairs = [forward_product(function, named_params(model), direction) for direction in directions]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from evergraph.core.capabilities import capable
 from evergraph.errors import EvergraphError, one_of
 
 if TYPE_CHECKING:
@@ -65,13 +66,15 @@ def apply_output_fisher(
     labels: str,
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
-    """H_v u_v for every example v: the cotangent on the outputs that the curvature regularizer adds."""
+    """scale · H_v u_v for every example v: the cotangent on the outputs that the curvature regularizer adds."""
     one_of("kind of labels", labels, LABELS)
     if labels == "exact":
-        return problem.fisher_product(outputs, tangent)
+        scaled = None if outputs.requires_grad or tangent.requires_grad else capable(problem, "scaled_fisher_product")
+        return scale * problem.fisher_product(outputs, tangent) if scaled is None else scaled(outputs, tangent, scale)
     if labels == "sample":
         score = problem.sampled_score(outputs, generator)
     else:
         score = problem.score(outputs, pick_labels(problem, outputs, labels, targets, generator))
-    return score * (score * tangent).sum(1, keepdim=True)
+    return score * (scale * (score * tangent).sum(1, keepdim=True))

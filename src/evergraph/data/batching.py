@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from evergraph.core.chosen_rows import chosen_rows
 from evergraph.core.picked_rows import PickedRows
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
 from evergraph.data.fixed_sampling import distinct
@@ -81,7 +82,15 @@ class Batch:
 
     def of_chosen(self, rows: Tensor) -> Tensor:
         """Of a row for each example that the batch has, those of the chosen ones."""
-        return rows if self.chosen is None else rows.index_select(0, self.chosen)
+        return rows if self.chosen is None else chosen_rows(self.chosen, rows)[0]
+
+    def pair_of_chosen(self, rows: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of outputs and their tangent."""
+        if self.chosen is None:
+            return rows, tangent
+        first, second = chosen_rows(self.chosen, rows, tangent)
+        assert second is not None
+        return first, second
 
     def choose(self, chosen: Tensor, targets: Tensor) -> Batch:
         """The same batch, with some of its examples asked for."""
@@ -227,9 +236,10 @@ class Neighbourhoods:
         assert isinstance(x, SparseMatrix)
         if self._compact is None:
             self._compact = SparseMatrix(x.indptr.int(), x.indices.int(), x.values, x.num_columns)
-        if self._compact.kernels() is not None:
-            if each_once or (each_once is None and nodes.unique().numel() == nodes.numel()):
-                return PickedRows(self._compact, nodes)
+        if each_once is None:
+            each_once = nodes.unique().numel() == nodes.numel()
+        if each_once and self._compact.kernels() is not None:
+            return PickedRows(self._compact, nodes)
         rows = self._compact.to_scipy()[nodes.numpy()]
         indptr, indices, values = (torch.from_numpy(part) for part in (rows.indptr, rows.indices, rows.data))
         return SparseMatrix(indptr, indices, values, x.num_columns)

@@ -148,7 +148,8 @@ class Compose(Method):
 
     def loss(self, step: Step) -> Tensor | None:
         """That of the one part that has one."""
-        offers = [(method, own) for method, share in self._shared("loss", step) if (own := method.loss(share)) is not None]
+        shared = self._shared("loss", step)
+        offers = [(method, own) for method, share in shared if (own := method.loss(share)) is not None]
         if len(offers) > 1:
             names = " and ".join(method.name for method, _ in offers)
             raise EvergraphError(f"{names} each bring a loss of their own and cannot be composed")

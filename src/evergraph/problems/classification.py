@@ -91,10 +91,17 @@ class Classification(Problem):
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
         """p ∘ u − p (p · u)."""
         if fused_softmax_suits(outputs) and not outputs.requires_grad and not tangents.requires_grad:
-            return fused_softmax.fisher_product(outputs, tangents, self._mask_of(outputs))
+            return self.scaled_fisher_product(outputs, tangents, 1.0)
         p = self._masked(outputs).softmax(1)  # zero at units outside the scope
         weighted = p * tangents
         return torch.addcmul(weighted, p, weighted.sum(1, keepdim=True), value=-1)
+
+    @capability(rests_on=("fisher_product",))
+    def scaled_fisher_product(self, outputs: Tensor, tangents: Tensor, scale: float) -> Tensor:
+        """scale · H u at no further cost where it is a kernel; no gradient is recorded."""
+        if fused_softmax_suits(outputs):
+            return fused_softmax.fisher_product(outputs, tangents, self._mask_of(outputs), scale)
+        return scale * self.fisher_product(outputs.detach(), tangents.detach())
 
     def fisher_factors(self, outputs: Tensor) -> Tensor:
         """√p_c (onehot(c) − p), one vector per class."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evergraph.core.allocator import keep_freed_memory
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, copy_params
-from evergraph.core.pulled import pulled_along
+from evergraph.core.pulled import pull_back, pulled_along
 from evergraph.core.recording import noted_layers
 from evergraph.core.shortcuts import full_precision, tensor_cores
 from evergraph.curvature import forward, in_mode
@@ -26,7 +26,7 @@ from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.executors.cuda_graphs import renew_generator
 from evergraph.training.known_trainings import keep, place_of, recalled
-from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
+from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress, shuffled
 from evergraph.training.settings import Training
 from evergraph.training.side_by_side import NotTogetherError, clock, device_numbers, give_way, meet
 from evergraph.training.stacked import Stack, StackedExecutor, sort_of
@@ -97,10 +97,11 @@ def train(
         return progress
     began = clock()
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
-        member.numbers, member.device_numbers = torch.get_rng_state(), device_numbers(context.device)
+        member.keep_numbers()
+        member.device_numbers = device_numbers(context.device)
     before = None if member.device_numbers is None else member.device_numbers.get_state()
     if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
-        torch.set_rng_state(member.numbers)
+        torch.set_rng_state(member.numbers.get_state())
         if place is not None:
             keep(member, place, clock() - began)
         return progress
@@ -164,7 +165,7 @@ def _train_members(
                 member.context.model.train()
                 member.context.epoch = epoch
             _set_rate(optimizer, settings.rate(epoch, epochs))
-            seeds = members[0].shuffled() if len(members) == 1 else torch.stack([one.shuffled() for one in members])
+            seeds = shuffled(members) if len(members) > 1 else shuffled(members)[0]
             total = torch.zeros(seeds.shape[:-1], dtype=torch.float64, device=device)
             with tensor_cores(device):
                 for batch in executor.batches(seeds):
@@ -244,7 +245,7 @@ def train_step(
     value, per_example, step = objective(context, method, batch, weigh, forward)
     method.observe(step)
     optimizer.zero_grad(set_to_none=True)
-    value.backward()
+    pull_back(value)
     if not _pulled_while_moving(context, method, optimizer):
         with full_precision(context.device):
             method.edit_grads(step)

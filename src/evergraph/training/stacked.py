@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params
+from evergraph.core.pulled import pull_back
 from evergraph.core.randomness import drawing_for
 from evergraph.core.shortcuts import fast, full_precision
 from evergraph.core.sparse import Features, SparseMatrix
@@ -292,7 +293,7 @@ class StackedExecutor(RecordingExecutor):
     def _step_of(self, rows: Tensor) -> Tensor:
         values, losses = self.stack.objective(self.objective, rows)
         self.optimizer.zero_grad(set_to_none=True)
-        values.sum().backward()
+        pull_back(values.sum())
         self.stack.edit_grads(losses)
         self.optimizer.step()
         return losses

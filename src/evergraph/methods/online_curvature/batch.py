@@ -47,8 +47,9 @@ class BatchCurvature(AnchoredCurvature):
         if not step.tangents:
             return None
         generator, labels = step.context.generator, labels_of(self.estimator)
-        pulled = apply_output_fisher(step.problem, step.logits.detach(), step.tangents[0], labels, generator=generator)
-        return self.scale(step.batch.num_examples, step.context.reduction) * pulled
+        scale = self.scale(step.batch.num_examples, step.context.reduction)
+        outputs, tangent = step.logits.detach(), step.tangents[0]
+        return apply_output_fisher(step.problem, outputs, tangent, labels, generator=generator, scale=scale)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
