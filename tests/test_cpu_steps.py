@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import evergraph as eg
@@ -91,7 +92,9 @@ def test_a_layer_under_a_transform_of_torch_s_is_left_to_torch() -> None:
         return rows.sum()
 
     torch.func.grad(asked)(hidden.detach())
-    assert answers == [False]
+    with forward_ad.dual_level():
+        asked(forward_ad.make_dual(hidden.detach(), torch.ones_like(hidden)))
+    assert answers == [False, False]
     assert not propagated_layer_suits(hidden.detach().T, operator)
 
 

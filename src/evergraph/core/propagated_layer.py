@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from evergraph.core.compiled import Kernels, readable
@@ -19,7 +20,8 @@ from evergraph.core.sparse import Features, SparseMatrix
 
 def propagated_layer_suits(hidden: Tensor, operator: Features) -> bool:
     """Whether kernels can read these, and nothing but a step is carried out: no transform of torch's is at work."""
-    if torch._C._are_functorch_transforms_active() or not isinstance(operator, SparseMatrix):
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if transformed or not isinstance(operator, SparseMatrix):
         return False
     return _kernels(hidden, operator) is not None
 
