@@ -15,6 +15,7 @@ from evergraph.core.capabilities import capability, capable
 from evergraph.core.dense_algebra import EXACT, ROUGH, product
 from evergraph.core.params import Params
 from evergraph.core.settings import Fraction, NonNegative, Positive
+from evergraph.core.side_by_side import ONE, blas_threads
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, View
 from evergraph.methods.closed_form.block_prediction import WHOLE, BlockPrediction, Way, Whole
@@ -108,12 +109,14 @@ class Analytic(MovingEncoder, TwoForms):
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
-        self.follow(context)
-        self._add(context)
-        self.decide(context)
-        self.write(context.problem, context.model)
-        self._learn_doubt(context)
-        self._leave_nodes(context)
+        self._rounding: float = torch.finfo(linear_head(context.model)[1].dtype).eps
+        with blas_threads(ONE):  # what is worth more asks for more
+            self.follow(context)
+            self._add(context)
+            self.decide(context)
+            self.write(context.problem, context.model)
+            self._learn_doubt(context)
+            self._leave_nodes(context)
         self.tasks_ += 1
 
     def _leave_nodes(self, context: Context) -> None:
@@ -209,8 +212,12 @@ class Analytic(MovingEncoder, TwoForms):
         return self.encoder != "frozen" or self._needs_exact()
 
     def _error(self, parts: Sequence[str]) -> float:
-        """Heads that have not learned from the validation nodes, where others have, are for counting alone."""
-        return ROUGH if self.learn_validation and BOTH[1] not in parts else EXACT
+        """Heads that have not learned from the validation nodes, where others have, are for counting alone.
+
+        Others are as exact as the type that they are kept in, which is known while a task is learned.
+        """
+        kept = max(EXACT, 10 * self.__dict__.get("_rounding", 0.0))
+        return ROUGH if self.learn_validation and BOTH[1] not in parts else kept
 
     def _learn_units(self, context: Context) -> None:
         """The sizes of classes, and the task that brought each."""

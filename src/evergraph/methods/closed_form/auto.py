@@ -30,10 +30,10 @@ from evergraph.methods.closed_form.block_sets import (
     own_sets,
     vote_sets,
 )
-from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
 from evergraph.methods.closed_form.prior import Prior, came_again, log_worth, stretch
 from evergraph.methods.closed_form.sums import Wanted
+from evergraph.methods.closed_form.trial import AT_FIRST, OnTrial
 from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -41,7 +41,6 @@ from evergraph.models.feature_blocks import Layout
 
 VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head beside own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
-AT_FIRST = 0.25  # the same with the first task: what one task says of the sets is little
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
 TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
 FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
@@ -49,7 +48,7 @@ FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 
 @METHODS.register
 @dataclass(repr=False)
-class Auto(BudgetedAnalytic):
+class Auto(OnTrial):
     """`analytic`, with the blocks of features that the head reads chosen while the stream goes on.
 
     Graphs differ in how much a node's neighbours say about it and in what way: where edges mostly join nodes of one
@@ -109,7 +108,9 @@ class Auto(BudgetedAnalytic):
         found = []
         for sets in (head_sets(layout.blocks), own_sets(layout.blocks)):
             live = {name: chosen for name, chosen in sets.items() if not self.set_hits_ or name in self.set_hits_}
-            found.append({name: layout.among_present(chosen) for name, chosen in live.items()})
+            if self._trial is not None:
+                live = {name: chosen for name, chosen in live.items() if layout.has(chosen)}
+            found.append(layout.sets_among_present(live))
         return found[0], found[1]
 
     def _choose(self, context: Context) -> Tensor:
@@ -117,13 +118,18 @@ class Auto(BudgetedAnalytic):
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
         wanted = {name: self._tried(block_of_row, name, blocks) for name, blocks in {**for_own, **for_head}.items()}
-        settled = all(len(each.ridges) == 1 for each in wanted.values()) and self.set_hits_
-        self.solve_ahead([*wanted.values(), *(self._vote_wants(context.model, BOTH[:1]) if settled else [])])
+        voices = self._vote_wants(context.model, BOTH[:1]) if self.set_hits_ else []  # they seldom change
+        self.solve_ahead([*wanted.values(), *voices])
         for name, each in wanted.items():
             self._count(name, self._places(name), self.hits(context, each))
         validated = self.validated_ + context.count(context.task.val)
-        if self._too_much():
-            for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
+        if self._trial is not None:
+            if (kept := self._settled(context, validated)) is None:
+                return self._choose(context)  # blocks that were on trial are there now
+            for_head, for_own = kept
+        elif self._too_much():
+            layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
+            for_head, for_own = self._worth_keeping(layout, for_head, for_own, validated)
         self._lead(for_head, for_own, validated)
         return self._measure(context.model)
 
@@ -140,15 +146,14 @@ class Auto(BudgetedAnalytic):
         return Wanted([self._ridges[place] for place in self._places(name)], BOTH[:1], rows_of(block_of_row, blocks))
 
     def _worth_keeping(
-        self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
+        self, layout: Layout, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
         """One set for the head, and one for own features that reads no linear block but those of the head."""
-        sets, widths = {**for_own, **for_head}, self.block_widths_
-        cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
+        sets = {**for_own, **for_head}
+        cost = {name: sum(w for w, read in zip(layout.widths, blocks) if read) for name, blocks in sets.items()}
         for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
         if for_own:
-            present = capable(model, "feature_layout")().present  # type: ignore[misc]
-            free = [not block.linear or read for block, read in zip(present, *for_head.values())]
+            free = [not block.linear or read for block, read in zip(layout.present, *for_head.values())]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
             for_own = _only(for_own, first_near(self.set_hits_, cheap or list(for_own), validated))
         self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
