@@ -65,6 +65,16 @@ def test_a_layer_that_gathers_first_is_the_one_written_out() -> None:
 
 
 @needs_compiler
+def test_what_is_no_number_stays_none() -> None:
+    """A model that diverged is told by its loss: an activation that took such a unit for an inactive one would hide it."""
+    operator, hidden, weight, _, _ = layer()
+    with torch.no_grad():
+        hidden[2, 3] = float("nan")
+    found = propagated_layer(hidden, weight, operator)[0]
+    assert torch.equal(found.isnan(), (operator.dense()[:, 2] != 0).unsqueeze(1).expand_as(found))
+
+
+@needs_compiler
 def test_the_gradient_of_a_layer_s_gradient_and_many_cotangents_at_once() -> None:
     operator, hidden, weight, _, _ = layer()
 

@@ -127,7 +127,7 @@ void activate(int64_t first, int64_t last, const INDEX *begin, const INDEX *colu
         if (moved) memset(moved_sum, 0, width * sizeof(REAL));
         for (int64_t e = begin[i]; e < begin[i + 1]; e++) {
             const REAL weight = values[e], *row = hidden + columns[e] * width;
-            for (int64_t j = 0; j < width; j++) sum[j] += weight * (row[j] > 0 ? row[j] : 0);
+            for (int64_t j = 0; j < width; j++) sum[j] += weight * (row[j] < 0 ? 0 : row[j]);
             sum[width] += weight;
             if (!moved) continue;
             const REAL *change = moved + columns[e] * width;
@@ -143,7 +143,7 @@ void activate_back(int64_t first, int64_t last, const INDEX *begin, const INDEX 
         REAL *restrict sum = out + i * width;
         const REAL *row = hidden + i * width;
         sum_row(1, columns + begin[i], values + begin[i], begin[i + 1] - begin[i], dense, width, sum);
-        for (int64_t j = 0; j < width; j++) sum[j] = row[j] > 0 ? sum[j] : 0;
+        for (int64_t j = 0; j < width; j++) sum[j] = row[j] <= 0 ? 0 : sum[j];
     }
 }
 
