@@ -66,7 +66,7 @@ def test_a_layer_that_gathers_first_is_the_one_written_out() -> None:
 
 @needs_compiler
 def test_what_is_no_number_stays_none() -> None:
-    """A model that diverged is told by its loss: an activation that took such a unit for an inactive one would hide it."""
+    """A model that diverged is told by its loss, which an activation that took such a unit for none would hide."""
     operator, hidden, weight, _, _ = layer()
     with torch.no_grad():
         hidden[2, 3] = float("nan")
