@@ -211,7 +211,7 @@ def test_memory_is_used_again_while_a_learner_learns() -> None:
         with large.reused():
             assert large.empty(shape, torch.float32).data_ptr() != place
         del again, second, other
-    assert not large._idle
+    assert not large._pool.idle
     assert large.empty(shape, torch.float32).untyped_storage().nbytes() == 4 * 1024 * 1100
 
 
