@@ -80,6 +80,12 @@ def reused() -> Iterator[None]:
                 _pool.idle.clear()
 
 
+def let_go() -> None:
+    """Leave no memory waiting: what comes next has other sizes."""
+    with _pool.lock:
+        _pool.idle.clear()
+
+
 def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
     """As `np.empty`."""
     size = math.prod(shape) * kind.itemsize

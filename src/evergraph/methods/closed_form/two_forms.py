@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from evergraph.core import large
 from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import EXACT, product
 from evergraph.core.params import Params
@@ -155,6 +156,7 @@ class TwoForms(Method):
         self.fresh_ = {}
         for computed in ("_heads", "_sums", "_new_sums"):  # from sums that are gone
             self.__dict__.pop(computed, None)
+        large.let_go()
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
         """Put other rows in the place of those of a task; None for none. B follows."""
