@@ -1,4 +1,5 @@
-/* What a training step on a CPU waits for: products with sparse rows, transposes, batches of a graph, and Adam.
+/* What a training step on a CPU waits for: products with sparse rows, transposes, batches of a graph, and Adam;
+   and what a closed form waits for: products and solutions with few columns.
 
    Compiled at its first use by evergraph.core.compiled, once for each pair of a REAL (float, double) and an INDEX
    (int32_t, int64_t). Sums are taken entry after entry, whatever the width and the number of threads: the same bits.

@@ -18,3 +18,8 @@ def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
     if features is None or weight is None:
         raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
     return features, weight()
+
+
+def head_name(model: GraphModel, head: Tensor) -> str:
+    """The name of a head among the model's parameters."""
+    return next(name for name, value in model.named_parameters() if value is head)
