@@ -1,8 +1,8 @@
 """What a task's first steps do to old classes: `python -m benchmarks.first_steps amazon-computers --data-root DATA`.
 
-The first two tasks of a stream's pseudo-stream are learned with `stand-in-curvature`. At some steps of the second, a line
-says the loss, which share of the first task's nodes is still given to one of its classes (as their stand-ins have it), and
-how far the parameters have gone.
+The first two tasks of a stream's pseudo-stream are learned with `stand-in-curvature`. At some steps of the second, a
+line says the loss, which share of the first task's nodes is still given to one of its classes (as their stand-ins have
+it), and how far the parameters have gone.
 """
 
 from __future__ import annotations
