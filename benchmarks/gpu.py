@@ -12,7 +12,7 @@ import torch
 from benchmarks.baselines import pyg_step
 from benchmarks.setting import Steps, coauthor_like, make_context, remember
 from benchmarks.timing import Contender, alternate
-from evergraph.core.shortcuts import FAST_PATHS, fast_paths
+from evergraph.core.shortcuts import FAST_PATHS, fast_paths, tensor_cores
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.data.streams import TaskStream
@@ -42,9 +42,10 @@ class Replayed:
         assert can_capture(context, method, "padded")
         self.executor = CapturedExecutor(context, lambda batch: train_step(context, method, batch, steps.optimizer))
         self.pieces = list(self.executor.batches(torch.cat(steps.pieces)))
-        for _ in range(3):  # every shape is met, watched, then captured
-            for piece in self.pieces:
-                self.executor.step(piece)
+        with tensor_cores(context.device):  # as in the loop
+            for _ in range(3):  # every shape is met, watched, then captured
+                for piece in self.pieces:
+                    self.executor.step(piece)
         self.done = 0
 
     def __call__(self) -> object:

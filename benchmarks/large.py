@@ -1,8 +1,8 @@
 """A stream of ogbn-products' size, written and trained from disk in processes whose memory is measured.
 
 `python -m benchmarks.large write FOLDER 1 2` writes it, with two threads; `auto` in place of `write` learns it in
-closed form, and `train` by gradient steps, one epoch a task. The last line has seconds, the peak in MB and the average
-accuracy.
+closed form, with sums of as many bytes as a fifth argument says (`500MB`), and `train` by gradient steps, one epoch a
+task. The last line has seconds, the peak in MB and the average accuracy.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _child(what: str, folder: Path, epochs: int, threads: int) -> dict[str, floa
     return {**found, **({"large_average_accuracy": rest[0]} if rest else {})}
 
 
-def _train(folder: str, method: str, epochs: int, threads: int) -> list[Any]:
+def _train(folder: str, method: str, epochs: int, threads: int, memory: str | None) -> list[Any]:
     import torch
 
     import evergraph as eg
@@ -88,7 +88,7 @@ def _train(folder: str, method: str, epochs: int, threads: int) -> list[Any]:
     torch.set_num_threads(threads)
     stream = eg.stream(folder, classes_per_task=9)
     if method == "auto":
-        learner = eg.Learner(method="auto", device="cpu")
+        learner = eg.Learner(method=eg.Auto() if memory is None else eg.Auto(memory=memory), device="cpu")
     else:
         learner = eg.Learner(eg.GCN(hidden=128), eg.OnlineCurvature(), epochs=epochs, batch_size=1024, device="cpu")
     for task in stream:
@@ -101,14 +101,14 @@ def _train(folder: str, method: str, epochs: int, threads: int) -> list[Any]:
 
 
 def main() -> None:
-    """`write`, `train` or `auto`, the folder, epochs, threads; prints seconds and megabytes."""
-    what, folder, epochs, threads = sys.argv[1:]
+    """`write`, `train` or `auto`, the folder, epochs, threads, memory; prints seconds and megabytes."""
+    what, folder, epochs, threads, *memory = sys.argv[1:]
     began = time.perf_counter()
     rest: list[Any] = []
     if what == "write":
         write_large(folder)
     else:
-        rest = _train(folder, what, int(epochs), int(threads))
+        rest = _train(folder, what, int(epochs), int(threads), memory[0] if memory else None)
     print(time.perf_counter() - began, peak_megabytes(), *rest)
 
 

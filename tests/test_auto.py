@@ -21,6 +21,7 @@ from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
 from evergraph.methods.closed_form.sums import Sums, Wanted, solve
+from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
@@ -196,9 +197,26 @@ def test_the_sums_stay_within_the_budget(graph: Graph, memory: str) -> None:
     assert learner.evaluate(eg.TaskStream(graph, 2)).ap > 30
 
 
+def test_blocks_that_do_not_fit_are_left_behind_the_last_first() -> None:
+    graph = sbm(nodes=300, classes=4, features=20, signal=2.0, seed=0)
+    kept = {}
+    for memory in ("1GB", "200KB", "100KB"):
+        learner = eg.Learner(eg.MixedFeatures(hidden=280), eg.Auto(memory=memory)).fit(
+            stream := eg.TaskStream(graph, 2)
+        )
+        kept[memory] = learner.model.kept
+        assert learner.evaluate(stream).ap > 80
+        method = learner.method
+        sums = [*method.factor_.values(), *method.gram_.values()]
+        assert sum(part.numel() * part.element_size() for part in sums) <= Budget.of("auto", memory, 0).num_bytes
+    assert all(kept["1GB"])
+    assert kept["200KB"] == [True] * 5 + [False] * 5
+    assert kept["100KB"] == [True] + [False] * 9
+
+
 def test_a_budget_that_holds_nothing_is_one_line(graph: Graph) -> None:
     with pytest.raises(eg.EvergraphError, match="cannot hold the sums"):
-        learned(graph, "1KB")
+        learned(graph, "1KB", hidden=280)
     with pytest.raises(eg.EvergraphError, match="must be an amount"):
         eg.Auto(memory="1%")
 

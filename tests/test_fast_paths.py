@@ -493,11 +493,11 @@ def layer_error(_: object, device: str) -> float:
         moves = torch.cat([moved * (hidden > 0), 0 * ones], 2)
         made = torch.einsum("rmk,kmc->rmc", active, weight)
         change = torch.einsum("rmk,kmc->rmc", moves, weight) + torch.einsum("rmk,kmc->rmc", active, tangent)
-        found = forwards(*drawn[:2], (drawn[2], -drawn[3]), "ieee")
+        found = forwards(*drawn[:2], (drawn[2], -drawn[3]), "tf32x3")
         errors += [relative(found[:, 0], made.detach()), relative(found[:, 1], change.detach())]
-        errors.append(relative(forwards(*drawn[:2], None, "ieee")[:, 0], made.detach()))
+        errors.append(relative(forwards(*drawn[:2], None, "tf32x3")[:, 0], made.detach()))
         expected = torch.autograd.grad(made, (hidden, weight), cotangent)
-        errors += map(relative, backwards(drawn[4], drawn[0], drawn[1], "ieee"), expected)
+        errors += map(relative, backwards(drawn[4], drawn[0], drawn[1], "tf32x3"), expected)
         for chosen in (None, torch.arange(rows, device=device).flip(0)):
             known = moved if chosen is None else moved[chosen]
             both = apart(drawn[0], drawn[2], chosen, 3)

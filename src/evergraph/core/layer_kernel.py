@@ -143,7 +143,7 @@ def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: 
         hidden: H, `(rows, networks, inputs)`, contiguous as all others.
         weight: W, `(inputs + 1, networks, units)`.
         tangents: along which.
-        precision: of the products: `tf32` or `ieee`.
+        precision: of the products: `tf32`, or `tf32x3` for 22 bits.
     """
     num_rows, networks, inputs = hidden.shape
     units, paired = weight.size(2), tangents is not None

@@ -24,7 +24,7 @@ from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.executors.cuda_graphs import renew_generator
 from evergraph.training.known_trainings import keep, place_of, recalled
-from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress
+from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress, shuffled
 from evergraph.training.settings import Training
 from evergraph.training.side_by_side import NotTogetherError, clock, device_numbers, give_way, meet
 from evergraph.training.stacked import Stack, StackedExecutor, sort_of
@@ -93,10 +93,11 @@ def train(
         return progress
     began = clock()
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
-        member.numbers, member.device_numbers = torch.get_rng_state(), device_numbers(context.device)
+        member.keep_numbers()
+        member.device_numbers = device_numbers(context.device)
     before = None if member.device_numbers is None else member.device_numbers.get_state()
     if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
-        torch.set_rng_state(member.numbers)
+        torch.set_rng_state(member.numbers.get_state())
         if place is not None:
             keep(member, place, clock() - began)
         return progress
@@ -160,7 +161,7 @@ def _train_members(
                 member.context.model.train()
                 member.context.epoch = epoch
             _set_rate(optimizer, settings.rate(epoch, epochs))
-            seeds = members[0].shuffled() if len(members) == 1 else torch.stack([one.shuffled() for one in members])
+            seeds = shuffled(members) if len(members) > 1 else shuffled(members)[0]
             total = torch.zeros(seeds.shape[:-1], dtype=torch.float64, device=device)
             with tensor_cores(device):
                 for batch in executor.batches(seeds):

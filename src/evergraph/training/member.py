@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -45,7 +45,7 @@ class Member:
         progress: where it stands.
         on_epoch: called after every epoch.
         epochs: how many are planned.
-        numbers: the state of the host's random numbers that are its own; None where these are at work as they are.
+        numbers: the host's random numbers that are its own; None where these are at work as they are.
         device_numbers: the device's, where it has any, while the member is one of several.
         spoilt: whether an attempt to train several as one may have left those unusable.
     """
@@ -56,7 +56,7 @@ class Member:
     progress: Progress
     on_epoch: OnEpoch | None
     epochs: int
-    numbers: Tensor | None = None
+    numbers: torch.Generator | None = None
     device_numbers: torch.Generator | None = None
     spoilt: bool = False
 
@@ -65,11 +65,10 @@ class Member:
         patience = self.settings.patience
         return self.progress.epoch < self.epochs and not (patience and self.progress.waited >= patience)
 
-    def shuffled(self) -> Tensor:
-        """The training examples in the order of the next epoch, drawn from its own numbers."""
-        seeds = self.context.train
-        with self.own_numbers():
-            return seeds[torch.randperm(seeds.numel()).to(seeds.device)]
+    def keep_numbers(self) -> None:
+        """From now on the host's random numbers, as they stand, are its own."""
+        self.numbers = torch.Generator()
+        self.numbers.set_state(torch.get_rng_state())
 
     @contextmanager
     def own_numbers(self) -> Iterator[None]:
@@ -78,9 +77,16 @@ class Member:
             yield
             return
         before = torch.get_rng_state()
-        torch.set_rng_state(self.numbers)
+        torch.set_rng_state(self.numbers.get_state())
         try:
             yield
         finally:
-            self.numbers = torch.get_rng_state()
+            self.numbers.set_state(torch.get_rng_state())
             torch.set_rng_state(before)
+
+
+def shuffled(members: Sequence[Member]) -> Tensor:
+    """The training examples of each in the order of its next epoch, `(members, examples)`, drawn from its numbers."""
+    orders = [torch.randperm(member.context.num_train, generator=member.numbers) for member in members]
+    examples = torch.stack([member.context.train for member in members])
+    return examples.gather(1, torch.stack(orders).to(examples.device))

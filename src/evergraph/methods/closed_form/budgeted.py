@@ -52,7 +52,8 @@ class BudgetedAnalytic(Analytic):
     """`Analytic` with sums that take no more than `memory`.
 
     Where neither form of the sums fits, linear blocks of features are narrowed to a sketch (`Hashing`), and what was
-    summed is folded to what it would be had the sketch been there from the first task on.
+    summed is folded to what it would be had the sketch been there from the first task on. Where that is not enough, the
+    last of the other blocks are left behind.
     """
 
     memory: str = "1GB"
@@ -93,16 +94,19 @@ class BudgetedAnalytic(Analytic):
         return 2 * 8 * width**2 if self._dense(width, nodes["train"]) else size * width * sum(nodes.values())
 
     def _narrower(self, room: Room) -> Room:
-        """A little left behind: half of the columns of linear blocks or, where they are few, these blocks."""
+        """A little left behind: half of the columns of linear blocks, these blocks where they are few, or a block."""
         linear = [block.linear for block in room.layout.present]
-        if not any(room.linear) or (all(room.linear) and room.linear_width <= NARROWEST):
-            raise EvergraphError(
-                f"{self.name}: memory={self.memory!r} cannot hold the sums of {room.width} features; "
-                "give more, or a model with a smaller hidden"
-            )
-        if room.linear_width <= NARROWEST:
-            return room._replace(keep=[not words for words in linear])
-        return room._replace(linear_width=2 ** ((room.linear_width - 1).bit_length() - 1))
+        if any(room.linear) and room.linear_width > NARROWEST:
+            return room._replace(linear_width=2 ** ((room.linear_width - 1).bit_length() - 1))
+        if any(room.linear) and not all(room.linear):
+            return room._replace(keep=[kept and not words for kept, words in zip(room.keep, linear)])
+        if sum(room.keep) > 1:
+            last = max(place for place, kept in enumerate(room.keep) if kept)
+            return room._replace(keep=[kept and place != last for place, kept in enumerate(room.keep)])
+        raise EvergraphError(
+            f"{self.name}: memory={self.memory!r} cannot hold the sums of {room.width} features; "
+            "give more, or a model with a smaller hidden"
+        )
 
     def _narrow(self, model: GraphModel, keep: Sequence[bool], linear_width: int) -> Callable[[Tensor, int], Tensor]:
         """Drop blocks, narrow linear ones; the sums follow. Returns what takes other sums over features there."""

@@ -137,7 +137,8 @@ class TwoForms(Method):
     def forget_nodes(self) -> None:
         """Leave no row of the task that ends: rotate its rows or, where another such task would lead there, form G."""
         width = sum(self.block_widths_) + 1
-        if self.factor_ and self._dense(width, self._rows("train") + self.fresh_.get("train", 0)):
+        another = self.fresh_.get("train", 0) if self._fits(width) else 0
+        if self.factor_ and self._dense(width, self._rows("train") + another):
             self.make_dense()
         for part, number in self.fresh_.items():
             kept, last = Factor(self.factor_[part], self.factor_targets_[part]).last(number)

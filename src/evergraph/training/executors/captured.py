@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from evergraph.core.capabilities import Answer
 from evergraph.core.row_pieces import row_kernel
@@ -100,7 +101,7 @@ class CapturedExecutor(RecordingExecutor):
         """The seeds in consecutive pieces, with the rows each needs rounded up."""
         size = self.context.batch_size or max(seeds.numel(), 1)
         counts = self.context.batcher.operator.counts()[seeds]
-        edges = torch.stack([part.sum() for part in torch.split(counts, size)])
+        edges = F.pad(counts, (0, -counts.numel() % size)).view(-1, size).sum(1)
         for piece, rows in zip(torch.split(seeds, size), edges.tolist()):
             yield Piece(piece, rounded_up(rows))
 
