@@ -47,7 +47,18 @@ GRAPHS = (
 )
 """The longest first."""
 TEST_GRAPHS = ("task", "seen")
-CHOICES = ("chosen_", "own_", "set_hits_", "own_within_", "own_explains_", "voting_", "smooths_", "doubt_", "drift_")
+CHOICES = (
+    "chosen_",
+    "blend_",
+    "own_",
+    "set_hits_",
+    "own_within_",
+    "own_explains_",
+    "voting_",
+    "smooths_",
+    "doubt_",
+    "drift_",
+)
 """What a run's line says about what was chosen."""
 
 Cell = tuple[str, str, int]

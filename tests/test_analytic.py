@@ -216,21 +216,21 @@ def test_a_node_that_says_nothing_is_told_by_its_neighbours(graph: Graph) -> Non
     prediction = BlockPrediction(
         head=model.head, vote=model.head, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]),
         graph_features=model.graph_features, graph_scores=model.graph_scores, feature_scores=model.feature_scores,
-        temperature=0.1, smoothing=0.5, judges=False, smooths=True, doubt=0.0, elsewhere=Way(torch.zeros(0), 0),
+        temperature=0.1, smoothing=0.5, judges=False, doubt=0.0, elsewhere=Way(torch.zeros(0), 0),
     )  # fmt: skip
     scores = torch.zeros(graph.num_nodes, 6, dtype=torch.float64)
     scores[torch.arange(graph.num_nodes), graph.y] = 1.0
     silent = int(graph.adjacency.counts().argmax())
     scores[silent] = 0.0
-    smoothed = prediction.smooth(graph.adjacency.to(torch.float64), scores)
+    smoothed = prediction.smooth(graph.adjacency.to(torch.float64), scores, 0.5)
     assert smoothed[silent].max() - smoothed[silent].min() > 0.1
     assert torch.allclose(smoothed.exp().sum(1), torch.ones(graph.num_nodes, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("elsewhere", [(2, False), (1, False), (0, True), (1, True)])
+@pytest.mark.parametrize("elsewhere", [(2, 0.0), (1, 0.0), (0, 0.5), (1, 0.25)])
 @pytest.mark.parametrize("doubt", [0.0, 1.0], ids=["judged", "as it stands"])
 def test_scores_are_the_same_with_features_at_hand_and_without(
-    graph: Graph, elsewhere: tuple[int, bool], doubt: float
+    graph: Graph, elsewhere: tuple[int, float], doubt: float
 ) -> None:
     model = eg.MixedFeatures(hidden=70)
     model.setup(graph.num_features, 6)
@@ -238,8 +238,8 @@ def test_scores_are_the_same_with_features_at_hand_and_without(
     head, vote, other = (torch.randn(model.head.shape, generator=generator) for _ in range(3))
     prediction = BlockPrediction(
         head=head, vote=vote, task_of_unit=torch.tensor([0, 0, 1, 1, 2, 2]), graph_features=model.graph_features,
-        graph_scores=model.graph_scores, feature_scores=model.feature_scores, temperature=0.1, smoothing=0.5,
-        judges=True, smooths=doubt > 0.5, doubt=doubt, elsewhere=Way(other, *elsewhere),
+        graph_scores=model.graph_scores, feature_scores=model.feature_scores, temperature=0.1,
+        smoothing=0.5 if doubt > 0.5 else 0.0, judges=True, doubt=doubt, elsewhere=Way(other, *elsewhere),
     )  # fmt: skip
     x, adjacency = graph.x.float(), graph.adjacency.to(torch.float32)
     features = model.graph_features(x, model.operator(graph).to(torch.float32))
@@ -249,7 +249,7 @@ def test_scores_are_the_same_with_features_at_hand_and_without(
     reading = prediction.reading(x, adjacency, features)
     scores = model.feature_scores(reading.features, reading.head)
     over = reading.smoothed_over
-    assert torch.equal(found, scores / 0.1 if over is None else prediction.smooth(over, scores))
+    assert torch.equal(found, scores / 0.1 if over is None else prediction.smooth(over, scores, reading.smoothing))
 
 
 def sampled_tasks(graph: Graph, tasks: int, noise: float) -> Tensor:

@@ -20,6 +20,7 @@ from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, 
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
+from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import Sums, Wanted, solve
 from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import neighbourhoods
@@ -317,7 +318,7 @@ def test_what_decides_where_edges_join_tasks(
 ) -> None:
     method = eg.Auto()
     method.own_explains_, method.votes_ = explained, votes
-    method.own_within_ = {"vote": over_vote, "smooth": over_mixed}
+    method.own_within_ = {"vote": over_vote, "beside": over_vote, "smooth": over_mixed}
     assert method.elsewhere() == decides
 
 
@@ -327,14 +328,15 @@ def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
     found = []
 
     class Asked(eg.Auto):
-        def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+        def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
+            vote = super()._choose_voting(context, head)
             units = torch.nonzero(self._arrived(context)).reshape(-1)
             among = validation_hits(context, [head, vote], units).sum(1).tolist()
             rows = context.batcher.x[context.task.val]  # type: ignore[index]
             for hits, weights in zip(among, (head, vote)):
                 best = [max(units.tolist(), key=lambda unit: float(row @ weights[:, unit])) for row in rows]
                 found.append((hits, sum(b == int(y) for b, y in zip(best, context.batcher.y[context.task.val]))))
-            super()._choose_voting(context, head, vote)
+            return vote
 
     learner.method.__class__ = Asked
     learner.learn(task)
@@ -342,7 +344,9 @@ def test_hits_within_a_task_are_those_among_its_classes(graph: Graph) -> None:
     assert all(hits == naive for hits, naive in found)
 
 
-def test_the_vote_is_the_head_beside_own_features_where_these_tell_classes_apart(graph: Graph) -> None:
+def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
+    graph: Graph,
+) -> None:
     learner = learned(graph, "1GB", tasks=2, hidden=56)
     method, model = learner.method, learner.model
     assert isinstance(method, eg.Auto)
@@ -353,12 +357,18 @@ def test_the_vote_is_the_head_beside_own_features_where_these_tell_classes_apart
         method.solve([method._own_alone(model)[1]], ("train",), rows)[0],
     )
     voices = sum(method.solve(*wanted)[0] for wanted in method._vote_wants(model, ("train",)))
-    for chosen, explained, expected in (
-        ("apart", 0.3, head + own),
-        ("apart", 0.2, voices),
-        ("smooth", 0.3, voices),  # a head that reads no own features
+    worth = torch.zeros_like(head)
+    worth[-1] = method.temperature * method._log_worth()
+    assert worth.any()
+    voices = voices + 3 * worth  # type: ignore[operator]
+    for chosen, explained, within, expected in (
+        ("apart", 0.3, [3, 2], head + own + 2 * worth),
+        ("apart", 0.3, [2, 2], voices),  # mixing hides nothing of what a node says
+        ("apart", 0.2, [3, 2], voices),
+        ("smooth", 0.3, [3, 2], voices),  # a head that reads no own features
     ):
         method.chosen_, method.blocks_, method.own_explains_ = chosen, blocks[chosen], explained
+        method.own_within_ = {**method.own_within_, "smooth": within}
         assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)  # type: ignore[arg-type]
 
 
@@ -408,3 +418,59 @@ def test_products_of_factors_stay_within_the_budget(memory: str, monkeypatch: py
     assert heads[0].shape == heads[1].shape
     assert torch.allclose(*heads, atol=1e-5)
     assert (within <= 2e6) == (memory == "2MB")
+
+
+def test_the_head_is_a_blend_of_those_near_the_best(graph: Graph) -> None:
+    """Scores of each set's head are stretched to probabilities, and their mean is taken."""
+    learner = learned(graph, "1GB", tasks=3, hidden=56)
+    method, model = learner.method, learner.model
+    assert isinstance(method, eg.Auto)
+    sets = method._sets(model)[0]
+    method.set_hits_ = {name: [5] * 7 for name in method.set_hits_} | {"own": [1] * 7}
+    method.validated_ = 6
+    method.conclude(model)
+    near = [name for name in sets if name != "own"]
+    assert list(method.blend_) == near
+    block_of_row = model.feature_blocks()[1]  # type: ignore[operator]
+    expected = torch.zeros_like(method.cross_["train"])
+    stretches = []
+    for name in near:
+        rows = rows_of(block_of_row, sets[name])
+        head = method.solve([1.0], ("train",), rows)[0]
+        gram, cross = method.gram("val"), method.cross_["val"]
+        mean = head.T @ cross.sum(1) / cross[-1].sum()
+        length = (head * (gram @ head)).sum() - cross[-1].sum() * mean.square().sum()
+        stretches.append(float(((head * cross).sum() - mean @ cross[-1]) / length))
+        expected += min(max(stretches[-1], 0.2), 5.0) * head / len(near)
+    assert len(set(stretches)) > 1
+    assert torch.allclose(method._solved(model, ("train",)), expected, atol=1e-7)
+
+
+def test_where_own_features_say_nothing_two_depths_are_blended(graph: Graph) -> None:
+    learner = learned(graph, "1GB", tasks=2, hidden=56)
+    method, model = learner.method, learner.model
+    assert isinstance(method, eg.Auto)
+    method.own_explains_ = 0.0
+    block_of_row = model.feature_blocks()[1]  # type: ignore[operator]
+    heads = []
+    for deepest in (False, True):
+        blocks = [block.mixes and (block.depth == 2 or not deepest) for block in model.feature_layout().present]  # type: ignore[operator]
+        heads.append(method.solve([method._explained(model, blocks)[1]], ("train",), rows_of(block_of_row, blocks))[0])
+    assert torch.allclose(method._ways(model, ("train",), heads[0])["smooth"], (heads[0] + heads[1]) / 2)
+    assert not torch.allclose(heads[0], heads[1])
+
+
+@pytest.mark.parametrize(
+    ("counts", "share"),
+    [
+        ([], 0.0),
+        ([0] * 6, 0.0),
+        ([9, 1, 12, 2, 11, 2], 0.5),
+        ([9, 1, 9, 1, 9, 1], 0.25),  # the smallest of equals
+        ([4, 2, 5, 3, 6, 4], 0.0),  # two of six: chance
+        ([4, 2, 5, 3, 12, 4], 0.75),
+    ],
+)
+def test_the_share_of_smoothing_is_the_one_with_most_hits_beyond_chance(counts: list[int], share: float) -> None:
+    assert best_share(counts, 0.75) == pytest.approx(share)
+    assert best_share(counts, 0.0) == 0.0

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +40,7 @@ FLAGS = (
     "-w",
 )
 REALS = {torch.float32: ("float", "sqrtf"), torch.float64: ("double", "sqrt")}
+VECTOR = 64  # bytes
 MARK = ".sha256"  # behind a library's name, the file that has its hash
 INDICES = {torch.int32: "int32_t", torch.int64: "int64_t"}
 WORTH_A_THREAD = 2**20  # multiplications, from which a product is shared among threads
@@ -167,6 +170,29 @@ class Kernels:
 
         _in_threads(some, param.numel(), param.numel())
 
+    def add_product(self, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
+        """Out += A X, with X and out as `few_columns` makes them; rows of A are contiguous."""
+        rows, count = matrix.shape
+        step = ctypes.c_int64(matrix.strides[0] // matrix.itemsize)
+        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // VECTOR, rows, count))
+        self._library.times(*sizes, _of(matrix), step, _of(columns), _of(out))
+
+    def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
+        """(L Lᵀ)⁻¹ B in the place of B, which is as `few_columns` makes it; L is read where it stands, below."""
+        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // VECTOR, len(factor)))
+        self._library.solve(*sizes, _of(factor), ctypes.c_int64(len(factor)), _of(columns))
+
+
+def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:
+    """A copy with columns of zeros behind, up to a vector's length; None where there are more than four vectors."""
+    lanes = VECTOR // kind.itemsize
+    groups = -(-columns.shape[1] // lanes)
+    if not 1 <= groups <= 4:
+        return None
+    found = np.zeros((len(columns), groups * lanes), dtype=kind)
+    found[:, : columns.shape[1]] = columns
+    return found
+
 
 def kernels_over(*tensors: Tensor) -> Kernels | None:
     """The kernels that go through these number by number; None where they do not lie alike in memory."""
@@ -183,6 +209,10 @@ def readable(*tensors: Tensor) -> bool:
 
 def _at(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _of(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _in_threads(work: Callable[[int, int], None], size: int, cost: int) -> None:

@@ -13,16 +13,17 @@ import numpy as np
 import scipy.linalg
 import scipy.sparse
 import torch
-from scipy.linalg import blas, lapack
 from torch import Tensor
 
+from evergraph.core import lapack, large
+from evergraph.core.shared_factor import Solver, nearby_solver, shared
 from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import blas_threads, side_by_side
 from evergraph.core.symmetric import SymmetricSum
 
 PANEL = 256  # columns that are mirrored at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
-EXACT, ROUGH = 1e-8, 1e-5  # relative errors of a solution: to be kept, and to count hits with
+EXACT, ROUGH = 1e-8, 1e-3  # relative errors of a solution: to be kept, and to count hits with
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
 SPARSE = 0.03  # share of entries up to which a product is formed of these alone
 KINDS = (torch.float32, torch.float64)
@@ -38,7 +39,11 @@ class SingularError(ValueError):
 
 def by_blas(*tensors: Tensor) -> bool:
     """Whether scipy computes with these."""
-    return fast("blas") and all(tensor.device.type == "cpu" and tensor.dtype in KINDS for tensor in tensors)
+    return (
+        fast("blas")
+        and lapack.usable()
+        and all(tensor.device.type == "cpu" and tensor.dtype in KINDS for tensor in tensors)
+    )
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -58,13 +63,9 @@ def symmetric_product(rows: Tensor) -> Tensor:
             panel = slice(start, min(start + 4 * PANEL, width))
             torch.mm(rows[:, panel].T, rows[:, start:], out=found[panel, start:])
         return found.triu() + found.triu(1).T
-    update = blas.ssyrk if rows.dtype == torch.float32 else blas.dsyrk
+    factor = rows.detach() if 1 in rows.stride() else rows.detach().contiguous()
     with blas_threads(rows.numel() * width / 2):
-        if rows.stride(0) == 1 and rows.size(0) > 1:  # a transpose
-            found = update(1.0, rows.detach().numpy(), trans=1, lower=1).T
-        else:
-            found = update(1.0, rows.detach().contiguous().numpy().T, lower=1).T
-    return torch.from_numpy(_mirrored(found))
+        return torch.from_numpy(_mirrored(lapack.rank_update(factor.numpy())))
 
 
 def outer_product(rows: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tenso
     """
     if not by_blas(total, rows):
         return torch.add(total, symmetric_product(rows), alpha=sign, out=out)
-    found, rows = torch.empty_like(total) if out is None else out, rows.contiguous()
+    found, rows = large.empty(total.shape, total.dtype) if out is None else out, rows.contiguous()
     starts = range(0, rows.size(1), 2 * PANEL)
     side_by_side([partial(_add_panel, total.numpy(), rows.numpy(), sign, found.numpy(), start) for start in starts])
     return found
@@ -114,11 +115,10 @@ def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tenso
 def _add_panel(total: np.ndarray, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
     """Some rows of the sum from the diagonal on, and the columns that mirror them."""
     stop = min(start + 2 * PANEL, rows.shape[1])
-    update = blas.ssyrk if rows.dtype == np.float32 else blas.dsyrk
     own = np.ascontiguousarray(rows[:, start:stop])
     with blas_threads(own.size * (rows.shape[1] - start)):
-        corner = update(1.0, own.T, lower=1)  # its upper triangle is zero
-        corner = corner + np.tril(corner, -1).T
+        corner = np.triu(lapack.rank_update(own))
+        corner += np.triu(corner, 1).T
         right = own.T @ rows[:, stop:]
     np.add(total[start:stop, start:stop], sign * corner, out=found[start:stop, start:stop])
     if sign < 0:
@@ -138,55 +138,87 @@ def shifted_solutions(
         targets: one column for each system, in float64.
         error: relative error up to which a solution is refined.
     """
-    if by_blas(targets, *matrix.parts):
-        return side_by_side([partial(shifted_solution, matrix, shift, targets, error) for shift in shifts])
-    return [shifted_solution(matrix, shift, targets, error) for shift in shifts]
+    groups = shared(shifts)
+    jobs = [partial(shared_solutions, matrix, [shifts[place] for place in group], targets, error) for group in groups]
+    found = side_by_side(jobs) if by_blas(targets, *matrix.parts) else [job() for job in jobs]
+    by_place = {place: one for group, some in zip(groups, found) for place, one in zip(group, some)}
+    return [by_place[place] for place in range(len(shifts))]
 
 
-def shifted_solution(matrix: SymmetricSum, shift: float, targets: Tensor, error: float = EXACT) -> Tensor:
-    """As `shifted_solutions`, for one shift."""
+def shared_solutions(
+    matrix: SymmetricSum, shifts: Sequence[float], targets: Tensor, error: float = EXACT
+) -> list[Tensor]:
+    """As `shifted_solutions`, for shifts near the first one, which is factorized (`shared_factor`)."""
     if not by_blas(targets, *matrix.parts):
-        dense = matrix.formed()
-        dense.diagonal().add_(shift)
-        plain, wrong = torch.linalg.cholesky_ex(dense)
-        if int(wrong):
-            raise SingularError(shift)
-        return torch.cholesky_solve(targets, plain)
+        return [_by_torch(matrix, shift, targets) for shift in shifts]
     wanted = targets.numpy()
     used = wanted.any(0)  # a unit that has met no node has zeros
-    found = np.zeros(wanted.shape)
-    with blas_threads(matrix.size**3 / 3):
-        own = wanted[:, used]
-        refined = _refined(matrix, shift, own, error) if matrix.size > SMALL else None
-        found[:, used] = _plain(matrix, shift, own) if refined is None else refined
-    return torch.from_numpy(found)
+    own = wanted[:, used]
+    with blas_threads(matrix.size**3 / 30):  # threads within a factorization wait for each other
+        known = _by_one_factor(matrix, shifts, own, error) if matrix.size > SMALL else {}
+        for place, shift in enumerate(shifts):
+            if shift not in known and place and matrix.size > SMALL:  # the first one has been tried
+                known |= _by_one_factor(matrix, [shift], own, error)
+            if shift not in known:
+                known[shift] = _plain(matrix, shift, own)
+    found = [np.zeros(wanted.shape) for _ in shifts]
+    for one, shift in zip(found, shifts):
+        one[:, used] = known[shift]
+    return [torch.from_numpy(one) for one in found]
+
+
+def _by_torch(matrix: SymmetricSum, shift: float, targets: Tensor) -> Tensor:
+    dense = matrix.formed()
+    dense.diagonal().add_(shift)
+    plain, wrong = torch.linalg.cholesky_ex(dense)
+    if int(wrong):
+        raise SingularError(shift)
+    return torch.cholesky_solve(targets, plain)
 
 
 def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray:
     """A solution by a factorization in float64."""
     dense = matrix.formed().numpy()
     np.fill_diagonal(dense, np.diagonal(dense) + shift)
-    factor, failed = lapack.dpotrf(dense.T, clean=0, overwrite_a=1)
-    if failed:
+    if not lapack.factorize(dense):
         raise SingularError(shift)
-    found: np.ndarray = lapack.dpotrs(factor, wanted)[0]
+    return lapack.solve_factorized(dense, wanted)
+
+
+def _by_one_factor(
+    matrix: SymmetricSum, shifts: Sequence[float], wanted: np.ndarray, error: float
+) -> dict[float, np.ndarray]:
+    """Solutions by a factorization in float32 for the first shift; those that can be refined."""
+    factor, found = matrix.single_triangle(shifts[0]), dict[float, np.ndarray]()
+    if not lapack.factorize(factor):
+        return found
+    first = _refined(
+        matrix, np.full(wanted.shape[1], shifts[0]), wanted, partial(lapack.solve_factorized, factor), error
+    )
+    if first is not None:
+        found[shifts[0]] = first
+    if first is not None and len(shifts) > 1:
+        each = np.repeat(shifts[1:], wanted.shape[1])
+        solver = nearby_solver(factor, each - shifts[0])
+        others = _refined(matrix, each, np.tile(wanted, len(shifts) - 1), solver, error)
+        if others is not None:
+            found |= zip(shifts[1:], np.split(others, len(shifts) - 1, axis=1))
     return found
 
 
-def _refined(matrix: SymmetricSum, shift: float, wanted: np.ndarray, error: float) -> np.ndarray | None:
-    """A solution by a factorization in float32, refined by float64 residuals; None where that says too little.
+def _refined(
+    matrix: SymmetricSum, shifts: np.ndarray, wanted: np.ndarray, solve: Solver, error: float
+) -> np.ndarray | None:
+    """Solutions for a shift of each column, refined by float64 residuals; None where `solve` says too little.
 
     Every refinement leaves about the same share of the error; its size times that share is the error that is left.
     """
-    factor, failed = lapack.spotrf(matrix.single_triangle(shift).T, clean=0, overwrite_a=1)
-    if failed:
-        return None
-    found = lapack.spotrs(factor, wanted.astype(np.float32))[0].astype(np.float64)
+    found = solve(wanted).astype(np.float64)
     size, before = np.linalg.norm(found, axis=0), 1.0
     size[size == 0] = 1.0  # of a column of zeros
     while True:
-        residual = wanted - matrix.times(found) - shift * found
-        step = lapack.spotrs(factor, residual.astype(np.float32))[0]
+        residual = wanted - matrix.times(found) - shifts * found
+        step = solve(residual)
         found += step
         change = float((np.linalg.norm(step, axis=0) / size).max(initial=0.0))
         if not change <= SLOW * before:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
+ONE = 2e6  # multiplications that one thread of BLAS carries out
 LITTLE = 1e6  # multiplications up to which BLAS uses one thread by itself
 WORTH_SHARING = 1e9  # multiplications from which on threads share them: some ten milliseconds of one
 
@@ -29,7 +30,9 @@ def controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-_lock, _limits = Lock(), list[Any]()  # what puts back the limits that others had set, of each computation under way
+_lock = Lock()
+_limits = list[int]()  # of each computation under way
+_before = list[Any]()  # what puts back the limits that others had set, while there is one
 _here = local()  # whether this thread carries out a job
 
 
@@ -42,18 +45,31 @@ def blas_threads(work: float) -> Iterator[None]:
     """
     alone = work > LITTLE and not getattr(_here, "in_job", False)
     if alone:
-        with _lock:
-            limit = torch.get_num_threads() if work > WORTH_SHARING else 1
-            _limits.append(controller().limit(limits=limit, user_api="blas"))
+        _begin(torch.get_num_threads() if work > WORTH_SHARING else 1)
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             yield
     finally:
         if alone:
-            with _lock:
-                last = _limits.pop()
-                if not _limits:  # it is the first one's: the others' would put back what was set meanwhile
-                    last.restore_original_limits()
+            _end()
+
+
+def _begin(limit: int) -> None:
+    with _lock:
+        if not _limits:
+            _before.append(controller().limit(limits=limit, user_api="blas"))
+        elif _limits[-1] != limit:
+            controller().limit(limits=limit, user_api="blas")
+        _limits.append(limit)
+
+
+def _end() -> None:
+    with _lock:
+        last = _limits.pop()
+        if not _limits:
+            _before.pop().restore_original_limits()
+        elif _limits[-1] != last:
+            controller().limit(limits=_limits[-1], user_api="blas")
 
 
 def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:

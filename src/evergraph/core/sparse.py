@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core import large
 from evergraph.core.compiled import Kernels, kernels, readable
 from evergraph.core.row_pieces import RowPieces, row_kernel
 from evergraph.core.shortcuts import fast
@@ -334,7 +335,7 @@ def take_rows(features: Features, rows: Tensor) -> Features:
     """Rows of a dense or sparse feature matrix."""
     if isinstance(features, SparseMatrix):
         return features.rows(rows)
-    return features.index_select(0, rows.to(features.device))
+    return large.rows(features, rows.to(features.device))
 
 
 def sparse_product(left: SparseMatrix, right: Features) -> Features:

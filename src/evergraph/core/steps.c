@@ -178,3 +178,115 @@ void pull(int64_t first, int64_t last, REAL *restrict grad, const REAL *restrict
     const REAL s = strength;
     for (int64_t i = first; i < last; i++) grad[i] += s * importance[i] * (param[i] - anchor[i]);
 }
+
+/* Products with few columns: `groups` vectors of a row stay in registers, of `high` rows at once. */
+#define FEW(groups) ((groups) == 1 ? 8 : 4)
+
+/* sums[r] += sign * sum of matrix[r, j] * columns[j] over j < count */
+INLINE void add_few(const int groups, const int high, const REAL sign, int64_t count, const REAL *matrix, int64_t step,
+                    const REAL *columns, Lanes *sums) {
+    const int64_t width = groups * LANES;
+    for (int64_t j = 0; j < count; j++) {
+        Lanes row[4];
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++) row[g] = *(const Lanes *)(columns + j * width + g * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < high; r++) {
+            const REAL weight = sign * matrix[r * step + j];
+#pragma GCC unroll 4
+            for (int g = 0; g < groups; g++) sums[r * groups + g] += weight * row[g];
+        }
+    }
+}
+
+INLINE void times_few(const int groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step,
+                      const REAL *columns, REAL *out) {
+    const int64_t width = groups * LANES;
+    const int high = FEW(groups);
+    int64_t i = 0;
+    for (; i + high <= rows; i += high) {
+        Lanes sums[16];
+#pragma GCC unroll 16
+        for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(out + i * width + k * LANES);
+        add_few(groups, high, 1, count, matrix + i * step, step, columns, sums);
+#pragma GCC unroll 16
+        for (int k = 0; k < high * groups; k++) *(Lanes *)(out + i * width + k * LANES) = sums[k];
+    }
+    for (; i < rows; i++) {
+        Lanes sums[4];
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++) sums[g] = *(Lanes *)(out + i * width + g * LANES);
+        add_few(groups, 1, 1, count, matrix + i * step, step, columns, sums);
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++) *(Lanes *)(out + i * width + g * LANES) = sums[g];
+    }
+}
+
+/* out += A X; X and out have one to four vectors of numbers a row. */
+void times(int64_t groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
+           REAL *out) {
+    if (groups == 1) times_few(1, rows, count, matrix, step, columns, out);
+    if (groups == 2) times_few(2, rows, count, matrix, step, columns, out);
+    if (groups == 3) times_few(3, rows, count, matrix, step, columns, out);
+    if (groups == 4) times_few(4, rows, count, matrix, step, columns, out);
+}
+
+/* Rows i to i + high of the solution of L Y = B, from those before, in the place of B. */
+INLINE void forward_few(const int groups, const int high, int64_t i, const REAL *factor, int64_t step, REAL *columns) {
+    const int64_t width = groups * LANES;
+    Lanes sums[16];
+#pragma GCC unroll 16
+    for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(columns + i * width + k * LANES);
+    add_few(groups, high, -1, i, factor + i * step, step, columns, sums);
+    for (int r = 0; r < high; r++) {
+        const REAL *row = factor + (i + r) * step + i;
+        for (int s = 0; s < r; s++)
+            for (int g = 0; g < groups; g++) sums[r * groups + g] -= row[s] * sums[s * groups + g];
+        for (int g = 0; g < groups; g++) sums[r * groups + g] /= row[r];
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < high * groups; k++) *(Lanes *)(columns + i * width + k * LANES) = sums[k];
+}
+
+/* Rows i to i + high of the solution of L' X = Y, in the place of Y; what they add to rows before is taken off there. */
+INLINE void back_few(const int groups, const int high, int64_t i, const REAL *factor, int64_t step, REAL *columns) {
+    const int64_t width = groups * LANES;
+    Lanes found[16];
+#pragma GCC unroll 16
+    for (int k = 0; k < high * groups; k++) found[k] = *(Lanes *)(columns + i * width + k * LANES);
+    for (int r = high - 1; r >= 0; r--) {
+        const REAL *row = factor + (i + r) * step + i;
+        for (int g = 0; g < groups; g++) found[r * groups + g] /= row[r];
+        for (int s = 0; s < r; s++)
+            for (int g = 0; g < groups; g++) found[s * groups + g] -= row[s] * found[r * groups + g];
+    }
+#pragma GCC unroll 16
+    for (int k = 0; k < high * groups; k++) *(Lanes *)(columns + i * width + k * LANES) = found[k];
+    const REAL *rows = factor + i * step;
+    for (int64_t j = 0; j < i; j++) {
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++) {
+            Lanes left = *(Lanes *)(columns + j * width + g * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < high; r++) left -= rows[r * step + j] * found[r * groups + g];
+            *(Lanes *)(columns + j * width + g * LANES) = left;
+        }
+    }
+}
+
+INLINE void solve_few(const int groups, int64_t size, const REAL *factor, int64_t step, REAL *columns) {
+    const int high = FEW(groups);
+    const int64_t even = size - size % high;
+    for (int64_t i = 0; i < even; i += high) forward_few(groups, high, i, factor, step, columns);
+    for (int64_t i = even; i < size; i++) forward_few(groups, 1, i, factor, step, columns);
+    for (int64_t i = size - 1; i >= even; i--) back_few(groups, 1, i, factor, step, columns);
+    for (int64_t i = even - high; i >= 0; i -= high) back_few(groups, high, i, factor, step, columns);
+}
+
+/* (L L')^-1 B in the place of B, which has one to four vectors of numbers a row. */
+void solve(int64_t groups, int64_t size, const REAL *factor, int64_t step, REAL *columns) {
+    if (groups == 1) solve_few(1, size, factor, step, columns);
+    if (groups == 2) solve_few(2, size, factor, step, columns);
+    if (groups == 3) solve_few(3, size, factor, step, columns);
+    if (groups == 4) solve_few(4, size, factor, step, columns);
+}

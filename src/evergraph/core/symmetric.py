@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.core import large
+from evergraph.core.compiled import Kernels, few_columns, kernels
+
 PANEL = 512  # rows that are converted at once
 FEW_RUNS = 16  # of rows side by side, up to which they are read run by run; beyond, they are gathered
 
@@ -44,7 +47,7 @@ def among(matrix: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
         rows = rows.to(matrix.device)
         found = matrix[rows].index_select(1, rows)
         return found if total is None else total.add_(found)
-    found = matrix.new_empty(rows.numel(), rows.numel()) if total is None else total
+    found = large.empty((rows.numel(), rows.numel()), matrix.dtype, matrix.device) if total is None else total
     for down, across in itertools.product(runs, runs):
         place = found[down.start : down.stop, across.start : across.stop]
         part = matrix[down.at, across.at]
@@ -81,7 +84,7 @@ class SymmetricSum:
 
     def single_triangle(self, shift: float) -> np.ndarray:
         """The sum plus shift · I in float32, its lower triangle alone: what is above is anything."""
-        found = np.empty((self.size, self.size), dtype=np.float32)
+        found = large.array((self.size, self.size), np.dtype(np.float32))
         for down in self._panels():
             for across in self.runs:
                 stop = min(across.stop, down.stop)
@@ -100,10 +103,26 @@ class SymmetricSum:
 
     def times(self, columns: np.ndarray) -> np.ndarray:
         """The sum times some columns, in float64."""
+        compiled = kernels(torch.float64, torch.int64)
+        few = few_columns(columns, np.dtype(np.float64)) if compiled is not None else None
+        if (
+            compiled is not None
+            and few is not None
+            and all(part.dtype == torch.float64 and part.stride(1) == 1 for part in self.parts)
+        ):
+            return self._times_few(compiled, few)[:, : columns.shape[1]]
         found = np.zeros(columns.shape)
         for down, across, part in itertools.product(self._panels(), self.runs, self.parts):
             rows = part[down.at, across.at].numpy().astype(np.float64, copy=False)
             found[down.start : down.stop] += rows @ columns[across.start : across.stop]
+        return found
+
+    def _times_few(self, compiled: Kernels, columns: np.ndarray) -> np.ndarray:
+        """As `times`, of few columns."""
+        found = np.zeros_like(columns)
+        for down, across, part in itertools.product(self.runs, self.runs, self.parts):
+            out = found[down.start : down.stop]
+            compiled.add_product(out, part[down.at, across.at].numpy(), columns[across.start : across.stop])
         return found
 
     def _panels(self) -> Iterator[Run]:

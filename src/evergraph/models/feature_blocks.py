@@ -113,9 +113,17 @@ class Layout:
         """The blocks that there are."""
         return [block for block, keep in zip(self.blocks, self.kept) if keep]
 
+    def has(self, chosen: Sequence[bool]) -> bool:
+        """Whether all of some blocks, a choice among all, are there."""
+        return all(keep for choice, keep in zip(chosen, self.kept) if choice)
+
     def among_present(self, chosen: Sequence[bool]) -> list[bool]:
         """A choice among all blocks as one among those that there are."""
         return [choice for choice, keep in zip(chosen, self.kept) if keep]
+
+    def sets_among_present(self, sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
+        """Likewise, of several choices."""
+        return {name: self.among_present(chosen) for name, chosen in sets.items()}
 
 
 @dataclass(frozen=True)

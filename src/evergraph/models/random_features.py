@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from evergraph.core import large
 from evergraph.core.capabilities import capability
 from evergraph.core.dense_algebra import product
 from evergraph.core.recording import linear
@@ -33,6 +34,7 @@ from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.block_steps import Steps, WordsWithin, column, first_rows, pieces_of, without_degrees
 from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
+from evergraph.models.linear_products import Products, linear_products
 from evergraph.models.score_pieces import Piece, arriving, reach_of
 
 BLOCKS: tuple[tuple[Any, ...], ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
@@ -227,7 +229,7 @@ class RandomFeatures(GraphModel):
         """
         own = without_degrees(x, self.projection.size(0))
         words = WordsWithin(own, Steps(degree, operators, sizes))
-        found = self.head.detach().new_empty((sizes[0], sum(self.widths()) + 1), device=x.device)
+        found = large.empty((sizes[0], sum(self.widths()) + 1), self.head.dtype, x.device)
         *parts, ones = found.split([*self.widths(), 1], dim=1)
         ones.fill_(1)
         for number, part in enumerate(parts):
@@ -349,6 +351,15 @@ class RandomFeatures(GraphModel):
 
         self.head = nn.Parameter(fold(self.head.detach(), 0))
         return fold
+
+    @capability(rests_on=(*READS, "graph_features"))
+    def linear_products(self, graph: Graph, nodes: Tensor, counted: Tensor) -> dict[int, Products]:
+        """What linear blocks that were dropped say of some nodes, by their place among all blocks; exactly."""
+        dropped = [place for place, kept in enumerate(self.kept) if self.all_blocks[place].linear and not kept]
+        x, operator = graph.x.to(self.head.dtype), self.operator(graph).to(self.head.dtype)
+        blocks = [self.all_blocks[place] for place in dropped]
+        products = linear_products(x.to(nodes.device), operator.to(nodes.device), blocks, nodes, counted)
+        return dict(zip(dropped, (Products(found.between * (self._energy / 2), found.words) for found in products)))
 
     def _projected_columns(self) -> list[slice]:
         """The columns of the projection that each block reads; a linear one reads none."""

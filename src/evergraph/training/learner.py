@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from evergraph.core import large
 from evergraph.core.settings import Bounds, Checked, ClassCount, Seed, checked
 from evergraph.data import ClassName, Graph, Part, Task, TaskStream
 from evergraph.errors import EvergraphError, is_out_of_memory, tell
@@ -126,7 +127,8 @@ class Learner(metaclass=Checked):
         self.check(task)
         if not self.in_mid_task and (before := self.learned_as(task)) is not None:
             tell(f"{task.graph.name}: this very task was learned already, as task {before}; it is learned once more")
-        return learn(self, task, on_epoch)
+        with large.reused():
+            return learn(self, task, on_epoch)
 
     @property
     def in_mid_task(self) -> bool:
@@ -166,8 +168,9 @@ class Learner(metaclass=Checked):
         tasks = as_tasks(stream, seed=self.seed)
         if isinstance(tasks, TaskStream):
             self.settle(tasks.problem)
-        for task in tasks:
-            self.learn(task)
+        with large.reused():
+            for task in tasks:
+                self.learn(task)
         return self
 
     def learned_as(self, task: Task) -> int | None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
-from evergraph.core.dense_algebra import EXACT, ROUGH, product
+from evergraph.core.dense_algebra import EXACT, ROUGH
 from evergraph.core.params import Params
 from evergraph.core.settings import Fraction, NonNegative, Positive
+from evergraph.core.side_by_side import ONE, blas_threads
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, View
 from evergraph.methods.closed_form.block_prediction import WHOLE, BlockPrediction, Way, Whole
@@ -23,7 +24,8 @@ from evergraph.methods.closed_form.drift import MovingEncoder
 from evergraph.methods.closed_form.familiarity import damped_factor, dense_rows, evenly, strangeness
 from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.hits import count_changes, rows_of, validation_hits
+from evergraph.methods.closed_form.smoothing import best_share, with_changes
 from evergraph.methods.closed_form.sums import SMALL, Wanted
 from evergraph.methods.closed_form.two_forms import BOTH, TwoForms
 from evergraph.methods.closed_form.why import Reasons, reasons
@@ -65,7 +67,7 @@ class Analytic(MovingEncoder, TwoForms):
             `continual` trains it on every task, composed with a method that protects it; the sums follow by the
             linear map that fits best on what that method keeps of earlier tasks, and stay where it keeps nothing.
         judge_edges: judge the edges at test time; off, the graph is taken as it is.
-        smoothing: share of the neighbours' probabilities in the prediction, five rounds; 0 never smooths.
+        smoothing: the largest share of the neighbours' probabilities in the prediction, of three; 0 never smooths.
         temperature: of the softmax that makes probabilities of least-squares scores.
         learn_validation: whether the final heads learn from the validation nodes too, once they have chosen. Off, the
             head has the labels that a network trained on the training nodes has.
@@ -83,12 +85,12 @@ class Analytic(MovingEncoder, TwoForms):
     premium: NonNegative = 0.02
     encoder: Literal["frozen", "first", "continual"] = "frozen"
     judge_edges: bool = True
-    smoothing: Fraction = 0.5
+    smoothing: Fraction = 0.75
     temperature: Positive = 0.1
     learn_validation: bool = True
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
     hits_: list[float] = state(list)  # validation nodes that each ridge puts right; or minus its squared errors
-    smoothing_: list[int] = state(lambda: [0, 0])  # validation nodes that smoothing puts right, and wrong
+    smoothing_: list[int] = state(list)  # validation nodes that each share of smoothing puts right, and wrong
     voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
     validated_: int = state(int)
     tasks_: int = state(int)
@@ -99,7 +101,7 @@ class Analytic(MovingEncoder, TwoForms):
     blocks_: list[bool] = state(list)  # which blocks of features the head reads
     task_of_unit_: list[int] = state(list)
     votes_: bool = state(bool)
-    smooths_: bool = state(bool)
+    smooths_: float = state(float)  # the share of the neighbours' probabilities; 0 for none
     doubt_: float = state(float)
 
     # learning
@@ -108,12 +110,14 @@ class Analytic(MovingEncoder, TwoForms):
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
-        self.follow(context)
-        self._add(context)
-        self.decide(context)
-        self.write(context.problem, context.model)
-        self._learn_doubt(context)
-        self._leave_nodes(context)
+        self._rounding: float = torch.finfo(linear_head(context.model)[1].dtype).eps
+        with blas_threads(ONE):  # what is worth more asks for more
+            self.follow(context)
+            self._add(context)
+            self.decide(context)
+            self.write(context.problem, context.model)
+            self._learn_doubt(context)
+            self._leave_nodes(context)
         self.tasks_ += 1
 
     def _leave_nodes(self, context: Context) -> None:
@@ -125,15 +129,14 @@ class Analytic(MovingEncoder, TwoForms):
         model, vote = context.model, None
         trained = self._choose(context)
         if self._in_blocks(context.problem, model) and context.count(context.task.val):
-            self._count_smoothing(context, trained, self.smoothing_)
-            vote = self._vote(model, self.chosen_ridge(), ("train",), trained)
-            self._choose_voting(context, trained, vote)
+            self.smoothing_ = self._count_smoothing(context, trained, self.smoothing_)
+            vote = self._choose_voting(context, trained)
         self.conclude(model)
         context.cache[HELD_OUT] = self._decisive(trained), vote
 
     def conclude(self, model: GraphModel) -> None:
-        """Smooth where it puts clearly more nodes right than wrong; vote where that costs no more than the premium."""
-        self.smooths_ = clearly_more(self.smoothing_)
+        """Smooth as puts most more nodes right than wrong; vote where that costs no more than the premium."""
+        self.smooths_ = best_share(self.smoothing_, self.smoothing)
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     def write(self, problem: Problem, model: GraphModel) -> None:
@@ -142,11 +145,15 @@ class Analytic(MovingEncoder, TwoForms):
         ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
         in_blocks = self._in_blocks(problem, model)
         self.solve_ahead(self._wanted_to_write(model, learned) if in_blocks else [Wanted([ridge], learned)])
-        final = self.solve([ridge], learned, self._head_rows(model) if in_blocks else None)[0]
+        final = self._solved(model, learned) if in_blocks else self.solve([ridge], learned)[0]
         if in_blocks:
             self.vote_ = {_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
         head.copy_(self._decisive(final))
+
+    def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """The head on blocks of features, from the sums of some parts, by the choices as they stand."""
+        return self.solve([self.chosen_ridge()], parts, self._head_rows(model))[0]
 
     def _decisive(self, head: Tensor) -> Tensor:
         """A head as it decides: what is solved for."""
@@ -209,8 +216,12 @@ class Analytic(MovingEncoder, TwoForms):
         return self.encoder != "frozen" or self._needs_exact()
 
     def _error(self, parts: Sequence[str]) -> float:
-        """Heads that have not learned from the validation nodes, where others have, are for counting alone."""
-        return ROUGH if self.learn_validation and BOTH[1] not in parts else EXACT
+        """Heads that have not learned from the validation nodes, where others have, are for counting alone.
+
+        Others are as exact as the type that they are kept in, which is known while a task is learned.
+        """
+        kept = max(EXACT, 10 * self.__dict__.get("_rounding", 0.0))
+        return ROUGH if self.learn_validation and BOTH[1] not in parts else kept
 
     def _learn_units(self, context: Context) -> None:
         """The sizes of classes, and the task that brought each."""
@@ -240,20 +251,18 @@ class Analytic(MovingEncoder, TwoForms):
         hits = context.total(own).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
-    def _count_smoothing(self, context: Context, head: Tensor, counts: list[int]) -> None:
-        """Add to `counts` the nodes that smoothing a head's predictions puts right, and wrong."""
-        whole, nodes = context.batcher, context.task.val.to(context.device)
-        if whole.num_hops or not self.smoothing:  # only graphs whose features fit into memory are smoothed
-            return
-        assert isinstance(whole.x, Tensor)
-        scores = product(whole.x, head.to(whole.x.dtype))
-        adjacency = context.task.graph.adjacency.to(scores.dtype).to(scores.device)
-        smoothed = self._prediction(context.model).smooth(adjacency, scores)
-        truth = whole.y[nodes]
-        count_changes(counts, scores[nodes].argmax(1) == truth, smoothed[nodes].argmax(1) == truth)
+    def _count_smoothing(self, context: Context, head: Tensor, counts: Sequence[int]) -> list[int]:
+        """The counts, with the nodes that smoothing a head's predictions puts right, and wrong."""
+        return with_changes(counts, context, head, self.smoothing, self._prediction(context.model).smooth)
 
-    def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
-        """Count the nodes that the vote puts right, and wrong."""
+    def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
+        """Count the nodes that the vote puts right, and wrong; the vote, of training nodes alone."""
+        vote = self._vote(context.model, self.chosen_ridge(), BOTH[:1], head)
+        self._count_voting(context, head, vote)
+        return vote
+
+    def _count_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+        """Count the nodes that a vote puts right, and wrong, in place of a head."""
         changes = [0, 0]
         count_changes(changes, *validation_hits(context, [head, vote]))
         counted = context.total(torch.tensor(changes)).tolist()
@@ -288,7 +297,6 @@ class Analytic(MovingEncoder, TwoForms):
         whole = [capable(model, name) for name in WHOLE]
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
         vote = next(iter(self.vote_.values()), head)
-        smooths = self.smooths_ and self.smoothing > 0
         return BlockPrediction(
             head=head,
             vote=vote,
@@ -297,11 +305,10 @@ class Analytic(MovingEncoder, TwoForms):
             graph_scores=whole[1],  # type: ignore[arg-type]
             feature_scores=whole[2],  # type: ignore[arg-type]
             temperature=self.temperature,
-            smoothing=self.smoothing,
+            smoothing=self.smooths_,
             judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
-            smooths=smooths,
             doubt=self.doubt_,
-            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0, smooths) if smooths else Way(head, 1),
+            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0 if self.smooths_ else 1, self.smooths_),
         )
 
     def _learn_doubt(self, context: Context) -> None:
@@ -344,7 +351,7 @@ class Analytic(MovingEncoder, TwoForms):
         if not self._in_blocks(view.problem, view.model) or any(capable(view.model, name) is None for name in WHOLE):
             return None
         prediction, fits = self._prediction(view.model), capable(view.model, "reads_whole")
-        needed = prediction.smooths or prediction.judges
+        needed = prediction.smoothing or prediction.judges
         if view.graph.rows is not None or fits is None or not fits(view.graph) or not needed:
             return None
         dtype, joining = prediction.head.dtype, view.graph.joining

@@ -15,9 +15,9 @@ from evergraph.core.params import Params
 from evergraph.errors import EvergraphError
 from evergraph.methods.base import METHODS, Context
 from evergraph.methods.closed_form.analytic import HELD_OUT
+from evergraph.methods.closed_form.blended import Blended
 from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.block_sets import (
-    GRID,
     MIXED,
     OWN,
     PREFERRED,
@@ -27,13 +27,15 @@ from evergraph.methods.closed_form.block_sets import (
     first_near,
     head_sets,
     leader,
+    near_leader,
     own_sets,
     vote_sets,
 )
-from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import clearly_more, count_changes, rows_of, validation_hits
-from evergraph.methods.closed_form.prior import Prior, came_again, log_worth, stretch
+from evergraph.methods.closed_form.prior import Prior, came_again, log_worth
+from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import Wanted
+from evergraph.methods.closed_form.trial import AT_FIRST, OnTrial
 from evergraph.methods.closed_form.two_forms import BOTH
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
@@ -41,25 +43,24 @@ from evergraph.models.feature_blocks import Layout
 
 VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head beside own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
-AT_FIRST = 0.25  # the same with the first task: what one task says of the sets is little
+FEW_MISSES = 0.01  # share of the validation nodes up to which the best set is good enough by itself
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
 TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
-FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 
 
 @METHODS.register
 @dataclass(repr=False)
-class Auto(BudgetedAnalytic):
+class Auto(Blended, OnTrial):
     """`analytic`, with the blocks of features that the head reads chosen while the stream goes on.
 
     Graphs differ in how much a node's neighbours say about it and in what way: where edges mostly join nodes of one
     class, a node is best mixed with its neighbours; elsewhere what a node says and what its neighbours say are best
     read side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at
     each task every set and every ridge is solved on the training nodes so far and tried on the task's validation
-    nodes. The hits are added up over the tasks, and the set and ridge with most of them are taken: at the next task
-    others may lead. Once the sums of all sets take more than an eighth of the budget (with the first task, a
-    quarter), the cheapest set within a standard error of the leader is kept and the other blocks are dropped for good.
-    Graphs with edges between tasks are read in a way of their own (`elsewhere`).
+    nodes. The hits are added up over the tasks, and the heads of the sets near the one with most of them are blended
+    (`blended`): at the next task others may lead. Once the sums of all sets take more than an eighth of the budget
+    (with the first task, a quarter), the cheapest set within a standard error of the leader is kept and the other
+    blocks are dropped for good. Graphs with edges between tasks are read in a way of their own (`elsewhere`).
 
     Decisions count what AP counts: tasks alike (`prior`). The sums weigh classes by their size, so the logits of a
     class are raised by the logarithm of what a hit in it counts over what it weighs.
@@ -83,14 +84,11 @@ class Auto(BudgetedAnalytic):
     model = "mixed-features"
 
     prior: Prior = "tasks"
-    set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
     own_: str = state(str)  # the set that speaks for a node's own features in the vote
-    chosen_: str = state(str)  # the set that the head reads
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
     own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
-    stretch_: float = state(lambda: 1.0)  # by what the head's scores fall short of probabilities
     own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
-    smoothing_elsewhere_: list[int] = state(lambda: [0, 0])  # as `smoothing_`, for the head `smooth`
+    smoothing_elsewhere_: list[int] = state(list)  # as `smoothing_`, for the head `smooth`
 
     def start_task(self, context: Context) -> None:
         """Refuse a model whose features do not fall into blocks."""
@@ -109,7 +107,9 @@ class Auto(BudgetedAnalytic):
         found = []
         for sets in (head_sets(layout.blocks), own_sets(layout.blocks)):
             live = {name: chosen for name, chosen in sets.items() if not self.set_hits_ or name in self.set_hits_}
-            found.append({name: layout.among_present(chosen) for name, chosen in live.items()})
+            if self._trial is not None:
+                live = {name: chosen for name, chosen in live.items() if layout.has(chosen)}
+            found.append(layout.sets_among_present(live))
         return found[0], found[1]
 
     def _choose(self, context: Context) -> Tensor:
@@ -117,53 +117,58 @@ class Auto(BudgetedAnalytic):
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
         wanted = {name: self._tried(block_of_row, name, blocks) for name, blocks in {**for_own, **for_head}.items()}
-        settled = all(len(each.ridges) == 1 for each in wanted.values()) and self.set_hits_
-        self.solve_ahead([*wanted.values(), *(self._vote_wants(context.model, BOTH[:1]) if settled else [])])
+        voices = self._vote_wants(context.model, BOTH[:1]) if self.set_hits_ else []  # they seldom change
+        self.solve_ahead([*wanted.values(), *voices])
         for name, each in wanted.items():
             self._count(name, self._places(name), self.hits(context, each))
         validated = self.validated_ + context.count(context.task.val)
-        if self._too_much():
-            for_head, for_own = self._worth_keeping(context.model, for_head, for_own, validated)
+        if self._trial is not None:
+            if (kept := self._settled(context, validated)) is None:
+                return self._choose(context)  # blocks that were on trial are there now
+            for_head, for_own = kept
+        elif self._too_much():
+            layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
+            for_head, for_own = self._worth_keeping(layout, for_head, for_own, validated)
         self._lead(for_head, for_own, validated)
         return self._measure(context.model)
 
     def _measure(self, model: GraphModel) -> Tensor:
         """What all tasks' validation nodes say of own features, and of the training nodes' head, which is returned."""
         self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
-        rows = rows_of(capable(model, "feature_blocks")()[1], self.blocks_)  # type: ignore[misc]
-        trained = self.solve([self.chosen_ridge()], BOTH[:1], rows)[0]
-        self.stretch_ = stretch(trained, self.cross_[BOTH[1]], lambda head: self.energy(BOTH[1], head, rows))
-        return trained
+        return self._blended(model)
 
     def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> Wanted:
         """The training nodes' heads on a set of blocks that are to be tried."""
         return Wanted([self._ridges[place] for place in self._places(name)], BOTH[:1], rows_of(block_of_row, blocks))
 
     def _worth_keeping(
-        self, model: GraphModel, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
+        self, layout: Layout, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """One set for the head, and one for own features that reads no linear block but those of the head."""
-        sets, widths = {**for_own, **for_head}, self.block_widths_
+        """One set for the head, and one for own features; of linear blocks wider than random ones it has the head's."""
+        sets, widths = {**for_own, **for_head}, layout.widths
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
         for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
         if for_own:
-            present = capable(model, "feature_layout")().present  # type: ignore[misc]
-            free = [not block.linear or read for block, read in zip(present, *for_head.values())]
+            room = max((w for w, block in zip(widths, layout.present) if not block.linear), default=0)
+            free = [read or w <= room for w, read in zip(widths, *for_head.values())]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
             for_own = _only(for_own, first_near(self.set_hits_, cheap or list(for_own), validated))
         self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
         return for_head, for_own
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
-        """Take the head's set with most hits, and of those near the best for own features the first."""
+        """The head's set with most hits, those near it to be blended, and the first near the best for own features."""
         self.chosen_ = leader(self.set_hits_, list(for_head))
+        missed = validated - max(self.set_hits_[self.chosen_])
+        near = near_leader(self.set_hits_, list(for_head), validated) if missed > FEW_MISSES * validated else []
+        self.blend_ = dict.fromkeys(near or [self.chosen_], 1.0)
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
-        self.blocks_ = for_head[self.chosen_]
+        self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in self.blend_))]
 
     def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
-        """With those of the vote, and that of own features."""
+        """Those of the blend and of the vote, and that of own features."""
         own = [self._explaining(model, self._own(model), parts)] if self.own_ else []
-        return [*super()._wanted_to_write(model, parts), *self._vote_wants(model, parts), *own]
+        return [*self._blend_wants(model, parts), *self._vote_wants(model, parts), *own]
 
     def conclude(self, model: GraphModel) -> None:
         """As `analytic`; and the sets by the hits as they stand."""
@@ -171,35 +176,6 @@ class Auto(BudgetedAnalytic):
         for_head, for_own = self._sets(model)
         self._lead(for_head, for_own, self.validated_)
         self._measure(model)
-
-    @property
-    def _ridges(self) -> Sequence[float]:
-        return [self.ridge] if self.ridge else GRID
-
-    def chosen_ridge(self) -> float:
-        """The ridge with most hits of the chosen set."""
-        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
-
-    def _places(self, name: str) -> list[int]:
-        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours.
-
-        The neighbours are tried with the second, fourth, eighth … task: what one task adds to the counts says less and
-        less.
-        """
-        every = range(len(self._ridges))
-        if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
-            return list(every)
-        if name not in self.set_hits_:
-            return list(every[1::2])
-        best = best_ridge(self.set_hits_[name])
-        reach = 1 if (self.tasks_ + 1).bit_count() == 1 else 0
-        return [place for place in every if abs(place - best) <= reach]
-
-    def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
-        """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
-        before = self.set_hits_.get(name, [0] * len(self._ridges))
-        nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
-        self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}
 
     # what counts in a decision
 
@@ -224,11 +200,21 @@ class Auto(BudgetedAnalytic):
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
         """Of voices or, where own features tell classes apart and the head reads them too, of the head and them."""
-        return self._ways(model, parts, head)[self._voting()]
+        return self._decisive_vote(model, self._ways(model, parts, head))
+
+    def _decisive_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
+        """The vote as it decides, and judges edges: every voice's logits are raised as those of a head are."""
+        voices = 2 if self._voting() == BESIDE else len(self.voices(model))
+        vote = ways[self._voting()].clone()
+        vote[-1] += voices * self.temperature * self._log_worth().to(vote)
+        return vote
 
     def _voting(self) -> str:
-        """Which vote there is: nodes mixed with their neighbours are not always the best that neighbours can say."""
-        return BESIDE if self.own_ and self.chosen_ != MIXED and self.own_explains_ > TELLS else VOICES
+        """Which vote there is. Where own features tell a task's classes apart better than nodes mixed with their
+        neighbours do, mixing hides what a node says, and the head that reads both apart speaks in its place.
+        """
+        right, wrong = self.own_within_.get(MIXED, [0, 0])
+        return BESIDE if self.chosen_ != MIXED and self.own_explains_ > TELLS and right > wrong else VOICES
 
     def _speaks(self) -> bool:
         """Whether own features say something when all classes compete."""
@@ -256,6 +242,13 @@ class Auto(BudgetedAnalytic):
         """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
         return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
 
+    def _mixed_sets(self, model: GraphModel) -> list[list[bool]]:
+        """The blocks that mix nodes with their neighbours, and of these the deepest: what the node says fades there."""
+        present, mixed = capable(model, "feature_layout")().present, self.voices(model)[0]  # type: ignore[misc]
+        deepest = max(block.depth for block, read in zip(present, mixed) if read)
+        deep = [read and block.depth == deepest for block, read in zip(present, mixed)]
+        return [mixed] if deep == mixed else [mixed, deep]
+
     def _own(self, model: GraphModel) -> list[bool]:
         """The blocks that speak for a node's own features."""
         return self._sets(model)[1].get(self.own_, [])
@@ -270,21 +263,21 @@ class Auto(BudgetedAnalytic):
         voices = [self.solve(*voice)[0] for voice in wanted]
         ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
         if not self._speaks():
-            ways[MIXED] = self.solve(*self._explaining(model, self.voices(model)[0], parts))[0]
+            blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
+            ways[MIXED] = torch.stack([self.solve(*each)[0] for each in blended]).mean(0)
         if self.own_:
             own = self.solve(*self._explaining(model, self._own(model), parts))[0]
             ways |= {OWN: own, BESIDE: head + own}
         return ways
 
-    def _choose_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
+    def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
         """Count what tells which of the ways decides where edges join tasks.
 
         In a task's own graph neighbours give the task away, which they do not where edges join tasks; what they say
         about the class is what is left when the task's classes alone are to choose from.
         """
-        ways = self._ways(context.model, ("train",), head)
-        super()._choose_voting(context, ways[MIXED], vote)
-        self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
+        ways = self._ways(context.model, BOTH[:1], head)
+        self.smoothing_elsewhere_ = self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
         units = torch.nonzero(self._arrived(context)).reshape(-1)
         if OWN in ways and units.numel() > 1:
             hits = dict(zip(ways, validation_hits(context, list(ways.values()), units)))
@@ -294,6 +287,8 @@ class Auto(BudgetedAnalytic):
                 counted = context.total(torch.tensor(changes)).tolist()
                 before = self.own_within_.get(way, [0, 0])
                 self.own_within_ = {**self.own_within_, way: [old + new for old, new in zip(before, counted)]}
+        self._count_voting(context, ways[MIXED], ways[self._voting()])
+        return self._decisive_vote(context.model, ways)
 
     def _own_alone(self, model: GraphModel) -> tuple[float, float]:
         """What own features explain, and with which ridge they do most."""
@@ -352,9 +347,9 @@ class Auto(BudgetedAnalytic):
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
         if way == OWN or not self._speaks():  # one head, with the ridge that explains most: scores are probabilities
             head = head * self._log_worth().exp().to(head)
-        smooths = way == MIXED and self.smoothing > 0 and clearly_more(self.smoothing_elsewhere_)
-        judgements = 2 if way == MIXED and self._speaks() and not smooths else 0
-        return dataclasses.replace(prediction, elsewhere=Way(head, judgements, smooths))
+        share = best_share(self.smoothing_elsewhere_, self.smoothing) if way == MIXED else 0.0
+        judgements = 2 if way == MIXED and self._speaks() and not share else 0
+        return dataclasses.replace(prediction, elsewhere=Way(head, judgements, share))
 
     # what is kept
 

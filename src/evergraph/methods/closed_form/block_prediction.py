@@ -36,12 +36,12 @@ class Way(NamedTuple):
         head: the head that reads the features.
         judgements: how often edges are judged, and features computed over the weighted ones: better features judge
             better. With 0 features are those of the graph as it stands.
-        smooths: whether the head's probabilities are mixed with the neighbours', over the weighted edges.
+        smoothing: share of the neighbours' probabilities in the prediction, over the weighted edges; 0 for none.
     """
 
     head: Tensor
     judgements: int
-    smooths: bool = False
+    smoothing: float = 0.0
 
 
 class Reading(NamedTuple):
@@ -52,12 +52,14 @@ class Reading(NamedTuple):
         features: of all nodes.
         edges: the edges over which they were computed.
         smoothed_over: the edges over which probabilities are mixed; None where they are not.
+        smoothing: share of the neighbours' probabilities.
     """
 
     head: Tensor
     features: Tensor
     edges: SparseMatrix
     smoothed_over: SparseMatrix | None
+    smoothing: float
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,8 @@ class BlockPrediction:
         graph_scores: the same, to the features times the third argument; the fourth is as `graph_features`' third.
         feature_scores: from features to the same.
         temperature: of the softmax that makes probabilities of least-squares scores.
-        smoothing: share of the neighbours' probabilities in a smoothed prediction.
+        smoothing: share of the neighbours' probabilities in the head's predictions; 0 for none.
         judges: whether edges are judged.
-        smooths: whether the head's predictions are smoothed.
         doubt: share of edges within a task that are taken for others: the largest in training's graphs.
         elsewhere: what decides where there are edges between tasks.
     """
@@ -89,7 +90,6 @@ class BlockPrediction:
     temperature: float
     smoothing: float
     judges: bool
-    smooths: bool
     doubt: float
     elsewhere: Way
 
@@ -101,7 +101,7 @@ class BlockPrediction:
         digest = hashlib.blake2b(digest_size=16)
         for tensor in (self.head, self.vote, self.elsewhere.head, self.task_of_unit):
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        rest = (self.temperature, self.smoothing, self.judges, self.smooths, self.doubt, self.elsewhere[1:])
+        rest = (self.temperature, self.smoothing, self.judges, self.doubt, self.elsewhere[1:])
         return f"{features()} {device} {self.head.dtype} {digest.hexdigest()} {rest}"
 
     def scores(
@@ -121,26 +121,26 @@ class BlockPrediction:
         own, vote = read(adjacency, self.head, self.vote)
         edges, share = self.weigh(adjacency, vote, joining) if self.judges else (adjacency, 0.0)
         if share <= FEW + self.doubt:
-            return self.smooth(adjacency, own) if self.smooths else own / self.temperature
+            return self.mixed(adjacency, own, self.smoothing)
         way = self.elsewhere
         for _ in range(way.judgements - 1):
             (vote,) = read(edges, self.vote)
             edges, _ = self.weigh(adjacency, vote, joining)
         (found,) = read(edges if way.judgements else adjacency, way.head)
-        return self.smooth(edges, found) if way.smooths else found / self.temperature
+        return self.mixed(edges, found, way.smoothing)
 
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
         """Which head reads which features, and whether its probabilities are smoothed: what `scores` come from."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         if share <= FEW + self.doubt:
-            return Reading(self.head, features, adjacency, adjacency if self.smooths else None)
+            return Reading(self.head, features, adjacency, adjacency if self.smoothing else None, self.smoothing)
         edges, way = adjacency, self.elsewhere
         projected: dict[int, Tensor] | None = {} if way.judgements > 1 else None
         for judgement in range(way.judgements):
             if judgement:
                 weighted, _ = self.judge(adjacency, features, joining)
             features, edges = self.graph_features(x, with_self_loops(weighted), projected), weighted
-        return Reading(way.head, features, edges, weighted if way.smooths else None)
+        return Reading(way.head, features, edges, weighted if way.smoothing else None, way.smoothing)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Softmax over the units in use."""
@@ -159,23 +159,27 @@ class BlockPrediction:
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
         return judge_edges(adjacency, tasks, joining=joining)
 
-    def shares(self, adjacency: SparseMatrix, node: int, rounds: int = ROUNDS) -> Tensor:
+    def shares(self, adjacency: SparseMatrix, node: int, smoothing: float, rounds: int = ROUNDS) -> Tensor:
         """The share of every node's probabilities in those of one node after smoothing; they add up to one."""
         back = means_over(adjacency).t()
         alone = torch.zeros(adjacency.num_rows, 1, dtype=adjacency.dtype, device=adjacency.device)
         alone[node] = 1
         mixed, spread = torch.zeros_like(alone), alone
         for _ in range(rounds):
-            mixed, spread = mixed + (1 - self.smoothing) * spread, self.smoothing * (back @ spread)
+            mixed, spread = mixed + (1 - smoothing) * spread, smoothing * (back @ spread)
         return (mixed + spread).reshape(-1)
 
-    def smooth(self, adjacency: SparseMatrix, scores: Tensor, rounds: int = ROUNDS) -> Tensor:
-        """Log of Z after Z ← (1 − s) p + s · (mean of Z over a node and its neighbours)."""
+    def mixed(self, adjacency: SparseMatrix, scores: Tensor, smoothing: float) -> Tensor:
+        """Outputs from scores: logits, of smoothed probabilities where the neighbours' have a share."""
+        return self.smooth(adjacency, scores, smoothing) if smoothing else scores / self.temperature
+
+    def smooth(self, adjacency: SparseMatrix, scores: Tensor, smoothing: float, rounds: int = ROUNDS) -> Tensor:
+        """Log of Z after Z ← (1 − s) p + s · (mean of Z over a node and its neighbours), with s the smoothing."""
         mean = means_over(adjacency)
         p = self.probabilities(scores)
         mixed = p
         for _ in range(rounds):
-            mixed = (1 - self.smoothing) * p + self.smoothing * (mean @ mixed)
+            mixed = (1 - smoothing) * p + smoothing * (mean @ mixed)
         return mixed.clamp(min=1e-30).log()
 
 

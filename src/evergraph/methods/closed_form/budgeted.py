@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from evergraph.core import large
 from evergraph.core.capabilities import capable
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
@@ -133,7 +134,7 @@ class BudgetedAnalytic(Analytic):
 def folded_twice(gram: Tensor, fold: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Both sides of a Gram matrix folded, some columns and then some rows at a time."""
     width = fold(gram[:1], 1).size(1)
-    half, found = gram.new_empty(gram.size(0), width), gram.new_empty(width, width)
+    half, found = (large.empty((height, width), gram.dtype, gram.device) for height in (gram.size(0), width))
     for start in range(0, gram.size(0), AT_ONCE):
         half[start : start + AT_ONCE] = fold(gram[start : start + AT_ONCE], 1)
     for start in range(0, width, AT_ONCE):

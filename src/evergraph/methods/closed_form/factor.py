@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core import large
 from evergraph.core.dense_algebra import add_symmetric_product, product
 
 
@@ -18,17 +19,25 @@ class Factor(NamedTuple):
 
     def stacked(self, other: Factor) -> Factor:
         """The factor of the sums of both."""
-        return Factor(torch.cat([self.rows, other.rows]), torch.cat([self.targets, other.targets]))
+        return Factor(large.stacked([self.rows, other.rows]), large.stacked([self.targets, other.targets]))
 
     def gram(self) -> Tensor:
         """G, its products as exact as the rows, in float64."""
         width = self.rows.size(1)
-        total = torch.zeros(width, width, dtype=torch.float64, device=self.rows.device)
+        total = large.zeros((width, width), torch.float64, self.rows.device)
         return add_symmetric_product(total, self.rows, out=total)
 
     def cross(self) -> Tensor:
         """B, likewise."""
         return product(self.rows.T, self.targets).double()
+
+    def replaced(self, other: Factor, before: Factor, whole: Factor) -> Factor:
+        """`before` and another factor behind it; in the place of this one, the last of `whole`, where it is as high."""
+        if other.rows.shape != self.rows.shape:
+            return before.stacked(other)
+        self.rows.copy_(other.rows)
+        self.targets.copy_(other.targets)
+        return whole
 
     def last(self, number: int) -> tuple[Factor, Factor]:
         """The factor without its last rows, and of these alone."""
@@ -38,8 +47,9 @@ class Factor(NamedTuple):
         return Factor(kept_rows, kept_targets), Factor(last_rows, last_targets)
 
 
-def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int) -> Factor:
-    """The factor of some nodes: √w φ and √w onehot(y)."""
+def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int, in_place: bool = False) -> Factor:
+    """The factor of some nodes: √w φ and √w onehot(y); with `in_place` in the place of their features φ."""
     root = weights.sqrt().unsqueeze(1)
     one_hot = torch.nn.functional.one_hot(targets, units).to(rows.dtype)
-    return Factor(rows * root.to(rows.dtype), one_hot * root.to(rows.dtype))
+    scaled = rows if in_place else large.empty(rows.shape, rows.dtype, rows.device)
+    return Factor(torch.mul(rows, root.to(rows.dtype), out=scaled), one_hot * root.to(rows.dtype))

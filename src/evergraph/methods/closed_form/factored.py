@@ -73,7 +73,7 @@ class FactoredSums:
         kept = [self.factors[part] for part in parts]
         weights = combined.split([factor.rows.size(0) for factor in kept])
         heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
-        for block in self._blocks(rows):
+        for block in self.blocks(rows):
             columns = self._columns(block)
             for factor, own in zip(kept, weights):
                 heads[columns] += product(factor.rows[:, columns].T, own.to(factor.rows.dtype))
@@ -81,7 +81,7 @@ class FactoredSums:
 
     def scores(self, wanted: Wanted, error: float, of: str, last: int) -> Iterator[Tensor]:
         """What the head of each ridge gives the last rows of part `of`, without the head itself."""
-        seen = torch.stack([self._between(block, wanted.parts, of, last) for block in self._blocks(wanted.rows)]).sum(0)
+        seen = torch.stack([self._between(block, wanted.parts, of, last) for block in self.blocks(wanted.rows)]).sum(0)
         for combined in self.combinations(wanted, error):
             yield product(seen, combined.to(seen.dtype))
 
@@ -94,7 +94,7 @@ class FactoredSums:
         """Find all combinations that will be asked for, all of the same parts: as many at once as there is room for."""
         new = [self._unknown(each, error) for each in wanted]
         new = [each for each in new if each.ridges]
-        self._multiply({block for each in new for block in self._blocks(each.rows)})
+        self._multiply({block for each in new for block in self.blocks(each.rows)})
         at_once = self._at_once(new[0].parts) if new else 1
         for start in range(0, len(new), at_once):
             some = new[start : start + at_once]
@@ -113,9 +113,9 @@ class FactoredSums:
         )
 
     def _key(self, wanted: Wanted, ridge: float, error: float) -> Key:
-        return (*wanted.parts,), (*self._blocks(wanted.rows),), ridge, error
+        return (*wanted.parts,), (*self.blocks(wanted.rows),), ridge, error
 
-    def _blocks(self, rows: Tensor | None) -> list[int]:
+    def blocks(self, rows: Tensor | None) -> list[int]:
         """The blocks that the features stand in."""
         rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
         key = rows.numpy().tobytes()
@@ -126,7 +126,7 @@ class FactoredSums:
     def _systems(self, wanted: Sequence[Wanted]) -> list[RidgeSystem]:
         """Of some parts, each on the features that it reads: every block is multiplied once."""
         parts = wanted[0].parts
-        kept, blocks = [self.factors[part] for part in parts], [self._blocks(each.rows) for each in wanted]
+        kept, blocks = [self.factors[part] for part in parts], [self.blocks(each.rows) for each in wanted]
         size = sum(factor.rows.size(0) for factor in kept)
         totals = [kept[0].rows.new_zeros(size, size) for _ in wanted]
         for block in sorted(set().union(*blocks)):
@@ -141,6 +141,19 @@ class FactoredSums:
             RidgeSystem.of(SymmetricSum([total]), targets.double(), own, met(targets))
             for total, own in zip(totals, read_squares)
         ]
+
+    def products(self, block: int) -> Tensor:
+        """S_b S_bᵀ over the rows of all parts."""
+        self._multiply({block})
+        return self._product(block, list(self.factors))
+
+    def squares(self, parts: Sequence[str], rows: Tensor) -> Tensor:
+        """Σ w φ² of some features over some parts."""
+        return torch.stack([self._squares(self.factors[part]) for part in parts]).sum(0)[rows.to(self._device)]
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.factors.values())).rows.device
 
     def _squares(self, factor: Factor) -> Tensor:
         """The diagonal of the factor's G."""

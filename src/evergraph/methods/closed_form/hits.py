@@ -27,7 +27,8 @@ def validation_hits(context: Context, heads: list[Tensor], units: Tensor | None 
     outside[slice(None) if units is None else units] = False
     nodes = context.own(context.task.val).to(context.device)
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
-        scores = product(features(batch).double(), torch.cat(heads, dim=1).double())
+        rows = features(batch)
+        scores = product(rows, torch.cat(heads, dim=1).to(rows.dtype))
         found = [part.masked_fill(outside, -torch.inf).argmax(1) for part in scores.split(width, dim=1)]
         hits.append((torch.stack(found) == batch.y).cpu())
     return torch.cat(hits, dim=1)

@@ -13,14 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from evergraph.core import large
 from evergraph.core.dense_algebra import (
     EXACT,
     SingularError,
     add_symmetric_product,
     by_blas,
-    shifted_solution,
+    shared_solutions,
 )
 from evergraph.core.finite import is_finite
+from evergraph.core.shared_factor import shared
 from evergraph.core.side_by_side import side_by_side
 from evergraph.core.symmetric import SymmetricSum
 from evergraph.core.workers import workers
@@ -83,7 +85,7 @@ def accumulate(
     nodes = context.own(nodes)
     fresh = before is None or group.size > 1
     if before is None or fresh:
-        gram = torch.zeros(width, width, dtype=torch.float64, device=head.device)
+        gram = large.zeros((width, width), torch.float64, head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
     else:
         gram, cross, fresh = before.gram, before.cross, in_place
@@ -94,7 +96,7 @@ def accumulate(
         if weights is None:
             targets = torch.nn.functional.pad(batch.y, (0, units - batch.y.size(1))).to(rows.dtype)
         else:
-            rows, targets = weighed(rows, batch.y, weights[batch.y], units)
+            rows, targets = weighed(rows, batch.y, weights[batch.y], units, in_place=rows is batch.x)
         added = Factor(rows, targets)
         gram = add_symmetric_product(gram, rows, sign, out=gram if fresh else None)
         cross = torch.add(cross, added.cross(), alpha=sign)
@@ -134,11 +136,12 @@ class RidgeSystem:
             raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
         return cls(matrix, float(squares[squares > 0].mean()) / max(classes, 1), targets)
 
-    def solution(self, ridge: float, error: float = EXACT) -> Tensor:
-        """W; `error` is the relative one that it may have."""
+    def solutions(self, ridges: Sequence[float], error: float = EXACT) -> list[Tensor]:
+        """W for each of some ridges that share a factorization; `error` is the relative one that they may have."""
         try:
-            return shifted_solution(self.matrix, ridge * self.unit, self.targets, error)
-        except SingularError:
+            return shared_solutions(self.matrix, [ridge * self.unit for ridge in ridges], self.targets, error)
+        except SingularError as singular:
+            ridge = singular.shift / self.unit
             raise EvergraphError(
                 f"ridge={ridge:g} is too small for these features: their sums are singular to float64's "
                 "precision; raise it, or use ridge=0 to choose one"
@@ -160,10 +163,15 @@ def met(targets: Tensor) -> int:
 
 def solved(systems: Sequence[tuple[RidgeSystem, float]], error: float = EXACT) -> list[Tensor]:
     """The solution of each system with its ridge, side by side on a CPU; the largest ones come first."""
-    order = sorted(range(len(systems)), key=lambda place: -systems[place][0].matrix.size)
-    jobs = [partial(systems[place][0].solution, systems[place][1], error) for place in order]
+    places = dict[int, list[int]]()
+    for place, (system, _) in enumerate(systems):
+        places.setdefault(id(system), []).append(place)
+    groups = [[own[i] for i in group] for own in places.values() for group in shared([systems[i][1] for i in own])]
+    groups.sort(key=lambda group: -systems[group[0]][0].matrix.size)
+    jobs = [partial(systems[group[0]][0].solutions, [systems[i][1] for i in group], error) for group in groups]
     on_cpu = all(by_blas(system.targets) for system, _ in systems)
-    found = dict(zip(order, side_by_side(jobs) if on_cpu else [job() for job in jobs]))
+    solutions = side_by_side(jobs) if on_cpu else [job() for job in jobs]
+    found = {place: one for group, some in zip(groups, solutions) for place, one in zip(group, some)}
     for place, (_, ridge) in enumerate(systems):
         if not is_finite([found[place]]):
             raise EvergraphError(f"ridge={ridge:g}: the closed form has no finite solution; are the features finite?")

@@ -20,7 +20,7 @@ from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import validation_hits
-from evergraph.methods.closed_form.sums import Sums, Wanted, accumulate, ridge_system, solved, spread
+from evergraph.methods.closed_form.sums import RidgeSystem, Sums, Wanted, accumulate, ridge_system, solved, spread
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
@@ -130,7 +130,8 @@ class TwoForms(Method):
             batches = context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ()
             new = Factor(head.new_zeros(0, head.size(0)), head.new_zeros(0, units))
             for batch in batches:
-                new = new.stacked(weighed(features(batch), batch.y, weights[batch.y], units))
+                rows = features(batch)
+                new = new.stacked(weighed(rows, batch.y, weights[batch.y], units, in_place=rows is batch.x))
             found[part] = new
         return found
 
@@ -141,8 +142,9 @@ class TwoForms(Method):
         if self.factor_ and self._dense(width, self._rows("train") + another):
             self.make_dense()
         for part, number in self.fresh_.items():
-            kept, last = Factor(self.factor_[part], self.factor_targets_[part]).last(number)
-            joined = kept.stacked(rotated(last)) if number else kept
+            whole = Factor(self.factor_[part], self.factor_targets_[part])
+            kept, last = whole.last(number)
+            joined = last.replaced(rotated(last), kept, whole) if number else kept
             self.factor_ = {**self.factor_, part: joined.rows}
             self.factor_targets_ = {**self.factor_targets_, part: joined.targets}
         if self.factor_:
@@ -193,14 +195,16 @@ class TwoForms(Method):
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
             return
-        known, places, systems = self.computed(), [], []
+        known, made = self.computed(), dict[Any, RidgeSystem]()
+        places, systems = list[tuple[Any, Tensor | None]](), list[tuple[RidgeSystem, float]]()
         for ridges, parts, rows in wanted:
             key = self._key(parts, rows)
-            new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
-            if new:
-                system = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
-                systems += [(system, ridge) for ridge in new]
-                places += [((*key, ridge), rows) for ridge in new]
+            asked = {place for place, _ in places}
+            new = [ridge for ridge in dict.fromkeys(ridges) if not {(*key, ridge)} & (known.keys() | asked)]
+            if new and key not in made:
+                made[key] = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
+            systems += [(made[key], ridge) for ridge in new]
+            places += [((*key, ridge), rows) for ridge in new]
         like = next(iter(self.cross_.values()))
         for (place, rows), found in zip(places, solved(systems, error)):
             known[place] = spread(found, rows, like)

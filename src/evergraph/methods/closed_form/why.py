@@ -89,7 +89,7 @@ def _shares(prediction: BlockPrediction, reading: Reading, node: int, unit: int)
     """The parts of a smoothed probability by the nodes that they come from: they add up to it."""
     if reading.smoothed_over is None:
         return None
-    share = prediction.shares(reading.smoothed_over, node)
+    share = prediction.shares(reading.smoothed_over, node, reading.smoothing)
     part = share * prediction.probabilities(reading.features @ reading.head)[:, unit]
     nodes = torch.nonzero(share > 0).reshape(-1)
     return nodes.cpu(), part[nodes].double().cpu()

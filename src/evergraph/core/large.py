@@ -1,0 +1,111 @@
+"""Large matrices on a CPU: memory in huge pages, and used again while a learner learns.
+
+New memory is slow: a matrix of 200 MB takes 50,000 page faults in pages of 4 KB, and on a virtual machine each page may
+have to come from the host. numpy asks the system for huge pages where it has them (`madvise`), torch does not. Within
+`reused`, memory whose last matrix is gone serves the next matrix of about its size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LARGE = 2**22  # bytes from which on numpy asks for huge pages
+WASTE = 1.25  # times the size that is needed: memory that may be taken
+KINDS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+
+_lock = threading.RLock()
+_idle = list[np.ndarray]()  # blocks of bytes, the last used last
+_users, _lent = 0, 0  # of `reused`, under way; and bytes under arrays
+
+
+@contextmanager
+def reused() -> Iterator[None]:
+    """Within it memory is used again; at the end of the last one under way, what waits is let go."""
+    global _users
+    with _lock:
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _idle.clear()
+
+
+class Lease:
+    """A block of memory under an array; when the last array over it is gone, it waits for its next use."""
+
+    def __init__(self, block: np.ndarray, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
+        global _lent
+        self.block = block
+        _lent += block.nbytes
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": shape,
+            "typestr": kind.str,
+            "data": (block.ctypes.data, False),
+        }
+
+    def __del__(self) -> None:
+        global _lent
+        with _lock:
+            _lent -= self.block.nbytes
+            if not _users:
+                return
+            _idle.append(self.block)
+            while sum(block.nbytes for block in _idle) > _lent:  # no more than twice what is needed
+                _idle.pop(0)
+
+
+def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
+    """As `np.empty`."""
+    size = int(np.prod(shape)) * kind.itemsize
+    if not _users or size < LARGE:
+        return np.empty(tuple(shape), dtype=kind)
+    with _lock:
+        fitting = [block for block in _idle if size <= block.nbytes <= WASTE * size]
+        block = min(fitting, key=lambda block: block.nbytes, default=None)
+        if block is None:
+            block = np.empty(size, dtype=np.uint8)
+        else:
+            _idle[:] = [other for other in _idle if other is not block]
+        lease = Lease(block, tuple(shape), kind)
+    return np.asarray(lease)
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """As `torch.empty`."""
+    kind = KINDS.get(dtype)
+    if kind is None or (device is not None and device.type != "cpu"):
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    return torch.from_numpy(array(shape, kind))
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """As `torch.zeros`."""
+    return empty(shape, dtype, device).zero_()
+
+
+def rows(matrix: Tensor, places: Tensor) -> Tensor:
+    """As `matrix.index_select(0, places)`."""
+    if matrix.requires_grad or places.numel() * matrix[:1].nbytes < LARGE:
+        return matrix.index_select(0, places)
+    found = empty((places.numel(), *matrix.shape[1:]), matrix.dtype, matrix.device)
+    return torch.index_select(matrix, 0, places, out=found)
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """As `torch.cat(parts)`, of matrices of one type; a single one that is no part of another is taken as it is."""
+    filled = [part for part in parts if part.size(0)] or list(parts[:1])
+    if len(filled) == 1 and filled[0].untyped_storage().nbytes() == filled[0].nbytes:
+        return filled[0]
+    height = sum(part.size(0) for part in filled)
+    return torch.cat(filled, out=empty((height, *filled[0].shape[1:]), filled[0].dtype, filled[0].device))

@@ -1,0 +1,101 @@
+"""A head that is a blend: every set of blocks that may be the best one has its part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergraph.core.capabilities import capable
+from evergraph.methods.closed_form.block_sets import GRID, best_ridge
+from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
+from evergraph.methods.closed_form.hits import rows_of
+from evergraph.methods.closed_form.prior import stretch
+from evergraph.methods.closed_form.sums import Wanted
+from evergraph.methods.closed_form.two_forms import BOTH
+from evergraph.methods.state import state
+from evergraph.models.base import GraphModel
+
+FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
+
+
+@dataclass(repr=False)
+class Blended(BudgetedAnalytic):
+    """Counts the validation hits of sets of blocks and ridges, and blends the heads of the sets near the best.
+
+    Validation nodes are few, and which of several sets has most hits among them is partly chance: the mean of the heads
+    within a standard error of the best is better than the best, as means of models that err in different ways are. A
+    large ridge draws scores towards their mean; so each head is first stretched to probabilities (`prior.stretch`).
+    Every head is linear in the features, and so is the blend: it is one head, and costs no more to predict with.
+
+    A subclass says which sets there are (`_sets`), and which of them are blended.
+    """
+
+    set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
+    chosen_: str = state(str)  # the set with most hits
+    blend_: dict[str, float] = state(dict)  # the sets that the head is a blend of: those near the chosen one; shares
+    stretch_: float = state(lambda: 1.0)  # by what the head's scores fall short of probabilities
+
+    def _sets(self, model: GraphModel) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
+        """The sets that a head, and the voice of own features, may read."""
+        raise NotImplementedError
+
+    def _blended(self, model: GraphModel) -> Tensor:
+        """Weigh the blend by what all tasks' validation nodes say of the training nodes' heads; the blend of these."""
+        wanted = dict(zip(self.blend_, self._blend_wants(model, BOTH[:1])))
+        self.solve_ahead(list(wanted.values()))
+        short = {name: self._stretch(self.solve(*each)[0], each.rows) for name, each in wanted.items()}
+        self.blend_ = {name: factor / len(short) if len(short) > 1 else 1.0 for name, factor in short.items()}
+        trained = self._solved(model, BOTH[:1])
+        self.stretch_ = short[self.chosen_] if len(short) == 1 else self._stretch(trained, self._head_rows(model))
+        return trained
+
+    def _stretch(self, head: Tensor, rows: Tensor | None) -> float:
+        """By what the scores of the training nodes' head on some features fall short of probabilities."""
+        assert rows is not None
+        return stretch(head, self.cross_[BOTH[1]], lambda found: self.energy(BOTH[1], found, rows))
+
+    def _blend_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+        """The heads that the head is a blend of, each with the ridge that has most hits."""
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        sets = self._sets(model)[0]
+        return [
+            Wanted([self._ridges[best_ridge(self.set_hits_[name])]], parts, rows_of(block_of_row, sets[name]))
+            for name in self.blend_
+        ]
+
+    def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
+        """The blend, from the sums of some parts."""
+        heads = [self.solve(*each)[0] for each in self._blend_wants(model, parts)]
+        return torch.stack([share * head for share, head in zip(self.blend_.values(), heads)]).sum(0)
+
+    @property
+    def _ridges(self) -> Sequence[float]:
+        return [self.ridge] if self.ridge else GRID
+
+    def chosen_ridge(self) -> float:
+        """The ridge with most hits of the chosen set."""
+        return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
+
+    def _places(self, name: str) -> list[int]:
+        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours.
+
+        The neighbours are tried with the second, fourth, eighth … task: what one task adds to the counts says less and
+        less.
+        """
+        every = range(len(self._ridges))
+        if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
+            return list(every)
+        if name not in self.set_hits_:
+            return list(every[1::2])
+        best = best_ridge(self.set_hits_[name])
+        reach = 1 if (self.tasks_ + 1).bit_count() == 1 else 0
+        return [place for place in every if abs(place - best) <= reach]
+
+    def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
+        """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
+        before = self.set_hits_.get(name, [0] * len(self._ridges))
+        nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
+        self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}

@@ -1,0 +1,171 @@
+"""Linear blocks on trial: sets that read them are tried by products between nodes, before there is any such feature.
+
+Where the sums of all sets would take more than their share of the budget, the first task keeps one set and drops the
+other blocks. Thousands of words seldom stay, and nodes × words matrices of them take most of a first task's memory and
+much of its time. While there are fewer nodes than features the hits of a head follow from products between nodes
+(`factored`), and those of linear blocks cost next to nothing (`linear_products`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from evergraph.core import large
+from evergraph.core.capabilities import capable
+from evergraph.core.symmetric import SymmetricSum
+from evergraph.data.tasks import Task
+from evergraph.methods.base import Context
+from evergraph.methods.closed_form.block_sets import head_sets, own_sets
+from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
+from evergraph.methods.closed_form.factored import FactoredSums
+from evergraph.methods.closed_form.head import linear_head
+from evergraph.methods.closed_form.hits import rows_of
+from evergraph.methods.closed_form.sums import RidgeSystem, met, solved
+from evergraph.methods.closed_form.two_forms import BOTH
+from evergraph.methods.state import state
+from evergraph.models.base import GraphModel
+from evergraph.models.feature_blocks import Layout
+from evergraph.models.linear_products import Products
+
+AT_FIRST = 0.25  # share of the budget up to which the first task keeps all sets: what one task says of them is little
+
+Sets = dict[str, list[bool]]
+"""Sets of blocks by name: which of the blocks each reads."""
+
+
+class TrialSet:
+    """The heads of one set of blocks, of which some are on trial, solved from the training nodes.
+
+    Args:
+        sums: the factors, with the blocks that there are; their rows are nodes of the current task alone.
+        rows: the features that the set reads of those that there are.
+        on_trial: the blocks that it reads besides.
+    """
+
+    def __init__(self, sums: FactoredSums, rows: Tensor, on_trial: Sequence[Products]) -> None:
+        train, val = (sums.factors[part] for part in BOTH)
+        root = torch.cat([train.targets.sum(1), val.targets.sum(1)])  # of each node's weight
+        number = train.rows.size(0)
+        products = large.zeros((root.numel(), root.numel()), root.dtype, root.device)
+        for block in on_trial:
+            products += block.between
+        products *= root.unsqueeze(1) * root
+        squares = [sums.squares(BOTH[:1], rows)]
+        for block in on_trial:
+            length = float((block.between.diagonal()[:number] * root[:number].square()).sum())
+            squares.append(torch.full((block.words,), length / max(block.words, 1), dtype=torch.float64))
+        for number_of_block in sums.blocks(rows):
+            products += sums.products(number_of_block)
+        self.truth, self._seen = val.targets.argmax(1), products[number:, :number]
+        matrix = SymmetricSum([products[:number, :number]])
+        targets = train.targets.double()
+        self.system = RidgeSystem.of(
+            matrix, targets, torch.cat([one.to(targets.device) for one in squares]), met(targets)
+        )
+
+    def hits(self, combined: Tensor) -> int:
+        """The validation nodes that the head of a combination of training nodes puts right."""
+        scores = self._seen @ combined.to(self._seen.dtype)
+        return int((scores.argmax(1) == self.truth).sum())
+
+
+@dataclass(repr=False)
+class OnTrial(BudgetedAnalytic):
+    """`BudgetedAnalytic` over sets of blocks, of which those that read linear blocks are tried before these are there.
+
+    A subclass has the sets and their counts.
+    """
+
+    _trial: ClassVar[Layout | None] = None  # of an object, within its first task: the layout with blocks on trial
+
+    def adapt_model(self, model: GraphModel, task: Task) -> None:
+        """Put linear blocks on trial where they hardly stay."""
+        super().adapt_model(model, task)
+        self.__dict__.pop("_trial", None)
+        if self._can_be_tried(model, task):
+            layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
+            self._narrow(model, [not block.linear for block in layout.present], layout.linear_width)
+            self.__dict__["_trial"] = layout
+
+    def _can_be_tried(self, model: GraphModel, task: Task) -> bool:
+        """Whether linear blocks are put on trial: at the first task, where sums with them take more than their share.
+
+        All blocks have to be there, the linear ones exactly, and products between nodes have to fit.
+        """
+        if self.tasks_ or self.gram_ or self.factor_ or capable(model, "linear_products") is None:
+            return False
+        layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
+        linear, nodes = [block.linear for block in layout.present], {part: getattr(task, part).numel() for part in BOTH}
+        exact = layout.linear_width == task.graph.num_features
+        if not all(layout.kept) or all(linear) or not any(linear) or not exact or task.graph.rows is not None:
+            return False
+        width = 1 + sum(width for width, words in zip(layout.widths, linear) if not words)
+        size, share = linear_head(model)[1].element_size(), AT_FIRST * self.budget()
+        fits = size * task.graph.num_nodes**2 <= share and nodes["val"] > 0
+        return fits and not self._dense(width, nodes["train"]) and self._bytes(layout.width, nodes, size) > share
+
+    def _settled(self, context: Context, validated: int) -> tuple[Sets, Sets] | None:
+        """The sets that are kept after the trial; None where they read blocks on trial: these have been taken up."""
+        trial, now = self.__dict__.pop("_trial"), capable(context.model, "feature_layout")()  # type: ignore[misc]
+        self._try(context, trial, now)
+        kept = self._worth_keeping(trial, head_sets(trial.blocks), own_sets(trial.blocks), validated)
+        if any(not now.has(blocks) for sets in kept for blocks in sets.values()):
+            self._admit(context, trial)
+            return None
+        return now.sets_among_present(kept[0]), now.sets_among_present(kept[1])
+
+    def _try(self, context: Context, trial: Layout, now: Layout) -> None:
+        """Count the validation nodes that sets put right which read blocks on trial."""
+        sums, (_, block_of_row) = self._factored(), capable(context.model, "feature_blocks")()  # type: ignore[misc]
+        nodes = [getattr(context.task, part).to(context.device) for part in BOTH]
+        products_of = capable(context.model, "linear_products")
+        assert products_of is not None
+        products: dict[int, Products] = products_of(context.task.graph, torch.cat(nodes), nodes[0])
+        tried = {
+            name: TrialSet(
+                sums,
+                rows_of(block_of_row, now.among_present(blocks)),
+                [products[place] for place, read in enumerate(blocks) if read and place in products],
+            )
+            for name, blocks in {**own_sets(trial.blocks), **head_sets(trial.blocks)}.items()
+            if not now.has(blocks)
+        }
+        places = {name: self._places(name) for name in tried}
+        asked = [(name, self._ridges[place]) for name in tried for place in places[name]]
+        found = solved([(tried[name].system, ridge) for name, ridge in asked], self._error(BOTH[:1]))
+        for name, one in tried.items():
+            hits = [one.hits(combined) for (asker, _), combined in zip(asked, found) if asker == name]
+            self._count(name, places[name], hits)
+
+    def _admit(self, context: Context, trial: Layout) -> None:
+        """Take up blocks that were on trial: the task's sums are made anew, with them."""
+        model, graph, batcher = context.model, context.task.graph, context.batcher
+        capable(model, "lay_out")(trial.kept, trial.linear_width)  # type: ignore[misc]
+        self.block_widths_, self.blocks_, self.set_hits_ = list(trial.widths), [], {}
+        self.factor_, self.factor_targets_, self.cross_, self.fresh_ = {}, {}, {}, {}
+        graph.cache.clear()
+        context.batcher = context.problem.batcher(
+            model, graph, targets=batcher.y, fan_out=batcher.fan_out, device=context.device
+        )
+        self.add_to_sums(context, torch.tensor(self.class_sizes_, device=context.device))
+
+    # of the subclass
+
+    set_hits_: dict[str, list[int]] = state(dict)
+
+    def _worth_keeping(self, layout: Layout, for_head: Sets, for_own: Sets, validated: int) -> tuple[Sets, Sets]:
+        """One set for the head, and one for own features."""
+        raise NotImplementedError
+
+    def _places(self, name: str) -> list[int]:
+        """The ridges to try with a set, by their places."""
+        raise NotImplementedError
+
+    def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
+        """Add to a set's hits."""
+        raise NotImplementedError
