@@ -287,7 +287,7 @@ def test_what_is_searched_with_which_seeds_and_how_the_rule_is_set(evergraph, tm
         searched = {"strength", "model.hidden"} if method == "ewc" else {"model.hidden"}
         assert record["space"].keys() == searched
         assert record["spec"]["seeds"] == [0, 1]
-        assert record["rule_settings"] == {"tasks": 2}
+        assert record["rule_settings"] == {"tasks": 2, "standard_errors": 0.0}
         chosen = json.loads((tmp_path / "here/tuning/best.json").read_text())[f"{STREAMS[0]}: {method}"]
         assert one["model"]["hidden"] == chosen["model_settings"]["hidden"]
         assert one["seeds"] == [0]

@@ -24,6 +24,7 @@ from evergraph.core.dense_algebra import (
     product,
     shifted_solutions,
     symmetric_product,
+    symmetric_sum,
 )
 from evergraph.core.finite import has_nan, is_finite
 from evergraph.core.shared_factor import shared
@@ -72,6 +73,9 @@ def test_a_symmetric_product_is_added_panel_by_panel(width: int, dtype: torch.dt
             found = add_symmetric_product(total, rows, sign)
             assert torch.equal(total, before)  # left as it was
             assert add_symmetric_product(before, rows, sign, out=before) is before
+            alone = symmetric_sum(rows)
+        assert torch.allclose(alone, rows.double().T @ rows.double(), atol=1e-4 if dtype == torch.float32 else 1e-12)
+        assert torch.equal(alone, alone.T)
         assert torch.allclose(found, expected, atol=1e-4 if dtype == torch.float32 else 1e-12)
         assert torch.equal(found, found.T)
         assert torch.equal(before, found)
@@ -211,7 +215,7 @@ def test_memory_is_used_again_while_a_learner_learns() -> None:
         with large.reused():
             assert large.empty(shape, torch.float32).data_ptr() != place
         del again, second, other
-    assert not large._idle
+    assert not large._pool.idle
     assert large.empty(shape, torch.float32).untyped_storage().nbytes() == 4 * 1024 * 1100
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import evergraph as eg
 from evergraph.cli import make_app
+from evergraph.core.mapped_pages import SMAPS, let_go
 from evergraph.core.params import copy_params
 from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.data import mapped
@@ -172,3 +173,16 @@ def test_convert_on_the_command_line(tmp_path: Path) -> None:
     graph = sbm(nodes=200, classes=4)
     assert told == {"folder": str(folder), "nodes": 200, "edges": graph.num_edges}
     assert torch.equal(as_dense(eg.stream(folder).graph.x), as_dense(graph.x))
+
+
+def test_pages_of_a_mapped_file_can_go_unless_they_were_written_to(tmp_path: Path) -> None:
+    np.save(tmp_path / "array.npy", np.arange(100_000, dtype=np.float32))
+    array = torch.from_numpy(np.load(tmp_path / "array.npy", mmap_mode="c"))
+    total = float(array.sum())
+    assert let_go(array) == SMAPS.exists()
+    assert float(array.sum()) == total
+    array[7] = -1.0
+    assert not let_go(array)
+    assert float(array[7]) == -1.0
+    assert not let_go(torch.ones(100_000))
+    assert not let_go(torch.ones(0))

@@ -314,6 +314,39 @@ def test_of_equal_holds_current_task_takes_the_better_learner() -> None:
     assert CurrentTask().choose(TEN_STEPS, pair) is pair[1]
 
 
+def seeds_trial(number: int, strength: float, finals: list[float]) -> Trial:
+    """A trial of so many seeds, each with a final AP of its own."""
+    trial = made_trial(number, strength, learned=90, final=0)
+    validation = [[[90.0, None], [2 * final - 90.0, 90.0]] for final in finals]
+    return replace(trial, result=WithoutTests(validation=validation))
+
+
+@pytest.mark.parametrize("kind", [PseudoStream, FirstTasks])
+def test_one_standard_error_takes_the_strongest_hold_that_seeds_cannot_tell_from_the_best(kind: type[Any]) -> None:
+    # seeds differ by twenty points, and shift all trials alike: what counts is the difference within a seed
+    trials = [
+        seeds_trial(0, 1e1, [60.0, 80.0, 70.0]),
+        seeds_trial(1, 1e2, [62.0, 82.0, 72.0]),  # the best: 72
+        seeds_trial(2, 1e3, [62.5, 80.5, 72.4]),  # behind by -0.5, 1.5, -0.4: 0.2 with an error of 0.65
+        seeds_trial(3, 1e4, [61.0, 81.0, 71.1]),  # behind by 1, 1, 0.9: steadily, with an error of 0.03
+        seeds_trial(4, 1e5, [40.0, 82.1, 72.1]),  # one seed lost: 7.3 behind, with an error of 7.4; the best's is 5.8
+    ]
+    assert kind().choose(TEN_STEPS, trials) is trials[1]
+    assert kind(standard_errors=1).choose(TEN_STEPS, trials) is trials[2]
+    assert kind(standard_errors=1).choose(TEN_STEPS, trials[::-1]) is trials[2]
+    assert kind(standard_errors=0.2).choose(TEN_STEPS, trials[:4]) is trials[1]
+    assert kind(standard_errors=50).choose(TEN_STEPS, trials[:4]) is trials[3]
+    nothing_holds = Space({"lr": Range(1e-4, 1e-2, log=True)}, {"lr": "training"})
+    assert kind(standard_errors=50).choose(nothing_holds, trials[:4]) is trials[1]
+
+
+def test_a_listed_hold_grows_in_whatever_order_it_is_listed() -> None:
+    space = Space.of(small_spec(), {"strength": "30,3,100", "lr": "0.01,0.001"})
+    assert [space.strength_of({"strength": value}) for value in (3.0, 30.0, 100.0)] == [0.0, 0.5, 1.0]
+    assert decreasing(space, 3) == [{"strength": 100.0}, {"strength": 30.0}, {"strength": 3.0}]
+    assert space.dimensions["lr"] == Choices((0.01, 0.001))
+
+
 @pytest.mark.parametrize("rule", [PseudoStream(), FirstTasks(), CurrentTask()])
 def test_failed_trials_are_not_chosen(rule: SelectionRule) -> None:
     failed = replace(TRIALS[2], result=None, error="the model diverged")
@@ -635,7 +668,9 @@ def test_tune_all_prints_the_table(call: Call) -> None:
         (["--rule", "guess"], "unknown selection rule 'guess'; choose one of: pseudo-stream, first-tasks"),
         (["--rule-set", "tasks=1"], "FirstTasks: tasks=1 must be a whole number of at least 2"),
         (["--rule-set", "tasks=3"], "tasks=3 leaves nothing of a stream of 3 to report on"),
-        (["--rule-set", "k=3"], "unknown setting of first-tasks 'k'; choose one of: tasks"),
+        (["--rule-set", "k=3"], "unknown setting of first-tasks 'k'; choose one of: standard_errors, tasks"),
+        (["--rule-set", "standard_errors=1"], "first-tasks: standard_errors=1 needs at least two seeds for each trial"),
+        (["--rule-set", "standard_errors=-1"], "standard_errors=-1.0 must be a finite number of at least 0"),
         (["--rule", "all", "--rule-set", "k=3"], "unknown setting of a selection rule 'k'"),
         (
             ["--rule", "current-task", "--rule-set", "margin=1"],

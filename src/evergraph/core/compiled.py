@@ -120,8 +120,10 @@ class Kernels:
 
     def neighbourhoods(
         self, matrix: tuple[Tensor, Tensor, Tensor], seeds: Tensor, hops: int, position: Tensor
-    ) -> tuple[Tensor, tuple[int, ...], tuple[Tensor, Tensor, Tensor]]:
+    ) -> tuple[Tensor, tuple[int, ...], tuple[Tensor, Tensor, Tensor], bool]:
         """The nodes within some hops of seeds, how many there are within each, and the rows of all but the last hop's.
+
+        The last answer is whether each node is there once: a seed that is named twice is there twice.
 
         Args:
             matrix: row pointers, columns and values of an operator.
@@ -132,18 +134,51 @@ class Kernels:
         indptr, indices, values = matrix
         seeds = seeds.long().contiguous()
         most = position.numel() + seeds.numel()  # where a seed is named twice
-        nodes, sizes = torch.empty(most, dtype=torch.long), torch.empty(hops + 1, dtype=torch.long)
+        nodes, sizes = torch.empty(most, dtype=torch.long), torch.empty(hops + 2, dtype=torch.long)
         count = ctypes.c_int64(position.numel())
         graph = [_at(part) for part in matrix]
         around = _at(seeds), ctypes.c_int64(seeds.numel()), ctypes.c_int64(hops), _at(position), _at(nodes), _at(sizes)
         entries = self._library.reach(count, *graph[:2], *around)
         if entries < 0:
             raise IndexError(f"seeds from {int(seeds.min())} to {int(seeds.max())} among {position.numel()} nodes")
-        found = tuple(sizes.tolist())
+        *within, repeated = sizes.tolist()
+        found = tuple(within)
         out = indptr.new_empty(found[-2] + 1), indices.new_empty(entries), values.new_empty(entries)
         ends = ctypes.c_int64(found[-2]), ctypes.c_int64(found[-1])
         self._library.cut(*ends, _at(nodes), *graph, _at(position), *map(_at, out))
-        return nodes[: found[-1]].clone(), found, out
+        return nodes[: found[-1]].clone(), found, out, not repeated
+
+    def activate(
+        self, matrix: tuple[Tensor, Tensor, Tensor], hidden: Tensor, moved: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """P [max(H, 0) 1], and P (Ḣ where H > 0); None where there is no Ḣ.
+
+        Args:
+            matrix: P's row pointers, columns and values.
+            hidden: H.
+            moved: Ḣ.
+        """
+        rows, width = matrix[0].numel() - 1, hidden.size(1)
+        out, moved_out = hidden.new_empty(rows, width + 1), None if moved is None else hidden.new_empty(rows, width)
+        where, to = [_at(part) for part in (*matrix, hidden, moved)], (_at(out), _at(moved_out))
+
+        def some(first: int, last: int) -> None:
+            ends = ctypes.c_int64(first), ctypes.c_int64(last)
+            self._library.activate(*ends, *where, ctypes.c_int64(width), *to)
+
+        _in_threads(some, rows, matrix[1].numel() * width)
+        return out, moved_out
+
+    def activate_back(self, flipped: tuple[Tensor, Tensor, Tensor], dense: Tensor, hidden: Tensor) -> Tensor:
+        """Pᵀ G where H > 0, else 0; `flipped` are the parts of Pᵀ."""
+        out, width = torch.empty_like(hidden), ctypes.c_int64(hidden.size(1))
+        where, to = [_at(part) for part in (*flipped, dense, hidden)], _at(out)
+
+        def some(first: int, last: int) -> None:
+            self._library.activate_back(ctypes.c_int64(first), ctypes.c_int64(last), *where, width, to)
+
+        _in_threads(some, hidden.size(0), flipped[1].numel() * hidden.size(1))
+        return out
 
     def pull(self, grad: Tensor, param: Tensor, anchor: Tensor, importance: Tensor, strength: float) -> None:
         """Add strength · importance · (param − anchor) to a gradient."""
@@ -154,7 +189,14 @@ class Kernels:
 
         _in_threads(some, grad.numel(), grad.numel())
 
-    def adam(self, param: Tensor, grad: Tensor, averages: tuple[Tensor, Tensor], settings: tuple[float, ...]) -> None:
+    def adam(
+        self,
+        param: Tensor,
+        grad: Tensor,
+        averages: tuple[Tensor, Tensor],
+        settings: tuple[float, ...],
+        quadratic: tuple[Tensor, Tensor, float] | None = None,
+    ) -> None:
         """Move a parameter and its two averages in place.
 
         Args:
@@ -162,8 +204,11 @@ class Kernels:
             grad: its gradient.
             averages: of gradients and of their squares.
             settings: rate / (1 − β₁ᵗ), β₁, β₂, √(1 − β₂ᵗ), ε and the weight decay.
+            quadratic: anchor, importance and strength of one whose pull belongs to the gradient and is not in it yet.
         """
-        where, numbers = [_at(part) for part in (param, grad, *averages)], [ctypes.c_double(one) for one in settings]
+        anchor, importance, strength = quadratic or (None, None, 0.0)
+        where = [_at(part) for part in (param, grad, *averages, anchor, importance)]
+        numbers = [ctypes.c_double(one) for one in (*settings, strength)]
 
         def some(first: int, last: int) -> None:
             self._library.adam(ctypes.c_int64(first), ctypes.c_int64(last), *where, *numbers)

@@ -112,7 +112,17 @@ def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tenso
     return found
 
 
-def _add_panel(total: np.ndarray, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
+def symmetric_sum(rows: Tensor) -> Tensor:
+    """rowsᵀ rows in float64, products in the type of the rows."""
+    if not by_blas(rows):
+        return symmetric_product(rows).double()
+    found, rows = large.empty((rows.size(1), rows.size(1)), torch.float64), rows.detach().contiguous()
+    starts = range(0, rows.size(1), 2 * PANEL)
+    side_by_side([partial(_add_panel, None, rows.numpy(), 1, found.numpy(), start) for start in starts])
+    return found
+
+
+def _add_panel(total: np.ndarray | None, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
     """Some rows of the sum from the diagonal on, and the columns that mirror them."""
     stop = min(start + 2 * PANEL, rows.shape[1])
     own = np.ascontiguousarray(rows[:, start:stop])
@@ -120,10 +130,13 @@ def _add_panel(total: np.ndarray, rows: np.ndarray, sign: int, found: np.ndarray
         corner = np.triu(lapack.rank_update(own))
         corner += np.triu(corner, 1).T
         right = own.T @ rows[:, stop:]
-    np.add(total[start:stop, start:stop], sign * corner, out=found[start:stop, start:stop])
-    if sign < 0:
-        np.negative(right, out=right)
-    np.add(total[start:stop, stop:], right, out=found[start:stop, stop:])
+    if total is None:
+        found[start:stop, start:stop], found[start:stop, stop:] = corner, right
+    else:
+        np.add(total[start:stop, start:stop], sign * corner, out=found[start:stop, start:stop])
+        if sign < 0:
+            np.negative(right, out=right)
+        np.add(total[start:stop, stop:], right, out=found[start:stop, stop:])
     found[stop:, start:stop] = found[start:stop, stop:].T
 
 

@@ -7,6 +7,7 @@ have to come from the host. numpy asks the system for huge pages where it has th
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,65 +21,77 @@ LARGE = 2**22  # bytes from which on numpy asks for huge pages
 WASTE = 1.25  # times the size that is needed: memory that may be taken
 KINDS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
-_lock = threading.RLock()
-_idle = list[np.ndarray]()  # blocks of bytes, the last used last
-_users, _lent = 0, 0  # of `reused`, under way; and bytes under arrays
+
+class Pool:
+    """Memory that waits for its next use, while somebody uses it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.idle = list[np.ndarray]()  # blocks of bytes, the last used last
+        self.users, self.lent = 0, 0  # bytes under arrays
+
+    def take(self, size: int) -> np.ndarray:
+        """A block of so many bytes or a little more."""
+        with self.lock:
+            fitting = [block for block in self.idle if size <= block.nbytes <= WASTE * size]
+            block = min(fitting, key=lambda block: block.nbytes, default=None)
+            if block is None:
+                block = np.empty(size, dtype=np.uint8)
+            self.idle[:] = [other for other in self.idle if other is not block]
+            self.lent += block.nbytes
+            return block
+
+    def give_back(self, block: np.ndarray) -> None:
+        """Let a block wait; no more wait than are lent."""
+        with self.lock:
+            self.lent -= block.nbytes
+            if self.users:
+                self.idle.append(block)
+            while sum(block.nbytes for block in self.idle) > self.lent:
+                self.idle.pop(0)
+
+
+class Lease:
+    """A block of memory under an array; it goes back when the last array over it is gone."""
+
+    def __init__(self, pool: Pool, size: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
+        self.pool, self.block = pool, pool.take(size)
+        at = (self.block.ctypes.data, False)
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": kind.str, "data": at}
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.block)
+
+
+_pool = Pool()
 
 
 @contextmanager
 def reused() -> Iterator[None]:
     """Within it memory is used again; at the end of the last one under way, what waits is let go."""
-    global _users
-    with _lock:
-        _users += 1
+    with _pool.lock:
+        _pool.users += 1
     try:
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                _idle.clear()
+        with _pool.lock:
+            _pool.users -= 1
+            if not _pool.users:
+                _pool.idle.clear()
 
 
-class Lease:
-    """A block of memory under an array; when the last array over it is gone, it waits for its next use."""
-
-    def __init__(self, block: np.ndarray, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
-        global _lent
-        self.block = block
-        _lent += block.nbytes
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": shape,
-            "typestr": kind.str,
-            "data": (block.ctypes.data, False),
-        }
-
-    def __del__(self) -> None:
-        global _lent
-        with _lock:
-            _lent -= self.block.nbytes
-            if not _users:
-                return
-            _idle.append(self.block)
-            while sum(block.nbytes for block in _idle) > _lent:  # no more than twice what is needed
-                _idle.pop(0)
+def let_go() -> None:
+    """Leave no memory waiting: what comes next has other sizes."""
+    with _pool.lock:
+        _pool.idle.clear()
 
 
 def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
     """As `np.empty`."""
-    size = int(np.prod(shape)) * kind.itemsize
-    if not _users or size < LARGE:
+    size = math.prod(shape) * kind.itemsize
+    if not _pool.users or size < LARGE:
         return np.empty(tuple(shape), dtype=kind)
-    with _lock:
-        fitting = [block for block in _idle if size <= block.nbytes <= WASTE * size]
-        block = min(fitting, key=lambda block: block.nbytes, default=None)
-        if block is None:
-            block = np.empty(size, dtype=np.uint8)
-        else:
-            _idle[:] = [other for other in _idle if other is not block]
-        lease = Lease(block, tuple(shape), kind)
-    return np.asarray(lease)
+    return np.asarray(Lease(_pool, size, tuple(shape), kind))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 ONE = 2e6  # multiplications that one thread of BLAS carries out
 LITTLE = 1e6  # multiplications up to which BLAS uses one thread by itself
-WORTH_SHARING = 1e9  # multiplications from which on threads share them: some ten milliseconds of one
+WORTH_SHARING = 3e8  # multiplications from which on threads share them: some milliseconds of one
 
 Result = TypeVar("Result")
 

@@ -293,6 +293,8 @@ class _SparseProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, None, None]:
         flipped = ctx.matrix.t() if ctx.flipped is None else ctx.flipped
+        if not (torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()):
+            return flipped.multiply(cotangents[0]), None, None
         return _product(cotangents[0], flipped, ctx.matrix), None, None
 
     @staticmethod

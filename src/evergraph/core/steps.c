@@ -1,4 +1,5 @@
-/* What a training step on a CPU waits for: products with sparse rows, transposes, batches of a graph, and Adam.
+/* What a training step on a CPU waits for: products with sparse rows, transposes, batches of a graph, and Adam;
+   and what a closed form waits for: products and solutions with few columns.
 
    Compiled at its first use by evergraph.core.compiled, once for each pair of a REAL (float, double) and an INDEX
    (int32_t, int64_t). Sums are taken entry after entry, whatever the width and the number of threads: the same bits.
@@ -10,13 +11,14 @@
 #include <string.h>
 
 #define LANES ((int)(64 / sizeof(REAL)))
-#define AHEAD 3 /* entries, whose rows are asked for before they are read */
+#define AHEAD 4 /* entries, whose rows are asked for before they are read */
 typedef REAL Lanes __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
-/* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers */
-INLINE void sum_lanes(const int groups, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
-                      int64_t width, REAL *out) {
+/* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers. Of a row to be
+   read soon one vector in `every` is asked for: in long runs a processor fetches those behind it by itself. */
+INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, const REAL *weights, int64_t count,
+                      const REAL *dense, int64_t width, REAL *out) {
     Lanes sums[16];
 #pragma GCC unroll 16
     for (int g = 0; g < groups; g++) sums[g] = (Lanes){0};
@@ -27,7 +29,7 @@ INLINE void sum_lanes(const int groups, const INDEX *columns, const REAL *weight
         const REAL *later = dense + (int64_t)columns[e + AHEAD] * width;
 #pragma GCC unroll 16
         for (int g = 0; g < groups; g++) {
-            __builtin_prefetch(later + g * LANES);
+            if (g % every == 0) __builtin_prefetch(later + g * LANES);
             sums[g] += weight * *(const Lanes *)(row + g * LANES);
         }
     }
@@ -41,14 +43,14 @@ INLINE void sum_lanes(const int groups, const INDEX *columns, const REAL *weight
     for (int g = 0; g < groups; g++) *(Lanes *)(out + g * LANES) = sums[g];
 }
 
-INLINE void sum_row(const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense, int64_t width,
-                    REAL *out) {
+INLINE void sum_row(const int every, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
+                    int64_t width, REAL *out) {
     int64_t at = 0;
     for (; at + 16 * LANES <= width; at += 16 * LANES)
-        sum_lanes(16, columns, weights, count, dense + at, width, out + at);
+        sum_lanes(16, every, columns, weights, count, dense + at, width, out + at);
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        sum_lanes(4, columns, weights, count, dense + at, width, out + at);
-    for (; at + LANES <= width; at += LANES) sum_lanes(1, columns, weights, count, dense + at, width, out + at);
+        sum_lanes(4, every, columns, weights, count, dense + at, width, out + at);
+    for (; at + LANES <= width; at += LANES) sum_lanes(1, every, columns, weights, count, dense + at, width, out + at);
     if (at == width) return;
     for (int64_t j = at; j < width; j++) out[j] = 0;
     for (int64_t e = 0; e < count; e++)
@@ -58,10 +60,16 @@ INLINE void sum_row(const INDEX *columns, const REAL *weights, int64_t count, co
 /* Rows `first` to `last` of A W, or of (rows `picked` of A) W. */
 void multiply(int64_t first, int64_t last, const int64_t *picked, const INDEX *begin, const INDEX *columns,
               const REAL *values, const REAL *dense, int64_t width, REAL *out) {
+    const int64_t lines = 64 / sizeof(INDEX);
     for (int64_t i = first; i < last; i++) {
         const int64_t row = picked ? picked[i] : i;
         const int64_t at = begin[row];
-        sum_row(columns + at, values + at, begin[row + 1] - at, dense, width, out + i * width);
+        if (picked && i + 1 < last) /* the next row's entries, which stand elsewhere */
+            for (int64_t e = begin[picked[i + 1]]; e < begin[picked[i + 1] + 1]; e += lines) {
+                __builtin_prefetch(columns + e);
+                __builtin_prefetch(values + e);
+            }
+        sum_row(4, columns + at, values + at, begin[row + 1] - at, dense, width, out + i * width);
     }
 }
 
@@ -80,7 +88,7 @@ int multiply_flipped(int64_t first, int64_t last, const int32_t *place, const IN
                 weights[count] = values[e];
                 count += at >= 0;
             }
-            sum_row(kept, weights, count, dense, width, out + i * width);
+            sum_row(1, kept, weights, count, dense, width, out + i * width);
         }
     const int failed = !kept || !weights;
     free(kept);
@@ -110,14 +118,44 @@ void transpose(int64_t rows, int64_t num_columns, const INDEX *begin, const INDE
     begin_out[0] = 0;
 }
 
+/* Rows `first` to `last` of P [max(H, 0) 1], which are one number wider than H, and of P (H' where H > 0). */
+void activate(int64_t first, int64_t last, const INDEX *begin, const INDEX *columns, const REAL *values,
+              const REAL *hidden, const REAL *moved, int64_t width, REAL *out, REAL *moved_out) {
+    for (int64_t i = first; i < last; i++) {
+        REAL *restrict sum = out + i * (width + 1);
+        REAL *restrict moved_sum = moved ? moved_out + i * width : 0;
+        memset(sum, 0, (width + 1) * sizeof(REAL));
+        if (moved) memset(moved_sum, 0, width * sizeof(REAL));
+        for (int64_t e = begin[i]; e < begin[i + 1]; e++) {
+            const REAL weight = values[e], *row = hidden + columns[e] * width;
+            for (int64_t j = 0; j < width; j++) sum[j] += weight * (row[j] < 0 ? 0 : row[j]);
+            sum[width] += weight;
+            if (!moved) continue;
+            const REAL *change = moved + columns[e] * width;
+            for (int64_t j = 0; j < width; j++) moved_sum[j] += weight * (row[j] > 0 ? change[j] : 0);
+        }
+    }
+}
+
+/* Rows `first` to `last` of P' G where H > 0, else 0; the matrix is P'. */
+void activate_back(int64_t first, int64_t last, const INDEX *begin, const INDEX *columns, const REAL *values,
+                   const REAL *dense, const REAL *hidden, int64_t width, REAL *out) {
+    for (int64_t i = first; i < last; i++) {
+        REAL *restrict sum = out + i * width;
+        const REAL *row = hidden + i * width;
+        sum_row(1, columns + begin[i], values + begin[i], begin[i + 1] - begin[i], dense, width, sum);
+        for (int64_t j = 0; j < width; j++) sum[j] = row[j] <= 0 ? 0 : sum[j];
+    }
+}
+
 static int by_number(const void *left, const void *right) {
     const int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
     return (a > b) - (a < b);
 }
 
 /* The nodes within so many hops of some seeds, those of each hop in order. `position`, -1 at all nodes, says where each
-   stands afterwards; sizes[k] are within k hops. Returns the number of entries in the rows of all but the last hop; -1
-   where a seed is no node. */
+   stands afterwards; sizes[k] are within k hops, and behind them stands how many seeds were named before. Returns the
+   number of entries in the rows of all but the last hop; -1 where a seed is no node. */
 int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const int64_t *seeds, int64_t num_seeds,
               int64_t hops, int64_t *position, int64_t *nodes, int64_t *sizes) {
     int64_t met = num_seeds, first = 0, entries = 0;
@@ -125,6 +163,8 @@ int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const
         if (seeds[i] < 0 || seeds[i] >= num_nodes) return -1;
     for (int64_t i = 0; i < num_seeds; i++) nodes[i] = seeds[i], position[seeds[i]] = i;
     sizes[0] = met;
+    sizes[hops + 1] = 0;
+    for (int64_t i = 0; i < num_seeds; i++) sizes[hops + 1] += position[seeds[i]] != i;
     for (int64_t hop = 0; hop < hops; hop++) {
         const int64_t last = met, before = entries;
         for (int64_t i = first; i < last; i++) {
@@ -158,18 +198,28 @@ void cut(int64_t rows, int64_t num_nodes, const int64_t *nodes, const INDEX *beg
     for (int64_t i = 0; i < num_nodes; i++) position[nodes[i]] = -1;
 }
 
-/* Adam with weight decay in the gradient, as torch has it: rate / (1 - beta1^t) and sqrt(1 - beta2^t) are worked out. */
+#define MOVE(gradient) \
+    const REAL g = gradient, m = mean[i] + b1 * (g - mean[i]), v = b2 * square[i] + c2 * (g * g); \
+    mean[i] = m; \
+    square[i] = v; \
+    param[i] = at - r * m / ((REAL)SQRT(v) / s + small);
+
+/* Adam with weight decay in the gradient, as torch has it: rate / (1 - beta1^t) and sqrt(1 - beta2^t) are worked out.
+   Where there is an importance, the pull of a quadratic is added to the gradient, which stays as it is. */
 void adam(int64_t first, int64_t last, REAL *restrict param, const REAL *restrict grad, REAL *restrict mean,
-          REAL *restrict square, double rate, double beta1, double beta2, double root, double eps, double decay) {
-    const REAL r = rate, b1 = 1 - beta1, b2 = beta2, c2 = 1 - beta2, s = root, small = eps, wd = decay;
-    for (int64_t i = first; i < last; i++) {
-        const REAL g = grad[i] + wd * param[i];
-        const REAL m = mean[i] + b1 * (g - mean[i]);
-        const REAL v = b2 * square[i] + c2 * (g * g);
-        mean[i] = m;
-        square[i] = v;
-        param[i] -= r * m / ((REAL)SQRT(v) / s + small);
-    }
+          REAL *restrict square, const REAL *restrict anchor, const REAL *restrict importance, double rate,
+          double beta1, double beta2, double root, double eps, double decay, double strength) {
+    const REAL r = rate, b1 = 1 - beta1, b2 = beta2, c2 = 1 - beta2, s = root, small = eps, wd = decay, pull = strength;
+    if (importance)
+        for (int64_t i = first; i < last; i++) {
+            const REAL at = param[i];
+            MOVE(grad[i] + pull * importance[i] * (at - anchor[i]) + wd * at)
+        }
+    else
+        for (int64_t i = first; i < last; i++) {
+            const REAL at = param[i];
+            MOVE(grad[i] + wd * at)
+        }
 }
 
 /* grad += strength * importance * (param - anchor): the pull of a quadratic. */

@@ -186,9 +186,9 @@ class Neighbourhoods:
         compiled = self.operator.kernels() if self.fan_out is None and self.num_hops else None
         if compiled is not None and seeds.device.type == "cpu":
             around = compiled.neighbourhoods(self.operator.parts(), seeds.contiguous(), self.num_hops, self._position)
-            all_nodes, within, rows = around
+            all_nodes, within, rows, each_once = around
             operator = SparseMatrix(*rows, all_nodes.numel())
-            return Batch(self._inputs(all_nodes), operator, within, all_nodes, targets, self)
+            return Batch(self._inputs(all_nodes, each_once), operator, within, all_nodes, targets, self)
         position, nodes, sizes = self._position, [seeds], [seeds.numel()]
         pointers, columns, weights = [torch.zeros(1, dtype=torch.long, device=seeds.device)], [], []
         position[seeds] = torch.arange(seeds.numel(), device=seeds.device)
@@ -227,7 +227,7 @@ class Neighbourhoods:
             return torch.nonzero(marks.logical_and_(position < 0)).reshape(-1)
         return torch.unique(nodes[position.index_select(0, nodes) < 0])
 
-    def _inputs(self, nodes: Tensor) -> Features:
+    def _inputs(self, nodes: Tensor, each_once: bool | None = None) -> Features:
         """The inputs at some nodes; those of sparse ones are read where they stand, else copied, in 32 bits."""
         x = self.x
         suited = isinstance(x, SparseMatrix) and x.device.type == "cpu" and x.nnz < 2**31
@@ -236,7 +236,9 @@ class Neighbourhoods:
         assert isinstance(x, SparseMatrix)
         if self._compact is None:
             self._compact = SparseMatrix(x.indptr.int(), x.indices.int(), x.values, x.num_columns)
-        if self._compact.kernels() is not None and nodes.unique().numel() == nodes.numel():
+        if each_once is None:
+            each_once = nodes.unique().numel() == nodes.numel()
+        if each_once and self._compact.kernels() is not None:
             return PickedRows(self._compact, nodes)
         rows = self._compact.to_scipy()[nodes.numpy()]
         indptr, indices, values = (torch.from_numpy(part) for part in (rows.indptr, rows.indices, rows.data))

@@ -129,16 +129,18 @@ class Compose(Method):
             outputs = method.loss_outputs(context, outputs)
         return outputs
 
-    def _shared(self, step: Step) -> Iterator[tuple[Method, Step]]:
-        """Each method with the step as it sees it: the tangents of its own directions."""
+    def _shared(self, hook: str, step: Step) -> Iterator[tuple[Method, Step]]:
+        """Each method that has the hook, with the step as it sees it: the tangents of its own directions."""
         start = 0
         for method, share in zip(self.methods, self._shares or [0] * len(self.methods)):
-            yield method, dataclasses.replace(step, tangents=step.tangents[start : start + share])
+            if getattr(type(method), hook) is not getattr(Method, hook) or hook in vars(method):
+                own = step.tangents[start : start + share]
+                yield method, step if share == len(step.tangents) else dataclasses.replace(step, tangents=own)
             start += share
 
     def replay(self, step: Step) -> list[Replay]:
         """All of them."""
-        return [replay for method, share in self._shared(step) for replay in method.replay(share)]
+        return [replay for method, share in self._shared("replay", step) for replay in method.replay(share)]
 
     def replayed_weight(self, context: Context) -> Tensor | None:
         """The sum."""
@@ -146,7 +148,8 @@ class Compose(Method):
 
     def loss(self, step: Step) -> Tensor | None:
         """That of the one part that has one."""
-        offers = [(method, own) for method, share in self._shared(step) if (own := method.loss(share)) is not None]
+        shared = self._shared("loss", step)
+        offers = [(method, own) for method, share in shared if (own := method.loss(share)) is not None]
         if len(offers) > 1:
             names = " and ".join(method.name for method, _ in offers)
             raise EvergraphError(f"{names} each bring a loss of their own and cannot be composed")
@@ -154,25 +157,25 @@ class Compose(Method):
 
     def penalty(self, step: Step) -> Tensor | None:
         """The sum."""
-        return _total([method.penalty(share) for method, share in self._shared(step)])
+        return _total([method.penalty(share) for method, share in self._shared("penalty", step)])
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
         """The sum."""
-        return _total([method.logit_cotangent(share) for method, share in self._shared(step)])
+        return _total([method.logit_cotangent(share) for method, share in self._shared("logit_cotangent", step)])
 
     def observe(self, step: Step) -> None:
         """Each in turn."""
-        for method, share in self._shared(step):
+        for method, share in self._shared("observe", step):
             method.observe(share)
 
     def edit_grads(self, step: Step) -> None:
         """Each in turn."""
-        for method, share in self._shared(step):
+        for method, share in self._shared("edit_grads", step):
             method.edit_grads(share)
 
     def after_step(self, step: Step) -> None:
         """Each in turn."""
-        for method, share in self._shared(step):
+        for method, share in self._shared("after_step", step):
             method.after_step(share)
 
     @capability(rests_on=STEP_HOOKS)

@@ -78,10 +78,10 @@ class LwF(Method):
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """The old network, once there is one."""
+        """The old network, once there is one; which units are distilled together, whatever the reading is called."""
         if not self.teacher_ or not self.strength or not context.old.numel():
             return []
-        return ["lwf", self.strength, self.temperature, self.distillation, self.seen_, self.teacher_]
+        return ["lwf", self.strength, self.temperature, self.distilled(context.old), self.teacher_]
 
     def distilled(self, old: Tensor) -> list[Tensor]:
         """The output units of each distillation, out of those of the old classes."""

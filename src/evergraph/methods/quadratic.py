@@ -93,6 +93,14 @@ class Quadratic(Method):
         idle = not self.importance_ or not self.strength
         return [] if idle else ["quadratic", self.strength, self.importance_, self.anchor_]
 
+    @capability(rests_on=("edit_grads", "after_step"))
+    def pulls(self, context: Context) -> dict[Tensor, tuple[Tensor, Tensor, float]]:
+        """Anchor, importance and strength by parameter: `edit_grads` in the words of an optimizer that can add it."""
+        if not self.importance_ or not self.strength:
+            return {}
+        params = context.params.items()
+        return {value: (self.anchor_[name], self.importance_[name], self.strength) for name, value in params}
+
     def edit_grads(self, step: Step) -> None:
         """Add strength · importance · (θ − anchor) to the gradient."""
         if not self.importance_ or not self.strength:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from evergraph.core.activated_layer import activated_layer, fused_layer_suits
 from evergraph.core.capabilities import Answer, No, capability, capable
 from evergraph.core.params import Direction, Params
+from evergraph.core.propagated_layer import propagated_layer, propagated_layer_suits
 from evergraph.core.recording import linear, noted, recording
 from evergraph.core.settings import BelowOne, Depth, PositiveInt
 from evergraph.core.shortcuts import fast
@@ -127,15 +128,27 @@ class GCN(StackedWeights):
             hidden, operator = noted(hidden), batch.layer(number - skipped)
             if self._fuses(operator, hidden, weight):
                 hidden = activated_layer(hidden, weight, operator)[0]
+            elif self._gathers_first(operator, hidden, weight):
+                hidden = propagated_layer(hidden, weight, operator)[0]
             else:
                 hidden = convolve(operator, with_ones(self.activate(hidden, number)), weight)
         return hidden
 
     def _fuses(self, operator: Features, hidden: Tensor, weight: Tensor) -> bool:
-        """Whether a layer is one of those that have kernels of their own."""
-        if not fused_layer_suits(hidden, weight) or (self.dropout and self.training) or recording():
+        """Whether a layer is one of those that have kernels of their own on a GPU."""
+        if not fused_layer_suits(hidden, weight) or not self._is_as_written():
             return False
-        return capable(self, "last_layer") is not None and not _propagate_first(operator, weight)
+        return not _propagate_first(operator, weight)
+
+    def _gathers_first(self, operator: Features, hidden: Tensor, weight: Tensor) -> bool:
+        """Whether a layer is one of those that have kernels of their own on a CPU."""
+        if not propagated_layer_suits(hidden, operator) or not self._is_as_written():
+            return False
+        return _propagate_first(operator, weight)
+
+    def _is_as_written(self) -> bool:
+        """Whether layers are the equations alone: nothing is dropped or recorded, no subclass activates otherwise."""
+        return not (self.dropout and self.training) and not recording() and capable(self, "last_layer") is not None
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
         """σ of what layer `layer` − 1 has put out: what layer `layer` reads."""
@@ -204,6 +217,11 @@ class GCN(StackedWeights):
             if self._fuses(operator, hidden, weight):
                 against = -direction[name] if parts is None else against_anchors(weight, *parts(name))
                 hidden, change = activated_layer(hidden, weight, operator, moved, against)
+                assert change is not None
+                moved = change
+                continue
+            if self._gathers_first(operator, hidden, weight):
+                hidden, change = propagated_layer(hidden, weight, operator, moved, direction[name])
                 assert change is not None
                 moved = change
                 continue

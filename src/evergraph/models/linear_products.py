@@ -7,12 +7,16 @@ one product of sparse rows, and then a step of propagation down and across for e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
 from evergraph.core.dense_algebra import outer_product
+from evergraph.core.side_by_side import side_by_side
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.models.feature_blocks import Block, unit_rows
 
@@ -66,7 +70,15 @@ def _between_all(own: Features) -> Tensor:
     if not isinstance(own, SparseMatrix):
         return outer_product(own)
     entries = own.to_scipy()
-    return torch.from_numpy((entries @ entries.T).toarray()).to(own.device, own.dtype)
+    half = entries.shape[0] // 2
+    found = side_by_side([partial(_times_all, entries, slice(half)), partial(_times_all, entries, slice(half, None))])
+    return torch.from_numpy(np.concatenate(found)).to(own.device, own.dtype)
+
+
+def _times_all(entries: scipy.sparse.csr_matrix, some: slice) -> np.ndarray:
+    """Products of some rows with all."""
+    found: np.ndarray = (entries[some] @ entries.T).toarray()
+    return found
 
 
 def _words(own: Features, met: Tensor) -> int:

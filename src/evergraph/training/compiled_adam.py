@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from evergraph.core.compiled import kernels, readable
+from evergraph.core.compiled import kernels, kernels_over, readable
 from evergraph.training.adam import asked, begun
+
+Pull = tuple[Tensor, Tensor, float]
+"""Anchor, importance and strength of a quadratic: its gradient is strength · importance · (θ − anchor)."""
 
 
 class CompiledAdam(torch.optim.Adam):
@@ -23,6 +26,16 @@ class CompiledAdam(torch.optim.Adam):
 
     def __init__(self, params: Iterable[Tensor], lr: float | Tensor, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self._pulls: dict[Tensor, Pull] = {}
+
+    def pulled_by(self, pulls: dict[Tensor, Pull]) -> bool:
+        """Add quadratics' pulls to the gradients of the next step while it is taken; False where the kernel cannot."""
+        suited = all(
+            param.grad is not None and kernels_over(param, param.grad, anchor, importance) is not None
+            for param, (anchor, importance, _) in pulls.items()
+        )
+        self._pulls = pulls if suited else {}
+        return suited
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """No parameter has a gradient."""
@@ -33,7 +46,8 @@ class CompiledAdam(torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Move every parameter that has a gradient."""
-        loss = asked(closure)
+        loss, pulls = asked(closure), self._pulls
+        self._pulls = {}
         for group in self.param_groups:
             rate, (beta1, beta2) = float(group["lr"]), group["betas"]
             for param in group["params"]:
@@ -48,7 +62,8 @@ class CompiledAdam(torch.optim.Adam):
                 )  # fmt: skip
                 compiled = kernels(param.dtype, torch.int32)
                 assert compiled is not None
-                compiled.adam(param, param.grad.contiguous(), (state["exp_avg"], state["exp_avg_sq"]), settings)
+                averages = state["exp_avg"], state["exp_avg_sq"]
+                compiled.adam(param, param.grad.contiguous(), averages, settings, pulls.get(param))
         return loss
 
 

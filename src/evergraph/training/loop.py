@@ -10,6 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from evergraph.core.allocator import keep_freed_memory
+from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, copy_params
 from evergraph.core.pulled import pull_back, pulled_along
 from evergraph.core.recording import noted_layers
@@ -88,6 +90,8 @@ def train(
     epochs = method.epochs(context, settings.epochs)
     if not epochs:
         return progress
+    if context.device.type == "cpu":
+        keep_freed_memory()
     member = Member(context, method, settings, progress, on_epoch, epochs)
     if (place := place_of(member)) is not None and recalled(member, place):
         return progress
@@ -242,12 +246,20 @@ def train_step(
     method.observe(step)
     optimizer.zero_grad(set_to_none=True)
     pull_back(value)
-    with full_precision(context.device):
-        method.edit_grads(step)
+    if not _pulled_while_moving(context, method, optimizer):
+        with full_precision(context.device):
+            method.edit_grads(step)
     optimizer.step()
     method.after_step(step)
     summed = weigh is None and context.reduction == "sum"
     return step.loss.detach() if summed else per_example.detach().sum()
+
+
+def _pulled_while_moving(context: Context, method: Method, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all that the method does to gradients is a quadratic's pull, and the optimizer adds it as it moves."""
+    if not isinstance(optimizer, CompiledAdam) or (pulls := capable(method, "pulls")) is None:
+        return False
+    return optimizer.pulled_by(pulls(context))
 
 
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:

@@ -1,5 +1,6 @@
 """Selection of settings without old data: search spaces, proposals, trials that resume, and the rules that choose."""
 
+from evergraph.experiments.selection.highest_score import HighestScore
 from evergraph.experiments.selection.rule import SELECTION_RULES, Selection, SelectionRule, Trial
 from evergraph.experiments.selection.rule_comparison import compare_rules
 from evergraph.experiments.selection.space import Choices, Range, Space
@@ -18,6 +19,7 @@ __all__ = [
     "Choices",
     "CurrentTask",
     "FirstTasks",
+    "HighestScore",
     "PseudoStream",
     "Range",
     "Selection",

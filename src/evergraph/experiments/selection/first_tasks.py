@@ -8,26 +8,27 @@ from typing import Annotated, Any
 from evergraph.core.settings import Bounds
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
-from evergraph.experiments.selection.rule import SELECTION_RULES, SelectionRule, final_performance
+from evergraph.experiments.selection.highest_score import HighestScore
+from evergraph.experiments.selection.rule import SELECTION_RULES, final_performances
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.specification import RunSpec
 
 
 @SELECTION_RULES.register
 @dataclass(frozen=True)
-class FirstTasks(SelectionRule):
+class FirstTasks(HighestScore):
     """The final AP of the stream's first tasks (Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
 
     Validation nodes of these tasks are kept until the last of them has been learned. Results belong on the tasks that
     come later, or have to say that these tasks are among them.
 
     Args:
+        standard_errors: as for every rule whose highest score wins (`HighestScore`).
         tasks: how many.
     """
 
     name = "first-tasks"
     about = "the first tasks alone (two by default): their final AP on validation nodes"
-    climbs = True
 
     tasks: Annotated[int, Bounds(at_least=2)] = 2  # one task forgets nothing
 
@@ -55,12 +56,13 @@ class FirstTasks(SelectionRule):
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
         """Something must be left to report on."""
+        super().check(spec, stream, space, trials)
         if self.tasks >= len(stream):
             raise EvergraphError(
                 f"first-tasks: tasks={self.tasks} leaves nothing of a stream of {len(stream)} to report on; "
                 "take fewer, or another rule"
             )
 
-    def score(self, result: dict[str, Any]) -> float:
+    def scores(self, result: dict[str, Any]) -> list[float]:
         """The final AP of these tasks."""
-        return final_performance(result)
+        return final_performances(result)

@@ -128,7 +128,12 @@ def result_of(trial: Trial) -> dict[str, Any]:
 
 def final_performance(result: dict[str, Any]) -> float:
     """AP on validation nodes after the last task, mean over seeds."""
-    return float(np.mean([average_performance(matrix) for matrix in result["validation"]]))
+    return float(np.mean(final_performances(result)))
+
+
+def final_performances(result: dict[str, Any]) -> list[float]:
+    """AP on validation nodes after the last task, of each seed."""
+    return [float(average_performance(matrix)) for matrix in result["validation"]]
 
 
 def new_task_accuracy(result: dict[str, Any]) -> float:

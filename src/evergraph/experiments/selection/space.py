@@ -47,6 +47,10 @@ class Range:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
+    def ascending(self) -> Range:
+        """As it is."""
+        return self
+
     def extremes(self) -> tuple[Any, ...]:
         """Both ends."""
         return self.at(0.0), self.at(1.0)
@@ -73,6 +77,10 @@ class Choices:
     def position(self, value: Any) -> float:
         """Where a value stands in the list, between 0 and 1."""
         return self.values.index(value) / max(len(self.values) - 1, 1)
+
+    def ascending(self) -> Choices:
+        """Numbers from the smallest to the largest; other values as they are listed."""
+        return Choices(tuple(sorted(self.values))) if all(isinstance(v, (int, float)) for v in self.values) else self
 
     def extremes(self) -> tuple[Any, ...]:
         """All of them: any may be wrong."""
@@ -121,6 +129,7 @@ class Space:
         if not dimensions:
             raise EvergraphError(f"{spec.method}: nothing is left to search; name a setting with --space")
         hold = tuple(key for key in method.hold if key in dimensions)
+        dimensions |= {key: dimensions[key].ascending() for key in hold}
         return cls(dimensions, {key: homes[key][0] for key in dimensions}, hold)
 
     @staticmethod

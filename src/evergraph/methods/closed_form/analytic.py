@@ -147,7 +147,7 @@ class Analytic(MovingEncoder, TwoForms):
         self.solve_ahead(self._wanted_to_write(model, learned) if in_blocks else [Wanted([ridge], learned)])
         final = self._solved(model, learned) if in_blocks else self.solve([ridge], learned)[0]
         if in_blocks:
-            self.vote_ = {head_name(model): self._vote(model, ridge, learned, final).to(head.dtype)}
+            self.vote_ = {head_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
         head.copy_(self._decisive(final))
 
@@ -216,12 +216,9 @@ class Analytic(MovingEncoder, TwoForms):
         return self.encoder != "frozen" or self._needs_exact()
 
     def _error(self, parts: Sequence[str]) -> float:
-        """Heads that have not learned from the validation nodes, where others have, are for counting alone.
-
-        Others are as exact as the type that they are kept in, which is known while a task is learned.
-        """
-        kept = max(EXACT, 10 * self.__dict__.get("_rounding", 0.0))
-        return ROUGH if self.learn_validation and BOTH[1] not in parts else kept
+        """Rough for heads that only count hits; others are as exact as the type that a learned head is kept in."""
+        rough = self.learn_validation and BOTH[1] not in parts
+        return ROUGH if rough else max(EXACT, 10 * self.__dict__.get("_rounding", 0.0))
 
     def _learn_units(self, context: Context) -> None:
         """The sizes of classes, and the task that brought each."""
@@ -370,7 +367,7 @@ class Analytic(MovingEncoder, TwoForms):
         try:
             head.data.copy_(chosen)
             if vote is not None:
-                self.vote_ = {head_name(context.model): vote.to(head.dtype)}
+                self.vote_ = {head_name(context.model, head): vote.to(head.dtype)}
             yield
         finally:
             head.data.copy_(final)

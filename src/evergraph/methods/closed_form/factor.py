@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core import large
-from evergraph.core.dense_algebra import add_symmetric_product, product
+from evergraph.core.dense_algebra import product, symmetric_sum
 
 
 class Factor(NamedTuple):
@@ -23,9 +23,7 @@ class Factor(NamedTuple):
 
     def gram(self) -> Tensor:
         """G, its products as exact as the rows, in float64."""
-        width = self.rows.size(1)
-        total = large.zeros((width, width), torch.float64, self.rows.device)
-        return add_symmetric_product(total, self.rows, out=total)
+        return symmetric_sum(self.rows)
 
     def cross(self) -> Tensor:
         """B, likewise."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from evergraph.core.dense_algebra import EXACT, by_blas, eigen, outer_product, product
 from evergraph.core.side_by_side import side_by_side
-from evergraph.core.symmetric import SymmetricSum
+from evergraph.core.symmetric import SymmetricSum, runs_of
 from evergraph.methods.closed_form.factor import Factor
 from evergraph.methods.closed_form.sums import RidgeSystem, Wanted, met, solved
 
@@ -73,10 +73,10 @@ class FactoredSums:
         kept = [self.factors[part] for part in parts]
         weights = combined.split([factor.rows.size(0) for factor in kept])
         heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
-        for block in self.blocks(rows):
-            columns = self._columns(block)
+        read = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
+        for run in runs_of(read):
             for factor, own in zip(kept, weights):
-                heads[columns] += product(factor.rows[:, columns].T, own.to(factor.rows.dtype))
+                heads[run.at] += product(factor.rows[:, run.at].T, own.to(factor.rows.dtype))
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
     def scores(self, wanted: Wanted, error: float, of: str, last: int) -> Iterator[Tensor]:

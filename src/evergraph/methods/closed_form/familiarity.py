@@ -8,6 +8,7 @@ from torch import Tensor
 from evergraph.core import lapack
 from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import by_blas, product
+from evergraph.core.side_by_side import ONE, blas_threads
 from evergraph.methods.base import View
 from evergraph.methods.closed_form.hits import rows_of
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
@@ -33,8 +34,9 @@ def damped_factor(gram: Tensor, classes: int) -> Tensor:
     """The Cholesky factor L of G + r I, with r a fifth of the mean diagonal entry per class; G is overwritten."""
     diagonal = gram.diagonal().clone()
     gram.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
-    if by_blas(gram) and gram.is_contiguous() and lapack.factorize(gram.numpy()):
-        return gram.tril_()
+    with blas_threads(ONE):
+        if by_blas(gram) and gram.is_contiguous() and lapack.factorize(gram.numpy()):
+            return gram.tril_()
     factor: Tensor = torch.linalg.cholesky(gram)  # elsewhere; and what says that there is none
     return factor
 

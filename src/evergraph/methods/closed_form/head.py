@@ -20,7 +20,6 @@ def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
     return features, weight()
 
 
-def head_name(model: GraphModel) -> str:
-    """The name of the head among the model's parameters."""
-    _, head = linear_head(model)
+def head_name(model: GraphModel, head: Tensor) -> str:
+    """The name of a head among the model's parameters."""
     return next(name for name, value in model.named_parameters() if value is head)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from evergraph.core import large
 from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import EXACT, product
 from evergraph.core.params import Params
-from evergraph.core.symmetric import SymmetricSum, among
+from evergraph.core.symmetric import SymmetricSum, among, runs_of
 from evergraph.data.tasks import Task
 from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.factor import Factor, weighed
@@ -81,7 +82,9 @@ class TwoForms(Method):
         read = head[rows.to(head.device)]
         if part in self.gram_:
             return float((read * SymmetricSum([self.gram_[part]], rows).product(read.double())).sum())
-        return float(product(self.factor_[part][:, rows], read.to(self.factor_[part].dtype)).double().square().sum())
+        own, read = self.factor_[part], read.to(self.factor_[part].dtype)
+        scores = [product(own[:, run.at], read[run.start : run.stop]) for run in runs_of(rows.cpu())]
+        return float(torch.stack(scores).sum(0).double().square().sum())
 
     def make_dense(self) -> None:
         """From factors to G; B is kept in either form."""
@@ -153,6 +156,7 @@ class TwoForms(Method):
         self.fresh_ = {}
         for computed in ("_heads", "_sums", "_new_sums"):  # from sums that are gone
             self.__dict__.pop(computed, None)
+        large.let_go()
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
         """Put other rows in the place of those of a task; None for none. B follows."""

@@ -38,6 +38,7 @@ def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> P
     """The factors of the gradient of score · outputs at one node of a step's batch."""
     after = capable(context.model, "after_first_layer")
     assert after is not None
+    factors: Params
     names = {id(value): name for name, value in context.params.items()}
     first = next(iter(names.values()))
     batch = _beyond_first_layer(context).batch(seed)
@@ -47,12 +48,18 @@ def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> P
         hidden = out.index_select(0, _places(context, step.batch, out.size(0), nodes))
     else:
         hidden = _first_layer_rows(context, seed, nodes.numel())
+    if (known := _by_the_last_layer(context, batch, hidden, score)) is not None:
+        inputs, cotangent = known
+        number = seed.new_full((1,), nodes.numel())
+        last = list(names.values())[-1]
+        factors = {SEEDS: seed, NODES: nodes, first: cotangent, NUMBER + first: number}
+        return {**factors, last: score, NUMBER + last: torch.ones_like(number), INPUTS + last: inputs}
     hidden.requires_grad_()
     with torch.enable_grad(), recorded_products() as products:
         outputs = after(batch, hidden)
     made = {names[id(each.weight)]: each for each in products}
     cotangents = torch.autograd.grad(outputs, [hidden, *(each.out for each in made.values())], score)
-    factors: Params = {SEEDS: seed, NODES: nodes}
+    factors = {SEEDS: seed, NODES: nodes}
     for name, cotangent in zip([first, *made], cotangents):
         factors[name] = cotangent
         factors[NUMBER + name] = seed.new_full((1,), cotangent.size(0))
@@ -61,6 +68,17 @@ def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> P
             assert isinstance(rows, Tensor)
             factors[INPUTS + name] = rows.detach()
     return factors
+
+
+def _by_the_last_layer(context: Context, batch: Batch, hidden: Tensor, score: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of outputs P [σ(H) 1] W at one node: P [σ(H) 1], and score · Wᵀ at H; None where outputs are something else."""
+    last_layer, output_weight = capable(context.model, "last_layer"), capable(context.model, "output_weight")
+    operator = None if last_layer is None or output_weight is None else last_layer(batch)
+    if operator is None or output_weight is None:
+        return None
+    weights, weight = operator.dense(), output_weight().detach()
+    inputs = torch.cat([weights @ hidden.clamp(min=0), weights.sum(1, keepdim=True)], dim=1)
+    return inputs, torch.ops.aten.threshold_backward(weights.T @ (score @ weight[:-1].T), hidden, 0)
 
 
 def _beyond_first_layer(context: Context) -> Neighbourhoods:

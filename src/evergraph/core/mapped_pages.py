@@ -1,0 +1,42 @@
+"""Memory that stands for a file: pages that were read stay a process's own until it says that it needs them no more."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+from torch import Tensor
+
+SMAPS = Path("/proc/self/smaps")  # Linux's account of every mapping
+
+
+def let_go(tensor: Tensor) -> bool:
+    """Give the pages of a mapped file back to the system, which reads them again when they are asked for.
+
+    Pages that were written to are nowhere else: where there is one, all stay. Returns whether they went.
+
+    Args:
+        tensor: contiguous, over a mapped file.
+    """
+    if not SMAPS.exists() or not hasattr(mmap, "MADV_DONTNEED") or not tensor.numel():
+        return False
+    first = tensor.data_ptr()
+    begin, end = first // mmap.PAGESIZE * mmap.PAGESIZE, first + tensor.numel() * tensor.element_size()
+    if not _as_on_disk(begin, end):
+        return False
+    length = ctypes.c_size_t(end - begin)
+    return ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), length, mmap.MADV_DONTNEED) == 0
+
+
+def _as_on_disk(begin: int, end: int) -> bool:
+    """Whether the addresses lie within one mapping of a file, none of whose pages was written to."""
+    within = False
+    for line in SMAPS.read_text().splitlines():
+        head, *rest = line.split()
+        if "-" in head and not head.endswith(":"):  # first and last address, rights, offset, device, number, file
+            first, last = (int(address, 16) for address in head.split("-"))
+            within = first <= begin and end <= last and len(rest) >= 5 and rest[4].startswith("/")
+        elif within and head == "Anonymous:":  # pages of its own: those that were written to
+            return rest[0] == "0"
+    return False

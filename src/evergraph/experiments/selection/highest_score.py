@@ -1,0 +1,72 @@
+"""Rules that take the highest score, or the strongest hold among scores that seeds cannot tell from it."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from evergraph.core.settings import NonNegative
+from evergraph.data import TaskStream
+from evergraph.errors import EvergraphError
+from evergraph.experiments.selection.rule import SelectionRule, Trial, finished, result_of
+from evergraph.experiments.selection.space import Space
+from evergraph.experiments.specification import RunSpec
+
+
+@dataclass(frozen=True)
+class HighestScore(SelectionRule):
+    """A rule whose highest score wins.
+
+    Args:
+        standard_errors: 0 takes the highest mean over seeds. With 1, the one-standard-error rule (Breiman et al.,
+            Classification and Regression Trees, 1984) takes the simplest of the settings that are as good as far as
+            the seeds can tell: the strongest hold among the trials that are behind the best by at most one standard
+            error. It is that of the difference within seeds, since a seed splits and starts all trials alike and what
+            it adds to their scores cancels; but no more than that of the best's own mean, so that a trial that fails
+            with one seed is not excused by its own scatter.
+    """
+
+    climbs = True
+
+    standard_errors: NonNegative = 0.0
+
+    def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
+        """A standard error takes two seeds."""
+        if self.standard_errors and len(spec.seeds) < 2:
+            raise EvergraphError(
+                f"{self.name}: standard_errors={self.standard_errors:g} needs at least two seeds for each trial, "
+                "and there is one; ask for more (--seeds 3), or use 0"
+            )
+
+    @abstractmethod
+    def scores(self, result: dict[str, Any]) -> list[float]:
+        """A score for each seed, from accuracies on validation nodes."""
+
+    def score(self, result: dict[str, Any]) -> float:
+        """The mean over seeds."""
+        return float(np.mean(self.scores(result)))
+
+    def choose(self, space: Space, trials: Sequence[Trial]) -> Trial:
+        """The trial with the highest score, the first of equals; or the strongest hold that is as good."""
+        best = super().choose(space, trials)
+        if not self.standard_errors:
+            return best
+        close = [trial for trial in finished(trials) if self._as_good(trial, best)]
+        return max(close, key=lambda trial: (space.strength_of(trial.point), self.score(result_of(trial))))
+
+    def _as_good(self, trial: Trial, best: Trial) -> bool:
+        """Whether a trial is behind the best by at most so many standard errors."""
+        highest = np.asarray(self.scores(result_of(best)))
+        behind = highest - self.scores(result_of(trial))
+        error = min(_standard_error(behind), _standard_error(highest))
+        return float(np.mean(behind)) <= self.standard_errors * error
+
+
+def _standard_error(values: np.ndarray) -> float:
+    """Of the mean of some values."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
