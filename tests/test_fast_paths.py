@@ -439,6 +439,20 @@ def test_a_pull_that_begins_with_one_is_the_one_that_multiplies_by_it(scale: flo
     assert not any(is_one(torch.ones(shape, dtype=torch.float64)) for shape in ((), (3,)))
 
 
+def test_the_one_of_a_pass_is_nobody_else_s() -> None:
+    """A parameter whose gradient is that one may change it in place, and a value may have any shape of one number."""
+    offset, other = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.ones(3))
+    pull_back(offset.squeeze())
+    assert offset.grad is not None
+    offset.grad.mul_(0.1)
+    for value in (other.sum(), other.sum().reshape(1)):
+        other.grad = None
+        pull_back(value)
+        assert torch.equal(other.grad, torch.ones(3))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="scalar"):
+        pull_back(2 * other)
+
+
 def test_triton_s_layer_and_softmax_are_those_written_out() -> None:
     """In Triton's interpreter, as above."""
     pytest.importorskip("triton")

@@ -340,6 +340,33 @@ def test_one_standard_error_takes_the_strongest_hold_that_seeds_cannot_tell_from
     assert kind(standard_errors=50).choose(nothing_holds, trials[:4]) is trials[1]
 
 
+def error_trial(number: int, strength: float, error: float) -> Trial:
+    """A trial of two seeds whose matrices hold mean absolute errors."""
+    result = {"validation": [[[error, None], [error, error]]] * 2, "protocol": {"metric": "mae"}}
+    return replace(seeds_trial(number, strength, [0, 0]), result=WithoutTests(result))
+
+
+@pytest.mark.parametrize("rule", [FirstTasks(), PseudoStream(), PseudoStream(standard_errors=1.0), CurrentTask()])
+def test_errors_count_against_a_trial(rule: SelectionRule) -> None:
+    space = Space({"strength": Range(1, 100, log=True)}, {"strength": "settings"}, ("strength",))
+    trials = [error_trial(0, 100, 0.8), error_trial(1, 10, 0.2), error_trial(2, 1, 0.5)]
+    assert rule.choose(space, trials).key == trials[1].key
+
+
+def test_stability_decay_lets_errors_be_a_quarter_larger() -> None:
+    reference = error_trial(9, 0, 0.4)
+    trials = [error_trial(0, 100, 0.8), error_trial(1, 10, 0.47), error_trial(2, 1, 0.41)]
+    assert StabilityDecay(share=0.8).reached(trials, reference) == trials[1:]
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    space = Space({"strength": Range(1, 100, log=True)}, {"strength": "settings"}, ("strength",))
+    trials = [seeds_trial(0, 100, [float("nan")] * 2), seeds_trial(1, 10, [50.0, 52.0])]
+    for rule in (FirstTasks(), FirstTasks(standard_errors=1.0)):
+        assert rule.choose(space, trials).key == trials[1].key
+    assert FirstTasks(3).tasks == 3
+
+
 def test_a_listed_hold_grows_in_whatever_order_it_is_listed() -> None:
     space = Space.of(small_spec(), {"strength": "30,3,100", "lr": "0.01,0.001"})
     assert [space.strength_of({"strength": value}) for value in (3.0, 30.0, 100.0)] == [0.0, 0.5, 1.0]
@@ -668,7 +695,7 @@ def test_tune_all_prints_the_table(call: Call) -> None:
         (["--rule", "guess"], "unknown selection rule 'guess'; choose one of: pseudo-stream, first-tasks"),
         (["--rule-set", "tasks=1"], "FirstTasks: tasks=1 must be a whole number of at least 2"),
         (["--rule-set", "tasks=3"], "tasks=3 leaves nothing of a stream of 3 to report on"),
-        (["--rule-set", "k=3"], "unknown setting of first-tasks 'k'; choose one of: standard_errors, tasks"),
+        (["--rule-set", "k=3"], "unknown setting of first-tasks 'k'; choose one of: tasks, standard_errors"),
         (["--rule-set", "standard_errors=1"], "first-tasks: standard_errors=1 needs at least two seeds for each trial"),
         (["--rule-set", "standard_errors=-1"], "standard_errors=-1.0 must be a finite number of at least 0"),
         (["--rule", "all", "--rule-set", "k=3"], "unknown setting of a selection rule 'k'"),

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from evergraph.core.row_pieces import fused_kernels
 from evergraph.core.sparse import Features, product
-from evergraph.core.tangent_products import members_at
+from evergraph.core.tangent_products import batched, members_at
 
 MOST_UNITS, MOST_INPUTS = 128, 1024  # of a layer that the kernels are for
 
@@ -63,7 +63,7 @@ class _ActivatedLayer(torch.autograd.Function):
         cotangent, (hidden, weight) = cotangents[0], ctx.saved_tensors
         if cotangent is None:
             return None, None, None, None, None
-        if torch.is_grad_enabled() or _batched(cotangent):
+        if torch.is_grad_enabled() or batched(cotangent):
             return *_written_out(cotangent, hidden, weight, ctx.operator), None, None, None
         h, w = _by_network(hidden), _by_network(weight)
         back = product(ctx.operator.t(), cotangent.flatten(1)).view(h.size(0), *w.shape[1:])
@@ -93,12 +93,6 @@ def _written_out(cotangent: Tensor, hidden: Tensor, weight: Tensor, operator: Fe
     return at_hidden, torch.cat([at_rows, back.sum(0, keepdim=True)])
 
 
-def _batched(cotangent: Tensor) -> bool:
-    """Whether torch takes many cotangents at once: its own operations know how."""
-    functorch = torch._C._functorch
-    return functorch.is_batchedtensor(cotangent) or functorch.is_legacy_batchedtensor(cotangent)
-
-
 def _by_network(matrix: Tensor) -> Tensor:
     """Without gaps, with the networks as its middle dimension: one, where it has none."""
     return (matrix if matrix.dim() == 3 else matrix.unsqueeze(1)).detach().contiguous()
@@ -107,9 +101,11 @@ def _by_network(matrix: Tensor) -> Tensor:
 def _precision() -> str:
     """How products within a kernel round their factors: as torch's own do, or nearly: to 22 bits where these do not.
 
-    Triton multiplies float32 numbers as they are twenty times slower, without tensor cores.
+    Triton multiplies float32 numbers as they are twenty times slower, without tensor cores; on AMD's GPUs it has to.
     """
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    if torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return "tf32x3" if torch.version.hip is None else "ieee"
 
 
 def activated_layer(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from evergraph.core.row_pieces import fused_kernels
-from evergraph.core.tangent_products import members_at
+from evergraph.core.tangent_products import batched, in_rows, members_at
 
 
 class _ChosenRows(torch.autograd.Function):
@@ -24,8 +24,10 @@ class _ChosenRows(torch.autograd.Function):
         from evergraph.core.chosen_kernel import picked
 
         single = table.dim() == 2
-        beside = None if other is None else _by_network(other)
-        first, second = picked(_by_network(table), beside, chosen.reshape(-1, chosen.size(-1)).contiguous())
+        if table.dim() > 3:
+            raise NotImplementedError("chosen rows under more than one vmap")
+        beside = None if other is None else _with_networks(other)
+        first, second = picked(_with_networks(table), beside, chosen.reshape(-1, chosen.size(-1)).contiguous())
         if not single:
             return first, second
         return first.squeeze(0), None if second is None else second.squeeze(0)
@@ -44,6 +46,9 @@ class _ChosenRows(torch.autograd.Function):
         gradient, (chosen,) = cotangents[0], ctx.saved_tensors
         if gradient is None:
             return None, None, None
+        if batched(gradient):  # many cotangents at once
+            zeros = gradient.new_zeros(ctx.rows, *gradient.shape[1:])
+            return zeros.index_add(0, chosen, gradient), None, None
         return _PutBack.apply(gradient, chosen, ctx.rows), None, None
 
     @staticmethod
@@ -57,14 +62,14 @@ class _ChosenRows(torch.autograd.Function):
 
 
 class _PutBack(torch.autograd.Function):
-    """The gradient at a table for one at its chosen rows, which may be differentiated and batched in turn."""
+    """The gradient at a table for one at its chosen rows, which may be differentiated in turn."""
 
     @staticmethod
     def forward(gradient: Tensor, chosen: Tensor, rows: int) -> Tensor:
         from evergraph.core.chosen_kernel import put
 
         single = gradient.dim() == 2
-        made = put(_rows_whole(gradient.unsqueeze(0) if single else gradient), chosen.contiguous(), rows)
+        made = put(in_rows(gradient.unsqueeze(0) if single else gradient), chosen.contiguous(), rows)
         return made.squeeze(1) if single else made
 
     @staticmethod
@@ -86,13 +91,9 @@ for _forward in (_ChosenRows.forward, _PutBack.forward):  # torch would find it 
     vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
-def _rows_whole(table: Tensor) -> Tensor:
-    return table.detach() if table.stride(-1) == 1 else table.detach().contiguous()
-
-
-def _by_network(table: Tensor) -> Tensor:
+def _with_networks(table: Tensor) -> Tensor:
     """With the networks as its middle dimension: one, where it has none."""
-    return _rows_whole(table.unsqueeze(1) if table.dim() == 2 else table)
+    return in_rows(table.unsqueeze(1) if table.dim() == 2 else table)
 
 
 def chosen_rows(chosen: Tensor, table: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evergraph.core.pulled import is_one
 from evergraph.core.row_pieces import fused_kernels
-from evergraph.core.tangent_products import members_at
+from evergraph.core.tangent_products import in_rows, members_at
 
 KINDS = frozenset({torch.float32, torch.float64})
 MOST_UNITS = 1024  # that a program reads at once
@@ -25,11 +25,6 @@ def fused_softmax_suits(outputs: Tensor) -> bool:
     return kind and outputs.size(0) > 0 and fused_kernels(outputs.device)
 
 
-def _in_rows(matrix: Tensor) -> Tensor:
-    """With the numbers of a row side by side; rows may have gaps between them."""
-    return matrix.detach() if matrix.stride(-1) == 1 else matrix.detach().contiguous()
-
-
 class _CrossEntropy(torch.autograd.Function):
     """−log p(y) of each row, with p − onehot(y) from the same kernel; the second output takes no gradient."""
 
@@ -37,7 +32,7 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         from evergraph.core.softmax_kernel import cross_entropy
 
-        return cross_entropy(_in_rows(outputs), targets.contiguous(), mask)
+        return cross_entropy(in_rows(outputs), targets.contiguous(), mask)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -72,7 +67,7 @@ class _ByRows(torch.autograd.Function):
     def forward(outputs: Tensor, other: Tensor, mask: Tensor | None, kernel: str, numbers: tuple[float, ...]) -> Tensor:
         from evergraph.core import softmax_kernel
 
-        found: Tensor = getattr(softmax_kernel, kernel)(_in_rows(outputs), _in_rows(other), mask, *numbers)
+        found: Tensor = getattr(softmax_kernel, kernel)(in_rows(outputs), in_rows(other), mask, *numbers)
         return found
 
     @staticmethod

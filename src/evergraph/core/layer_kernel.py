@@ -48,9 +48,8 @@ def outputs_of(  # type: ignore[no-untyped-def]
             moves = tl.where(before > 0, tl.load(moved + start + first, mask=there, other=0.0), 0.0)
             d = tl.load(against + of_weight + first * networks * units, mask=inside, other=0.0)
             change = tl.dot(moves, w, change, input_precision=precision)
-            back = tl.dot(
-                active, d, back, input_precision=precision
-            )  # a factor that is computed first takes far longer
+            # a sum of its own: a factor that is computed first, −d, takes far longer
+            back = tl.dot(active, d, back, input_precision=precision)
     sides = 2 if paired else 1
     place = (r[:, None].to(tl.int64) * sides * networks + network) * units + c[None, :]
     tl.store(out + place, sums, mask=there & inside)

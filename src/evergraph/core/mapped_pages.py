@@ -31,12 +31,16 @@ def let_go(tensor: Tensor) -> bool:
 
 def _as_on_disk(begin: int, end: int) -> bool:
     """Whether the addresses lie within one mapping of a file, none of whose pages was written to."""
-    within = False
-    for line in SMAPS.read_text().splitlines():
+    within, own = False, dict[str, int]()
+    try:
+        lines = SMAPS.read_text().splitlines()
+    except OSError:
+        return False
+    for line in lines:
         head, *rest = line.split()
         if "-" in head and not head.endswith(":"):  # first and last address, rights, offset, device, number, file
             first, last = (int(address, 16) for address in head.split("-"))
             within = first <= begin and end <= last and len(rest) >= 5 and rest[4].startswith("/")
-        elif within and head == "Anonymous:":  # pages of its own: those that were written to
-            return rest[0] == "0"
-    return False
+        elif within and head in ("Anonymous:", "Swap:"):  # pages of its own, those that were written to: here, or not
+            own[head] = int(rest[0])
+    return len(own) == 2 and not any(own.values())

@@ -2,8 +2,8 @@
 with.
 
 A backward pass begins with 1, and a loss that is a sum hands it on as it is, so that a gradient that is known already
-would be multiplied by ones, in kernels that take no longer than their launch. `pull_back` begins with a one that is
-known by where it stands, and `is_one` knows it.
+would be multiplied by ones, in kernels that take no longer than their launch. `pull_back` notes where the one of a
+pass under way stands, and `is_one` knows it there.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from torch import Tensor
 
 from evergraph.core.tangent_products import members_at
 
-_ones: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+_under_way: set[int] = set()  # where the ones of backward passes stand, as long as these run
 
 
 def pull_back(value: Tensor) -> None:
-    """`value.backward()` for a single number."""
-    place = value.device, value.dtype
-    if place not in _ones and not (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-        _ones[place] = torch.ones_like(value, requires_grad=False)
-    value.backward(_ones.get(place))
+    """`value.backward()`."""
+    if value.numel() != 1:
+        value.backward()  # torch says what is wrong
+    one = torch.ones_like(value, requires_grad=False)
+    _under_way.add(place := one.data_ptr())
+    try:
+        value.backward(one)
+    finally:
+        _under_way.discard(place)
 
 
 def is_one(cotangent: Tensor) -> bool:
-    """Whether this is the one that a backward pass began with, perhaps seen as a larger tensor."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(cotangent) or torch.is_grad_enabled():
+    """Whether this is the one that a backward pass under way began with, perhaps seen as a larger tensor."""
+    if torch.is_grad_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(cotangent):
         return False
-    one = _ones.get((cotangent.device, cotangent.dtype))
-    return one is not None and cotangent.numel() > 0 and cotangent.data_ptr() == one.data_ptr()
+    return cotangent.numel() > 0 and cotangent.data_ptr() in _under_way
 
 
 class _Pulled(torch.autograd.Function):

@@ -44,14 +44,15 @@ def blas_threads(work: float) -> Iterator[None]:
     what was before the first. Within a job of `side_by_side` there is one. What overflows is told by what comes out.
     """
     alone = work > LITTLE and not getattr(_here, "in_job", False)
+    limit = torch.get_num_threads() if work > WORTH_SHARING else 1
     if alone:
-        _begin(torch.get_num_threads() if work > WORTH_SHARING else 1)
+        _begin(limit)
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             yield
     finally:
         if alone:
-            _end()
+            _end(limit)
 
 
 def _begin(limit: int) -> None:
@@ -63,12 +64,13 @@ def _begin(limit: int) -> None:
         _limits.append(limit)
 
 
-def _end() -> None:
+def _end(limit: int) -> None:
     with _lock:
-        last = _limits.pop()
+        held = _limits[-1]
+        del _limits[len(_limits) - 1 - _limits[::-1].index(limit)]  # of equal ones the last
         if not _limits:
             _before.pop().restore_original_limits()
-        elif _limits[-1] != last:
+        elif _limits[-1] != held:
             controller().limit(limits=_limits[-1], user_api="blas")
 
 

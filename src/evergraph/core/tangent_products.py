@@ -132,6 +132,17 @@ def members_at(place: int, value: Tensor, dim: int | None, size: int) -> Tensor:
     return value.unsqueeze(place).expand(*value.shape[:place], size, *value.shape[place:])
 
 
+def batched(cotangent: Tensor) -> bool:
+    """Whether torch takes many cotangents at once: its own operations know how."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(cotangent) or functorch.is_legacy_batchedtensor(cotangent)
+
+
+def in_rows(matrix: Tensor) -> Tensor:
+    """A constant with the numbers of a row side by side, for a kernel; rows may have gaps between them."""
+    return matrix.detach() if matrix.stride(-1) == 1 else matrix.detach().contiguous()
+
+
 def _apart(products: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Products as batches again, along their second dimension."""
     return tuple(made.unflatten(1, (size, made.size(1) // size)) for made in products), (1, 1)

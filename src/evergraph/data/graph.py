@@ -172,7 +172,7 @@ class Graph:
         alone = None if alone is None else alone[nodes]
         induced = self.altered(x=take_rows(self.x, nodes), adjacency=adjacency, joining=alone, on_disk=False)
         if self.on_disk:
-            for part in (self.x if isinstance(self.x, Tensor) else self.x.values, self.adjacency.indices):
+            for part in (*((self.x,) if isinstance(self.x, Tensor) else self.x.parts()), *self.adjacency.parts()):
                 let_go(part)
         return induced.with_examples(nodes) if self.members is None else induced
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from evergraph.core.capabilities import capability
 from evergraph.core.compiled import kernels, kernels_over, readable
 from evergraph.training.adam import asked, begun
 
@@ -26,8 +27,10 @@ class CompiledAdam(torch.optim.Adam):
 
     def __init__(self, params: Iterable[Tensor], lr: float | Tensor, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
-        self._pulls: dict[Tensor, Pull] = {}
 
+    _pulls: Mapping[Tensor, Pull] = {}  # of the next step
+
+    @capability(rests_on=("step",))
     def pulled_by(self, pulls: dict[Tensor, Pull]) -> bool:
         """Add quadratics' pulls to the gradients of the next step while it is taken; False where the kernel cannot."""
         suited = all(

@@ -257,9 +257,8 @@ def train_step(
 
 def _pulled_while_moving(context: Context, method: Method, optimizer: torch.optim.Optimizer) -> bool:
     """Whether all that the method does to gradients is a quadratic's pull, and the optimizer adds it as it moves."""
-    if not isinstance(optimizer, CompiledAdam) or (pulls := capable(method, "pulls")) is None:
-        return False
-    return optimizer.pulled_by(pulls(context))
+    pulled_by, pulls = capable(optimizer, "pulled_by"), capable(method, "pulls")
+    return pulled_by is not None and pulls is not None and pulled_by(pulls(context))
 
 
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:

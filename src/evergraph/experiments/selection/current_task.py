@@ -12,6 +12,7 @@ from evergraph.experiments.selection.rule import (
     SelectionRule,
     Trial,
     finished,
+    nearly,
     new_task_accuracy,
     result_of,
 )
@@ -46,6 +47,6 @@ class CurrentTask(SelectionRule):
         close = [
             (space.strength_of(trial.point), score, trial)
             for trial, score in scores
-            if score >= (1 - self.margin) * best
+            if score >= nearly(best, 1 - self.margin)
         ]
         return max(close, key=lambda entry: entry[:2])[2]

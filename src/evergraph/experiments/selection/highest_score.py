@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,14 @@ class HighestScore(SelectionRule):
 
     climbs = True
 
-    standard_errors: NonNegative = 0.0
+    standard_errors: NonNegative = field(default=0.0, kw_only=True)
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
         """A standard error takes two seeds."""
         if self.standard_errors and len(spec.seeds) < 2:
             raise EvergraphError(
                 f"{self.name}: standard_errors={self.standard_errors:g} needs at least two seeds for each trial, "
-                "and there is one; ask for more (--seeds 3), or use 0"
+                "and there is one; ask for more (tune --seeds 3, compare --tune-seeds 3), or use 0"
             )
 
     @abstractmethod
@@ -56,7 +56,7 @@ class HighestScore(SelectionRule):
         best = super().choose(space, trials)
         if not self.standard_errors:
             return best
-        close = [trial for trial in finished(trials) if self._as_good(trial, best)]
+        close = [trial for trial in finished(trials) if trial is best or self._as_good(trial, best)]
         return max(close, key=lambda trial: (space.strength_of(trial.point), self.score(result_of(trial))))
 
     def _as_good(self, trial: Trial, best: Trial) -> bool:

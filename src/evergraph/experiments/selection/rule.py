@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from evergraph import registry
 from evergraph.core.settings import Checked
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
-from evergraph.evaluation import average_performance, learning_accuracy
+from evergraph.evaluation import METRICS, average_performance, learning_accuracy
 from evergraph.experiments.selection.proposals import batches
 from evergraph.experiments.selection.space import Point, Space
 from evergraph.experiments.specification import RunSpec
@@ -99,7 +100,7 @@ class SelectionRule(metaclass=Checked):
 
     def choose(self, space: Space, trials: Sequence[Trial]) -> Trial:
         """The trial with the highest score, the first of equals."""
-        return max(finished(trials), key=lambda trial: self.score(result_of(trial)))
+        return max(finished(trials), key=lambda trial: _last_if_no_number(self.score(result_of(trial))))
 
     def search(self, search: Search) -> Selection:
         """Run trials and choose."""
@@ -120,6 +121,10 @@ def finished(trials: Sequence[Trial]) -> list[Trial]:
     return done
 
 
+def _last_if_no_number(score: float) -> float:
+    return score if math.isfinite(score) else -math.inf
+
+
 def result_of(trial: Trial) -> dict[str, Any]:
     """The result of a finished trial."""
     assert trial.result is not None
@@ -132,10 +137,21 @@ def final_performance(result: dict[str, Any]) -> float:
 
 
 def final_performances(result: dict[str, Any]) -> list[float]:
-    """AP on validation nodes after the last task, of each seed."""
-    return [float(average_performance(matrix)) for matrix in result["validation"]]
+    """AP on validation nodes after the last task, of each seed; of an error, less than nothing."""
+    return [sign(result) * float(average_performance(matrix)) for matrix in result["validation"]]
 
 
 def new_task_accuracy(result: dict[str, Any]) -> float:
-    """Accuracy on each task's validation nodes right after it was learned, mean over tasks and seeds."""
-    return float(np.mean([learning_accuracy(matrix) for matrix in result["validation"]]))
+    """Accuracy on each task's validation nodes just after it was learned, mean over tasks and seeds; errors as above."""
+    return sign(result) * float(np.mean([learning_accuracy(matrix) for matrix in result["validation"]]))
+
+
+def nearly(score: float, share: float) -> float:
+    """What is short of a score by at most a share of it, whatever its sign."""
+    return score - (1 - share) * abs(score)
+
+
+def sign(result: dict[str, Any]) -> int:
+    """−1 where a result's numbers are errors, which count against a trial. Those that name no metric are accuracies."""
+    metric = METRICS.get(str(result.get("protocol", {}).get("metric", "accuracy")))
+    return 1 if metric is None or metric.higher_is_better else -1

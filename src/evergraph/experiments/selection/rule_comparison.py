@@ -13,7 +13,7 @@ from evergraph.experiments.engines import MakeEngine
 from evergraph.experiments.result_file import read_results
 from evergraph.experiments.selection.proposals import spread
 from evergraph.experiments.selection.record import check_input, describe, opened
-from evergraph.experiments.selection.rule import Selection, SelectionRule, Trial
+from evergraph.experiments.selection.rule import Selection, SelectionRule, Trial, sign
 from evergraph.experiments.selection.search import OnDone, Search
 from evergraph.experiments.selection.space import Space
 from evergraph.experiments.selection.tuning import describe_trial
@@ -30,8 +30,8 @@ class Hindsight(SelectionRule):
     about = "test nodes of the whole stream; not a rule"
 
     def score(self, result: dict[str, Any]) -> float:
-        """AP on test nodes."""
-        return float(result["ap"]["mean"])
+        """AP on test nodes; of an error, less than nothing."""
+        return sign(result) * float(result["ap"]["mean"])
 
 
 def compare_rules(
@@ -83,7 +83,9 @@ def compare_rules(
                 continue
             chosen = selections[rule.name].chosen
             tested = _tested(full[_name(chosen)], spent)
-            behind = hindsight.score(best.result) - tested["ap"]["mean"] if tested and best.result else None
+            behind = None
+            if tested and best.result:
+                behind = hindsight.score(best.result) - sign(best.result) * tested["ap"]["mean"]
             row |= {"best": describe_trial(space, chosen, rule), "note": selections[rule.name].note}
             rows.append({**row, "run_options": space.run_options(chosen.point), "hindsight": tested, "behind": behind})
         found = {

@@ -18,6 +18,7 @@ from evergraph.experiments.selection.rule import (
     SelectionRule,
     Trial,
     finished,
+    nearly,
     new_task_accuracy,
     result_of,
 )
@@ -92,7 +93,7 @@ class StabilityDecay(SelectionRule):
 
     def reached(self, trials: Sequence[Trial], reference: Trial) -> list[Trial]:
         """The trials that learn new tasks well enough."""
-        wanted = self.share * self.score(result_of(reference))
+        wanted = nearly(self.score(result_of(reference)), self.share)
         return [trial for trial in trials if trial.result is not None and self.score(trial.result) >= wanted]
 
     def choose(self, space: Space, trials: Sequence[Trial], reference: Trial | None = None) -> Trial:
