@@ -55,7 +55,7 @@ CHOICES = (
     "own_within_",
     "own_explains_",
     "voting_",
-    "smooths_",
+    "smoothing_share_",
     "doubt_",
     "drift_",
 )

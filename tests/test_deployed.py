@@ -233,7 +233,7 @@ def test_amounts_are_those_of_a_naive_sum(learner: eg.Learner, stream: eg.TaskSt
 
 def test_parts_of_a_smoothed_probability_add_up_to_it(stream: eg.TaskStream) -> None:
     learner = eg.Learner(eg.RandomFeatures(hidden=60), "auto", dtype=torch.float64).fit([stream[0], stream[1]])
-    learner.method.smooths_, learner.method.votes_ = 0.5, False
+    learner.method.smoothing_share_, learner.method.votes_ = 0.5, False
     graph = stream[1].graph
     found = learner.why(graph, 5)
     assert found.shares is not None

@@ -96,7 +96,8 @@ def test_the_closed_form_predicts_as_if_each_node_had_joined_alone(name: str, vo
     method = kind(**CLOSED[name])
     learner = eg.Learner(eg.RandomFeatures(hidden=40), method, device="cpu", dtype=torch.float64)
     learner.fit(stream)
-    method.votes_, method.smooths_, method.doubt_ = votes, 0.5 * smooths, -1.0  # every edge may be one between tasks
+    method.votes_, method.smoothing_share_ = votes, 0.5 * smooths
+    method.doubt_ = -1.0  # every edge may be one between tasks
     together, alone = node_outputs(learner, stream, LAST)
     assert torch.allclose(together, alone, rtol=1e-9, atol=1e-9)
     plain = learner.model(learner.problem.batcher(learner.model, stream.seen(LAST, alone=True).graph).batch(

@@ -23,7 +23,7 @@ from evergraph.core.symmetric import SymmetricSum
 
 PANEL = 256  # columns that are mirrored at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
-EXACT, ROUGH = 1e-8, 1e-3  # relative errors of a solution: to be kept, and to count hits with
+EXACT = 1e-8  # relative error of a solution
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
 SPARSE = 0.03  # share of entries up to which a product is formed of these alone
 KINDS = (torch.float32, torch.float64)
@@ -63,9 +63,15 @@ def symmetric_product(rows: Tensor) -> Tensor:
             panel = slice(start, min(start + 4 * PANEL, width))
             torch.mm(rows[:, panel].T, rows[:, start:], out=found[panel, start:])
         return found.triu() + found.triu(1).T
-    factor = rows.detach() if 1 in rows.stride() else rows.detach().contiguous()
+    factor = rows.detach() if _without_overlap(rows) else rows.detach().contiguous()
     with blas_threads(rows.numel() * width / 2):
         return torch.from_numpy(_mirrored(lapack.rank_update(factor.numpy())))
+
+
+def _without_overlap(rows: Tensor) -> bool:
+    """Whether rows or columns stand side by side, as BLAS reads them: a row that is repeated does not."""
+    down, across = rows.stride()
+    return (across == 1 and down >= rows.size(1)) or (down == 1 and across >= rows.size(0))
 
 
 def outer_product(rows: Tensor) -> Tensor:

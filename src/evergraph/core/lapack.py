@@ -59,7 +59,7 @@ def factorize(matrix: np.ndarray) -> bool:
     """Write the Cholesky factor L over the lower triangle, which is all that is read; says whether there is one."""
     failed = ctypes.c_int(0)
     _call("potrf", matrix, b"U", len(matrix), _at(matrix), max(len(matrix), 1), ctypes.byref(failed))
-    return failed.value == 0
+    return failed.value == 0 and bool(np.isfinite(np.diagonal(matrix)).all())
 
 
 def solve_factorized(factor: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -55,12 +55,14 @@ class Lease:
     """A block of memory under an array; it goes back when the last array over it is gone."""
 
     def __init__(self, pool: Pool, size: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
-        self.pool, self.block = pool, pool.take(size)
+        self.block = pool.take(size)
+        self.pool = pool
         at = (self.block.ctypes.data, False)
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": kind.str, "data": at}
 
     def __del__(self) -> None:
-        self.pool.give_back(self.block)
+        if hasattr(self, "pool"):  # there was memory
+            self.pool.give_back(self.block)
 
 
 _pool = Pool()

@@ -41,24 +41,25 @@ def nearby_solver(factor: np.ndarray, differences: np.ndarray) -> Solver:
     def solve(columns: np.ndarray) -> np.ndarray:
         residual = lapack.solve_factorized(factor, columns)
         delta = differences.astype(factor.dtype)
-        found, step, length = np.zeros_like(residual), residual.copy(), _lengths(residual)
+        found, step, length = np.zeros_like(residual), residual.copy(), _products(residual, residual)
         enough = LEFT**2 * length
         for _ in range(STEPS):
             moved = step + delta * lapack.solve_factorized(factor, step)
-            size = _over(length, np.einsum("ij,ij->j", step, moved))
+            size = _over(length, _products(step, moved)).astype(factor.dtype)
             found += size * step
             residual -= size * moved
-            before, length = length, _lengths(residual)
+            before, length = length, _products(residual, residual)
             if (length <= enough).all():
                 break
-            step = residual + _over(length, before) * step
+            step = residual + _over(length, before).astype(factor.dtype) * step
         return found
 
     return solve
 
 
-def _lengths(columns: np.ndarray) -> np.ndarray:
-    found: np.ndarray = np.einsum("ij,ij->j", columns, columns)
+def _products(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Of each column with its counterpart; in float64, where squares of small numbers are still numbers."""
+    found: np.ndarray = np.einsum("ij,ij->j", left, right, dtype=np.float64)
     return found
 
 

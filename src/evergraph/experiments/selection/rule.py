@@ -142,7 +142,7 @@ def final_performances(result: dict[str, Any]) -> list[float]:
 
 
 def new_task_accuracy(result: dict[str, Any]) -> float:
-    """Accuracy on each task's validation nodes just after it was learned, mean over tasks and seeds; errors as above."""
+    """Accuracy on each task's validation nodes after it was learned, mean over tasks and seeds; errors as above."""
     return sign(result) * float(np.mean([learning_accuracy(matrix) for matrix in result["validation"]]))
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
-from evergraph.core.dense_algebra import EXACT, ROUGH
+from evergraph.core.dense_algebra import EXACT
 from evergraph.core.params import Params
 from evergraph.core.settings import Fraction, NonNegative, Positive
 from evergraph.core.side_by_side import ONE, blas_threads
@@ -90,7 +90,7 @@ class Analytic(MovingEncoder, TwoForms):
     learn_validation: bool = True
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
     hits_: list[float] = state(list)  # validation nodes that each ridge puts right; or minus its squared errors
-    smoothing_: list[int] = state(list)  # validation nodes that each share of smoothing puts right, and wrong
+    smoothing_counts_: list[int] = state(list)  # validation nodes that each share of smoothing puts right, and wrong
     voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
     validated_: int = state(int)
     tasks_: int = state(int)
@@ -101,8 +101,9 @@ class Analytic(MovingEncoder, TwoForms):
     blocks_: list[bool] = state(list)  # which blocks of features the head reads
     task_of_unit_: list[int] = state(list)
     votes_: bool = state(bool)
-    smooths_: float = state(float)  # the share of the neighbours' probabilities; 0 for none
+    smoothing_share_: float = state(float)  # the share of the neighbours' probabilities; 0 for none
     doubt_: float = state(float)
+    _rounding: ClassVar[float] = 0.0  # of an object: of the type that its head is kept in
 
     # learning
 
@@ -110,7 +111,6 @@ class Analytic(MovingEncoder, TwoForms):
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
-        self._rounding: float = torch.finfo(linear_head(context.model)[1].dtype).eps
         with blas_threads(ONE):  # what is worth more asks for more
             self.follow(context)
             self._add(context)
@@ -127,20 +127,22 @@ class Analytic(MovingEncoder, TwoForms):
     def decide(self, context: Context) -> None:
         """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
         model, vote = context.model, None
+        self._note_type(model)
         trained = self._choose(context)
         if self._in_blocks(context.problem, model) and context.count(context.task.val):
-            self.smoothing_ = self._count_smoothing(context, trained, self.smoothing_)
+            self.smoothing_counts_ = self._count_smoothing(context, trained, self.smoothing_counts_)
             vote = self._choose_voting(context, trained)
         self.conclude(model)
         context.cache[HELD_OUT] = self._decisive(trained), vote
 
     def conclude(self, model: GraphModel) -> None:
         """Smooth as puts most more nodes right than wrong; vote where that costs no more than the premium."""
-        self.smooths_ = best_share(self.smoothing_, self.smoothing)
+        self.smoothing_share_ = best_share(self.smoothing_counts_, self.smoothing)
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     def write(self, problem: Problem, model: GraphModel) -> None:
         """Solve the heads by the choices as they stand, and write them."""
+        self._note_type(model)
         _, head = linear_head(model)
         ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
         in_blocks = self._in_blocks(problem, model)
@@ -215,10 +217,12 @@ class Analytic(MovingEncoder, TwoForms):
         """So does a ridge near zero; and an encoder's drift is followed in G."""
         return self.encoder != "frozen" or self._needs_exact()
 
-    def _error(self, parts: Sequence[str]) -> float:
-        """Rough for heads that only count hits; others are as exact as the type that a learned head is kept in."""
-        rough = self.learn_validation and BOTH[1] not in parts
-        return ROUGH if rough else max(EXACT, 10 * self.__dict__.get("_rounding", 0.0))
+    def _error(self) -> float:
+        """As exact as the type that a learned head is kept in; heads that are only measured say what is calibrated."""
+        return max(EXACT, 10 * self._rounding)
+
+    def _note_type(self, model: GraphModel) -> None:
+        self.__dict__["_rounding"] = float(torch.finfo(linear_head(model)[1].dtype).eps)
 
     def _learn_units(self, context: Context) -> None:
         """The sizes of classes, and the task that brought each."""
@@ -290,7 +294,7 @@ class Analytic(MovingEncoder, TwoForms):
         _, head = linear_head(model)
         whole = [capable(model, name) for name in WHOLE]
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
-        vote = next(iter(self.vote_.values()), head)
+        vote, share = next(iter(self.vote_.values()), head), self.smoothing_share_
         return BlockPrediction(
             head=head,
             vote=vote,
@@ -299,10 +303,10 @@ class Analytic(MovingEncoder, TwoForms):
             graph_scores=whole[1],  # type: ignore[arg-type]
             feature_scores=whole[2],  # type: ignore[arg-type]
             temperature=self.temperature,
-            smoothing=self.smooths_,
+            smoothing=share,
             judges=self.judge_edges and max(self.task_of_unit_, default=-1) > 0,
             doubt=self.doubt_,
-            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0 if self.smooths_ else 1, self.smooths_),
+            elsewhere=Way(vote, 2) if self.votes_ else Way(head, 0 if share else 1, share),
         )
 
     def _learn_doubt(self, context: Context) -> None:

@@ -87,7 +87,7 @@ class Auto(OnTrial):
     elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
     own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
     own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
-    smoothing_elsewhere_: list[int] = state(list)  # as `smoothing_`, for the head `smooth`
+    smoothing_elsewhere_: list[int] = state(list)  # as `smoothing_counts_`, for the head `smooth`
 
     def start_task(self, context: Context) -> None:
         """Refuse a model whose features do not fall into blocks."""
@@ -143,8 +143,11 @@ class Auto(OnTrial):
     def _worth_keeping(
         self, layout: Layout, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """One set for the head, and one for own features; of linear blocks wider than random ones it has the head's."""
-        sets, widths = {**for_own, **for_head}, layout.widths
+        """One set for the head, one for own features, and `smooth`, which every graph may come back to.
+
+        Of linear blocks wider than random ones own features have the head's.
+        """
+        sets, widths, every = {**for_own, **for_head}, layout.widths, (for_head, for_own)
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
         for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
         if for_own:
@@ -153,6 +156,7 @@ class Auto(OnTrial):
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
             for_own = _only(for_own, first_near(self.set_hits_, cheap or list(for_own), validated))
         self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
+        for_head, for_own = ({n: read for n, read in some.items() if n in self.set_hits_} for some in every)
         return for_head, for_own
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:

@@ -35,9 +35,11 @@ def damped_factor(gram: Tensor, classes: int) -> Tensor:
     diagonal = gram.diagonal().clone()
     gram.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
     with blas_threads(ONE):
-        if by_blas(gram) and gram.is_contiguous() and lapack.factorize(gram.numpy()):
+        if by_blas(gram) and gram.is_contiguous():
+            if not lapack.factorize(gram.numpy()):
+                raise torch.linalg.LinAlgError("G + r I has no Cholesky factor")
             return gram.tril_()
-    factor: Tensor = torch.linalg.cholesky(gram)  # elsewhere; and what says that there is none
+    factor: Tensor = torch.linalg.cholesky(gram)
     return factor
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
 """By type of the features: what is left of a sum, as a share of what it was, that is nothing but rounding."""
-COUNTS = ("hits_", "set_hits_", "smoothing_", "voting_", "validated_", "own_within_", "smoothing_elsewhere_")
+COUNTS = ("hits_", "set_hits_", "smoothing_counts_", "voting_", "validated_", "own_within_", "smoothing_elsewhere_")
 """State to which every task adds what its validation nodes say."""
 
 Small = dict[str, Any]

@@ -136,7 +136,7 @@ class OnTrial(Blended):
         }
         places = {name: self._places(name) for name in tried}
         asked = [(name, self._ridges[place]) for name in tried for place in places[name]]
-        found = solved([(tried[name].system, ridge) for name, ridge in asked], self._error(BOTH[:1]))
+        found = solved([(tried[name].system, ridge) for name, ridge in asked], self._error())
         for name, one in tried.items():
             hits = [one.hits(combined) for (asker, _), combined in zip(asked, found) if asker == name]
             self._count(name, places[name], hits)

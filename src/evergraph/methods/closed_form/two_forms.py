@@ -56,8 +56,8 @@ class TwoForms(Method):
         """Whether products have to be formed in float64 too, not only their sums."""
         return False
 
-    def _error(self, parts: Sequence[str]) -> float:
-        """The relative error that heads from the sums of some parts may have."""
+    def _error(self) -> float:
+        """The relative error that heads may have."""
         return EXACT
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
@@ -187,7 +187,7 @@ class TwoForms(Method):
         known, key = self.computed(), self._key(parts, rows)
         new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
         if new and self.factor_:
-            found = self._factored().solve(new, parts, rows, self._error(parts))
+            found = self._factored().solve(new, parts, rows, self._error())
             known.update({(*key, ridge): head for ridge, head in zip(new, found)})
         elif new:
             self.solve_ahead([Wanted(new, parts, rows)])
@@ -195,7 +195,7 @@ class TwoForms(Method):
 
     def solve_ahead(self, wanted: Sequence[Wanted]) -> None:
         """Find what `solve` and `hits` will be asked for, all of the same parts, side by side."""
-        error = self._error(wanted[0].parts)
+        error = self._error()
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
             return
@@ -223,7 +223,7 @@ class TwoForms(Method):
         if not (last := self.fresh_.get("val", 0)):
             return context.total(validation_hits(context, self.solve(*wanted)).sum(1)).tolist()
         truth = self.factor_targets_["val"][-last:].argmax(1)
-        scores = self._factored().scores(wanted, self._error(wanted.parts), "val", last)
+        scores = self._factored().scores(wanted, self._error(), "val", last)
         return [int((found.argmax(1) == truth).sum()) for found in scores]
 
     def computed(self) -> dict[Any, Any]:
