@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import evergraph as eg
 from evergraph.core import allocator
 from evergraph.core.allocator import keep_freed_memory
-from evergraph.core.capabilities import capable
+from evergraph.core.capabilities import capability, capable
 from evergraph.core.compiled import kernels
 from evergraph.core.propagated_layer import propagated_layer, propagated_layer_suits
 from evergraph.core.sparse import SparseMatrix
@@ -125,6 +125,7 @@ def steps_with(method: Method, *, in_one_pass: bool, monkeypatch: pytest.MonkeyP
     pulled = CompiledAdam.pulled_by
     taken: list[bool] = []
 
+    @capability(rests_on=("step",))
     def noted(self: CompiledAdam, pulls: dict[Tensor, tuple[Tensor, Tensor, float]]) -> bool:
         taken.append(in_one_pass and pulled(self, pulls) and bool(pulls))
         return taken[-1] or not pulls
@@ -152,8 +153,12 @@ def test_whoever_reads_or_changes_gradients_gets_them_with_the_pull() -> None:
         def after_step(self, step: Step) -> None:
             """Something with the gradients."""
 
+    class Looks(eg.EWC):
+        def observe(self, step: Step) -> None:
+            """Something with the gradients of the step before."""
+
     assert capable(eg.EWC(), "pulls") is not None
-    for method in (Reads(), make_method("si"), make_method("ema+ewc")):
+    for method in (Reads(), Looks(), make_method("si"), make_method("ema+ewc")):
         assert capable(method, "pulls") is None
 
 

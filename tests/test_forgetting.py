@@ -340,3 +340,17 @@ def test_one_graph_that_was_learned_in_two_tasks(stream: eg.TaskStream, keep_in_
     assert found.forget(nodes, graph) == 0
     found.forget(classes=names[:1], data=graph)
     assert found.classes_ == names[1:]
+
+
+def test_what_is_calibrated_by_heads_of_many_features_is_that_of_never_having_learned() -> None:
+    """From 512 features on, heads are solved in float32 and refined; those that are only measured too."""
+    tasks = list(eg.TaskStream(sbm(nodes=900, classes=4, degree=3, features=20, signal=0.8, seed=2), 2))
+    gone = torch.cat([tasks[0].train[1:5], tasks[0].val[:2]])
+    found, wanted = (make(hidden=600, method="analytic") for _ in range(2))
+    found.fit(tasks)
+    found.forget(gone, tasks, keep_in_graph=True)
+    wanted.learn(tasks[0].without(gone, keep_in_graph=True))
+    wanted.learn(tasks[1])
+    for ours, theirs in zip(found.records, wanted.records):
+        assert near(ours["calibration"], theirs["calibration"])
+    assert near(found.temperature, wanted.temperature)

@@ -108,9 +108,11 @@ def test_where_own_features_say_nothing_scores_are_multiplied_and_no_edge_is_jud
     assert isinstance(method, eg.Auto)
     method.own_explains_ = 0.0
     method.write(learner.problem, model)
-    blocks = method.voices(model)[0]
-    rows = rows_of(model.feature_blocks()[1], blocks)  # type: ignore[operator]
-    solved = method.solve([method._explained(model, blocks)[1]], ("train", "val"), rows)[0]
+    block_of_row, heads = model.feature_blocks()[1], []  # type: ignore[operator]
+    for blocks in method._mixed_sets(model):
+        rows = rows_of(block_of_row, blocks)
+        heads.append(method.solve([method._explained(model, blocks)[1]], ("train", "val"), rows)[0])
+    solved = torch.stack(heads).mean(0)
     way = method._prediction(model).elsewhere
     assert way.judgements == 0
     assert torch.allclose(way.head, solved * method._log_worth().exp(), atol=1e-9)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import evergraph as eg
+from evergraph.core import lapack
 
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu", "label_scope": "seen", "reduction": "sum", "weight_decay": 5e-4}
 
@@ -82,12 +83,12 @@ def test_a_learn_that_breaks_at_the_end_of_a_task_can_be_repeated(
     for learner in (broken, whole):
         learner.learn(small_stream[0])
     with monkeypatch.context() as patched:
-        for name in ("cholesky", "cholesky_ex"):
 
-            def fail(*_: object, **__: object) -> None:
-                raise torch.linalg.LinAlgError("not positive-definite")
+        def fail(*_: object, **__: object) -> None:
+            raise torch.linalg.LinAlgError("not positive-definite")
 
-            patched.setattr(torch.linalg, name, fail)
+        for place, name in ((torch.linalg, "cholesky"), (torch.linalg, "cholesky_ex"), (lapack, "factorize")):
+            patched.setattr(place, name, fail)
         with pytest.raises(torch.linalg.LinAlgError):
             broken.learn(small_stream[1])
     assert broken.num_tasks == 1

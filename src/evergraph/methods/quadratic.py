@@ -93,7 +93,7 @@ class Quadratic(Method):
         idle = not self.importance_ or not self.strength
         return [] if idle else ["quadratic", self.strength, self.importance_, self.anchor_]
 
-    @capability(rests_on=STEP_HOOKS)
+    @capability(rests_on=("observe", "edit_grads", "after_step"))
     def pulls(self, context: Context) -> dict[Tensor, tuple[Tensor, Tensor, float]]:
         """Anchor, importance and strength by parameter: `edit_grads` in the words of an optimizer that can add it."""
         if not self.importance_ or not self.strength:
