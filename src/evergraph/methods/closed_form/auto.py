@@ -59,7 +59,8 @@ class Auto(OnTrial):
     nodes. The hits are added up over the tasks, and the heads of the sets near the one with most of them are blended
     (`blended`): at the next task others may lead. Once the sums of all sets take more than an eighth of the budget
     (with the first task, a quarter), the cheapest set within a standard error of the leader is kept beside
-    `smooth`, and the other blocks are dropped for good. Graphs with edges between tasks are read in a way of their own (`elsewhere`).
+    `smooth`, and the other blocks are dropped for good. Graphs with edges between tasks are read in a way of their own
+    (`elsewhere`).
 
     Decisions count what AP counts: tasks alike (`prior`). The sums weigh classes by their size, so the logits of a
     class are raised by the logarithm of what a hit in it counts over what it weighs.
