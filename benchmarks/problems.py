@@ -81,7 +81,7 @@ GROUPS = {
     "Nodes, new classes (GCN; closed form `auto`). AP / AF on test graph `task`, then AP on `seen`:": (
         "chameleon-filtered", "squirrel-filtered", "actor", "blogcatalog",
     ),
-    "Nodes over domains (GCN; closed form: 0.1's `auto`) and graphs with new classes (GIN; `analytic`), AP / AF:": (
+    "Nodes over domains (GCN; closed form: `auto`) and graphs with new classes (GIN; `analytic`), AP / AF:": (
         "twitch", "letter-med", "enzymes",
     ),
     "Links (GCN; closed form `analytic`), balanced accuracy over six classes of ratings, AP / AF:": (
