@@ -12,7 +12,7 @@ import evergraph as eg
 from evergraph.core import allocator
 from evergraph.core.allocator import keep_freed_memory
 from evergraph.core.capabilities import capability, capable
-from evergraph.core.compiled import kernels
+from evergraph.core.compiled import Pull, kernels
 from evergraph.core.propagated_layer import propagated_layer, propagated_layer_suits
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Neighbourhoods
@@ -126,7 +126,7 @@ def steps_with(method: Method, *, in_one_pass: bool, monkeypatch: pytest.MonkeyP
     taken: list[bool] = []
 
     @capability(rests_on=("step",))
-    def noted(self: CompiledAdam, pulls: dict[Tensor, tuple[Tensor, Tensor, float]]) -> bool:
+    def noted(self: CompiledAdam, pulls: dict[Tensor, Pull]) -> bool:
         taken.append(in_one_pass and pulled(self, pulls) and bool(pulls))
         return taken[-1] or not pulls
 

@@ -48,6 +48,10 @@ WORTH_A_THREAD = 2**20  # multiplications, from which a product is shared among 
 _lock = threading.Lock()
 
 
+Pull = tuple[Tensor, Tensor, float]
+"""Anchor, importance and strength of a quadratic: its gradient is strength · importance · (θ − anchor)."""
+
+
 class Kernels:
     """The functions of `steps.c` for one type of numbers and one of indices.
 
@@ -195,7 +199,7 @@ class Kernels:
         grad: Tensor,
         averages: tuple[Tensor, Tensor],
         settings: tuple[float, ...],
-        quadratic: tuple[Tensor, Tensor, float] | None = None,
+        quadratic: Pull | None = None,
     ) -> None:
         """Move a parameter and its two averages in place.
 
@@ -220,12 +224,12 @@ class Kernels:
         rows, count = matrix.shape
         step = ctypes.c_int64(matrix.strides[0] // matrix.itemsize)
         sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // VECTOR, rows, count))
-        self._library.times(*sizes, _of(matrix), step, _of(columns), _of(out))
+        self._library.times(*sizes, address(matrix), step, address(columns), address(out))
 
     def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
         """(L Lᵀ)⁻¹ B in the place of B, which is as `few_columns` makes it; L is read where it stands, below."""
         sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // VECTOR, len(factor)))
-        self._library.solve(*sizes, _of(factor), ctypes.c_int64(len(factor)), _of(columns))
+        self._library.solve(*sizes, address(factor), ctypes.c_int64(len(factor)), address(columns))
 
 
 def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:
@@ -256,7 +260,8 @@ def _at(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
-def _of(array: np.ndarray) -> ctypes.c_void_p:
+def address(array: np.ndarray) -> ctypes.c_void_p:
+    """Where an array's numbers begin, for a routine that takes a pointer."""
     return ctypes.c_void_p(array.ctypes.data)
 
 

@@ -26,7 +26,6 @@ SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT = 1e-8  # relative error of a solution
 SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
 SPARSE = 0.03  # share of entries up to which a product is formed of these alone
-KINDS = (torch.float32, torch.float64)
 
 
 class SingularError(ValueError):
@@ -42,7 +41,7 @@ def by_blas(*tensors: Tensor) -> bool:
     return (
         fast("blas")
         and lapack.usable()
-        and all(tensor.device.type == "cpu" and tensor.dtype in KINDS for tensor in tensors)
+        and all(tensor.device.type == "cpu" and tensor.dtype in large.KINDS for tensor in tensors)
     )
 
 

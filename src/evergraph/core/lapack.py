@@ -16,10 +16,10 @@ import torch
 from scipy.linalg import cython_blas, cython_lapack
 
 from evergraph.core import large
-from evergraph.core.compiled import few_columns, kernels
+from evergraph.core.compiled import address, few_columns, kernels
 
 KINDS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
-TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+TYPES = {kind: dtype for dtype, kind in large.KINDS.items()}
 INTEGERS = {"syrk": 4, "potrf": 3, "potrs": 5}  # of a routine's arguments
 
 
@@ -51,14 +51,14 @@ def rank_update(rows: np.ndarray) -> np.ndarray:
     scalar = KINDS[rows.dtype][1]
     one, zero = ctypes.byref(scalar(1.0)), ctypes.byref(scalar(0.0))
     how = b"N" if across else b"T"
-    _call("syrk", rows, b"L", how, width, rows.shape[0], one, _at(rows), step, zero, _at(found), max(width, 1))
+    _call("syrk", rows, b"L", how, width, rows.shape[0], one, address(rows), step, zero, address(found), max(width, 1))
     return found
 
 
 def factorize(matrix: np.ndarray) -> bool:
     """Write the Cholesky factor L over the lower triangle, which is all that is read; says whether there is one."""
     failed = ctypes.c_int(0)
-    _call("potrf", matrix, b"U", len(matrix), _at(matrix), max(len(matrix), 1), ctypes.byref(failed))
+    _call("potrf", matrix, b"U", len(matrix), address(matrix), max(len(matrix), 1), ctypes.byref(failed))
     return failed.value == 0 and bool(np.isfinite(np.diagonal(matrix)).all())
 
 
@@ -71,18 +71,14 @@ def solve_factorized(factor: np.ndarray, columns: np.ndarray) -> np.ndarray:
         return few[:, : columns.shape[1]]
     found, failed = np.array(columns.T, dtype=factor.dtype, order="C"), ctypes.c_int(0)
     size = len(factor)
-    ends = _at(found), max(size, 1), ctypes.byref(failed)
-    _call("potrs", factor, b"U", size, len(found), _at(factor), max(size, 1), *ends)
+    ends = address(found), max(size, 1), ctypes.byref(failed)
+    _call("potrs", factor, b"U", size, len(found), address(factor), max(size, 1), *ends)
     return found.T
 
 
 def _step(stride: int, rows: np.ndarray, least: int) -> int:
     """From one row to the next, in numbers; of a single row that says nothing."""
     return max(stride // rows.itemsize, least, 1)
-
-
-def _at(array: np.ndarray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _call(name: str, like: np.ndarray, *values: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
-ONE = 2e6  # multiplications that one thread of BLAS carries out
+ONE = 2e6  # multiplications: enough to set a limit, too few to share, so that BLAS has one thread
 LITTLE = 1e6  # multiplications up to which BLAS uses one thread by itself
 WORTH_SHARING = 3e8  # multiplications from which on threads share them: some milliseconds of one
 

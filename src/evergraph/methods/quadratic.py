@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer, capability
-from evergraph.core.compiled import kernels_over
+from evergraph.core.compiled import Pull, kernels_over
 from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import NonNegative
 from evergraph.methods.access import Access
@@ -94,7 +94,7 @@ class Quadratic(Method):
         return [] if idle else ["quadratic", self.strength, self.importance_, self.anchor_]
 
     @capability(rests_on=("observe", "edit_grads", "after_step"))
-    def pulls(self, context: Context) -> dict[Tensor, tuple[Tensor, Tensor, float]]:
+    def pulls(self, context: Context) -> dict[Tensor, Pull]:
         """Anchor, importance and strength by parameter: `edit_grads` in the words of an optimizer that can add it."""
         if not self.importance_ or not self.strength:
             return {}

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.core.compiled import kernels, kernels_over, readable
+from evergraph.core.compiled import Pull, kernels, kernels_over, readable
 from evergraph.training.adam import asked, begun
-
-Pull = tuple[Tensor, Tensor, float]
-"""Anchor, importance and strength of a quadratic: its gradient is strength · importance · (θ − anchor)."""
 
 
 class CompiledAdam(torch.optim.Adam):

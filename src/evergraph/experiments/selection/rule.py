@@ -14,7 +14,8 @@ from evergraph import registry
 from evergraph.core.settings import Checked
 from evergraph.data import TaskStream
 from evergraph.errors import EvergraphError
-from evergraph.evaluation import METRICS, average_performance, learning_accuracy
+from evergraph.evaluation import average_performance, learning_accuracy
+from evergraph.experiments.plots import describe_metric
 from evergraph.experiments.selection.proposals import batches
 from evergraph.experiments.selection.space import Point, Space
 from evergraph.experiments.specification import RunSpec
@@ -152,6 +153,5 @@ def nearly(score: float, share: float) -> float:
 
 
 def sign(result: dict[str, Any]) -> int:
-    """−1 where a result's numbers are errors, which count against a trial. Those that name no metric are accuracies."""
-    metric = METRICS.get(str(result.get("protocol", {}).get("metric", "accuracy")))
-    return 1 if metric is None or metric.higher_is_better else -1
+    """−1 where a result's numbers are errors, which count against a trial."""
+    return 1 if describe_metric(result)["higher_is_better"] else -1

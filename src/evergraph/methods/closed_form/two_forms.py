@@ -204,7 +204,9 @@ class TwoForms(Method):
         for ridges, parts, rows in wanted:
             key = self._key(parts, rows)
             asked = {place for place, _ in places}
-            new = [ridge for ridge in dict.fromkeys(ridges) if not {(*key, ridge)} & (known.keys() | asked)]
+            new = [
+                ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known and (*key, ridge) not in asked
+            ]
             if new and key not in made:
                 made[key] = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
             systems += [(made[key], ridge) for ridge in new]
