@@ -1,0 +1,107 @@
+"""What an epoch of each row of the paper's Coauthor-CS table takes on a GPU, three seeds at a time.
+
+    python -m benchmarks.gpu_rows --data-root DATA [ROW …]     # about three minutes
+
+One process at a time, on the third task: microseconds a step by the clock and by the kernels alone, their number, and
+seconds beside the epochs of three tasks (set-up, the recording of steps, ends of tasks, tests).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from evergraph.data.streams import TaskStream
+from evergraph.experiments.paper.protocol import Protocol
+from evergraph.experiments.specification import RunSpec
+from evergraph.training import Progress
+from evergraph.training.side_by_side import together
+
+TASKS, EPOCHS, TRACED = 3, 40, 4  # epochs of each task; and of the last, how many are seen by the profiler
+
+
+class Epochs:
+    """The trainings of one row, and when the last task's epochs ended."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec, self.epoch, self.besides = spec, 0.0, 0.0
+        self.profile = profile(activities=[ProfilerActivity.CUDA])
+        self.how = ""
+
+    def seed(self, number: int, stream: TaskStream) -> None:
+        """One seed's tasks; the first keeps the time."""
+        learner = self.spec.learner(number, stream.problem)
+        for index in range(TASKS):
+            marks = list[float]()
+
+            def on_epoch(progress: Progress, epochs: int, index: int = index, marks: list[float] = marks) -> None:
+                torch.cuda.synchronize()
+                if number == 0 and index == TASKS - 1 and progress.epoch == EPOCHS - TRACED:
+                    marks.append(time.perf_counter())
+                    self.profile.start()
+                elif number == 0 and index == TASKS - 1 and progress.epoch == EPOCHS:
+                    self.profile.stop()
+                elif progress.epoch < EPOCHS - TRACED:
+                    marks.append(time.perf_counter())
+
+            begun = time.perf_counter()
+            learner.learn(stream[index], on_epoch)
+            for graph in ("task", "seen"):
+                learner.evaluate(stream, test_graph=graph)
+            if number == 0:
+                self.epoch = _median_length(marks)
+                self.besides += time.perf_counter() - begun - EPOCHS * self.epoch
+        self.how = learner.history[-1]["steps"]
+
+
+def _median_length(marks: list[float]) -> float:
+    return statistics.median(after - before for before, after in itertools.pairwise(marks))
+
+
+def figures(spec: RunSpec, stream_of: dict[int, TaskStream]) -> dict[str, Any]:
+    """What the third task's steps take."""
+    epochs = Epochs(spec)
+    begun = time.perf_counter()
+    together([partial(epochs.seed, seed, stream_of[seed]) for seed in spec.seeds], torch.device("cuda"))
+    total = time.perf_counter() - begun
+    task = stream_of[0][TASKS - 1]
+    steps = -(-task.train.numel() // spec.training.batch_size)
+    kernels = [event for event in epochs.profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return {
+        "step_us": round(1e6 * epochs.epoch / steps, 1),
+        "device_us": round(sum(event.device_time for event in kernels) / TRACED / steps, 1),
+        "kernels": round(len(kernels) / TRACED / steps, 1),
+        "steps_an_epoch": steps,
+        "seconds": round(total, 2),
+        "besides": round(epochs.besides, 2),
+        "how": epochs.how,
+    }
+
+
+def main() -> None:
+    """A line of JSON for each row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*")
+    parser.add_argument("--data-root")
+    parser.add_argument("--seeds", type=int, default=3)
+    asked = parser.parse_args()
+    protocol = Protocol.load("paper", "coauthor-cs", asked.seeds, "cuda")
+    streams: dict[int, TaskStream] = {}
+    for name, row in protocol.rows(asked.rows or None).items():
+        spec = protocol.spec(row, range(asked.seeds))
+        spec = replace(spec, training=replace(spec.training, epochs=EPOCHS))
+        streams = streams or {seed: spec.make_stream(seed, asked.data_root) for seed in spec.seeds}
+        print(json.dumps({"row": name, **figures(spec, streams)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
