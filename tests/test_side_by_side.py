@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,23 +253,33 @@ def test_a_member_that_diverges_does_not_take_the_others_along(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize("pause", [0.0, 20.0], ids=["saved after every epoch", "saved after tasks"])
 def test_seeds_of_a_run_that_train_as_one_can_be_stopped_and_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float
 ) -> None:
     """Whatever epoch a run is stopped in, the seeds go on from there, and end where they would have ended."""
-    alone = eg.run(spec(seeds=[0, 1]), tmp_path / "alone")
+    monkeypatch.setattr("evergraph.training.driver.CHECKPOINT_SECONDS", pause)
+    seeds = replace(spec(seeds=[0, 1]), training=eg.Training(epochs=3))
+    alone = eg.run(seeds, tmp_path / "alone")
     monkeypatch.setattr(sys.modules["evergraph.experiments.run"], "together", _with_turns)
 
     def stop(*where: Any) -> None:
         calls.append(where)
-        if len(calls) == 5:
+        if len(calls) > 8:  # both of them, in the second task's second epoch
             raise EvergraphError("stopped here")
 
     calls: list[Any] = []
     with pytest.raises(EvergraphError, match="stopped here"):
-        eg.run(spec(seeds=[0, 1]), tmp_path / "stopped", on_progress=stop)
-    found = eg.run(spec(seeds=[0, 1]), tmp_path / "stopped", resume=True)
+        eg.run(seeds, tmp_path / "stopped", on_progress=stop)
+    found = eg.run(seeds, tmp_path / "stopped", resume=True)
     assert found["matrices"] == alone["matrices"]
+    for log in ("seed-0/log.csv", "seed-1/log.csv"):
+        broken, whole = (_losses(tmp_path / folder / log) for folder in ("stopped", "alone"))
+        assert broken == pytest.approx(whole, rel=1e-5)
+
+
+def _losses(log: Path) -> list[float]:
+    return [float(line.split(",")[-1]) for line in log.read_text().splitlines()[1:]]
 
 
 def test_turns_go_round_and_the_clock_counts_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,10 +200,17 @@ def _end_epoch(member: Member, loss: float, how: str, optimizer_state: Callable[
     if settings.average_last:
         _average(context, progress, member.epochs - round(settings.average_last * member.epochs))
     progress.log.append(row)
-    if member.on_epoch is not None:
-        progress.optimizer = optimizer_state()
+    if member.on_epoch is None:
+        return
+    progress.taken_out = optimizer_state
+    try:
         with member.own_numbers():
             member.on_epoch(progress, member.epochs)
+    except BaseException:
+        progress.catch_up()  # it may be saved, or go on, as it stands now
+        raise
+    finally:
+        progress.taken_out = None
 
 
 def objective(

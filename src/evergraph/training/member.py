@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,18 @@ class Progress:
     log: list[dict[str, float]] = field(default_factory=list)
     steps: str = ""
     """How steps are carried out: `captured`, or `eager` and why."""
+    taken_out: Callable[[], OptimizerState] | None = field(default=None, repr=False, compare=False)
+    """While the end of an epoch is looked at: brings the model up to date, and returns the optimizer's state."""
+
+    def catch_up(self) -> None:
+        """Bring the model and the optimizer's state up to date; of several trainings as one, one is seldom asked to."""
+        if self.taken_out is not None:
+            self.optimizer, self.taken_out = self.taken_out(), None
+
+    def state(self) -> dict[str, Any]:
+        """What is saved of it."""
+        self.catch_up()
+        return {name: value for name, value in vars(self).items() if name != "taken_out"}
 
 
 @dataclass(eq=False)

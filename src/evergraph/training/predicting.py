@@ -130,6 +130,8 @@ def other_features(graph: Graph, known: list[str]) -> str:
 @torch.no_grad()
 def outputs(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
     """What the method predicts, else the model."""
+    if learner.progress is not None:
+        learner.progress.catch_up()
     learner.model.eval()
     view = View(learner.model, learner.problem, graph, nodes, learner.device)
     predicted = learner.method.predict(view)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def learner_state(learner: Learner) -> dict[str, Any]:
     """Everything that the learner's future depends on."""
-    progress = learner.progress
+    progress = None if learner.progress is None else learner.progress.state()  # brings the model up to date
     return {
         "evergraph": __version__,
         "torch": torch.__version__,
@@ -47,7 +47,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         "random_state": learner.random_state,
         "method_random_state": learner.generator.get_state(),
         "optimizer": learner.optimizer_state,
-        "progress": {**vars(progress), "task_mark": learner.task_mark} if progress is not None else None,
+        "progress": None if progress is None else {**progress, "task_mark": learner.task_mark},
     }
 
 
