@@ -495,7 +495,7 @@ def chosen_error(_: object, device: str) -> float:
 
 def layer_error(_: object, device: str) -> float:
     """The largest relative error of the layer's kernels against float64, forwards and backwards."""
-    from evergraph.core.layer_kernel import apart, backwards, forwards
+    from evergraph.core.layer_kernel import against, apart, backwards, forwards
 
     generator, errors = torch.Generator().manual_seed(0), []
     for rows, networks, inputs, units in ((70, 1, 48, 5), (33, 3, 64, 17), (1, 2, 16, 1)):
@@ -516,6 +516,10 @@ def layer_error(_: object, device: str) -> float:
             known = moved if chosen is None else moved[chosen]
             both = apart(drawn[0], drawn[2], chosen, 3)
             errors += map(relative, both, ((known - hidden.detach()) / 3, -hidden.detach()))
+        for number in range(1, 4):
+            weights, totals = [drawn[0], drawn[1], drawn[4]][:number], [drawn[2], drawn[3], drawn[4]][:number]
+            wanted = [total.double() - 3 * weight.double() for weight, total in zip(weights, totals)]
+            errors += map(relative, against(weights, totals, 3), wanted)
     return max(errors)
 
 

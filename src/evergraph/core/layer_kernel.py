@@ -6,6 +6,8 @@ middle dimension of every matrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -131,6 +133,21 @@ def set_apart(  # type: ignore[no-untyped-def]
     tl.store(out + i, (known - p) / count, mask=inside)
 
 
+@triton.jit(do_not_specialize=["size", "size_2", "blocks", "count"])
+def set_against(  # type: ignore[no-untyped-def]
+    out, weight, total, size, out_2, weight_2, total_2, size_2, blocks, count, numbers: tl.constexpr
+):  # fmt: skip
+    """total − count W for some numbers of one of two matrices; the first `blocks` programs have the first."""
+    block = tl.program_id(0).to(tl.int64)
+    if block >= blocks:
+        block -= blocks
+        out, weight, total, size = out_2, weight_2, total_2, size_2
+    i = block * numbers + tl.arange(0, numbers)
+    inside = i < size
+    w = tl.load(weight + i, mask=inside, other=0.0)
+    tl.store(out + i, tl.load(total + i, mask=inside, other=0.0) - count * w, mask=inside)
+
+
 Moved = tuple[Tensor, Tensor]
 """The tangent of H, and that of W with its sign turned round."""
 
@@ -194,6 +211,19 @@ def apart(product: Tensor, at_total: Tensor, chosen: Tensor | None, count: int) 
             product.numel() // max(product.size(0), 1), picked=chosen is not None, numbers=1024,
         )  # fmt: skip
     return out, moved
+
+
+def against(weights: Sequence[Tensor], totals: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+    """total − count W of each pair of matrices, all contiguous; two pairs share a kernel."""
+    made = tuple(torch.empty_like(weight) for weight in weights)
+    triples = list(zip(made, weights, totals))
+    kernel: Any = set_against
+    with torch.cuda.device_of(made[0]):
+        for one, other in zip_longest(triples[::2], triples[1::2]):
+            size, size_2 = one[0].numel(), 0 if other is None else other[0].numel()
+            blocks, blocks_2 = triton.cdiv(size, 1024), triton.cdiv(size_2, 1024)
+            kernel[(blocks + blocks_2,)](*one, size, *(other or one), size_2, blocks, float(count), numbers=1024)
+    return made
 
 
 def _depth(inputs: int) -> int:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capability
+from evergraph.core.displaced import against_anchors
+from evergraph.core.row_pieces import fused_kernels
 
 Params = dict[str, Tensor]
 Direction = Mapping[str, Tensor]
@@ -32,7 +34,7 @@ class Displacement(Mapping[str, Tensor]):
 
     def __init__(self, params: Params, count: int, total: Params) -> None:
         self.params, self.count, self.total = params, count, total
-        self._computed: Params = {}
+        self._computed, self._against = Params(), Params()
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._computed:
@@ -53,6 +55,15 @@ class Displacement(Mapping[str, Tensor]):
         long as the anchors do.
         """
         return self.count, self.total[name]
+
+    @capability(rests_on=("__getitem__",))
+    def against(self, name: str) -> Tensor:
+        """−D of one parameter, for products that take it so; on a GPU those of all are computed at once."""
+        if name not in self._against:
+            names = list(self.params) if fused_kernels(self.params[name].device) else [name]
+            parts = [self.params[other] for other in names], self.count, [self.total[other] for other in names]
+            self._against |= zip(names, against_anchors(*parts))
+        return self._against[name]
 
 
 class FirstLayerDisplacement(Displacement):

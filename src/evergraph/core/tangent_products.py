@@ -29,11 +29,6 @@ class Rows(NamedTuple):
         return self.table if self.chosen is None else self.table.index_select(0, self.chosen)
 
 
-def against_anchors(weight: Tensor, count: int, total: Tensor) -> Tensor:
-    """−D for D = count · W − total, in one pass over the weights; no gradient is recorded."""
-    return torch.sub(total, weight.detach(), alpha=count)
-
-
 class _PairProduct(torch.autograd.Function):
     """(A W, A Ẇ); the second is a tangent and takes no gradient.
 
@@ -76,14 +71,14 @@ class _AnchoredProduct(torch.autograd.Function):
     @staticmethod
     def forward(
         weight: Tensor,
-        total: Tensor,
+        against: Tensor,
         at_total: Tensor,
         chosen: Tensor | None,
         matrix: Features,
         count: int,
         operator: Features | None,
     ) -> tuple[Tensor, Tensor]:
-        moved = product(matrix, against_anchors(weight, count, total))
+        moved = product(matrix, against)
         moved = moved if operator is None else product(operator, moved)
         if moved.dtype == torch.float32 and fused_kernels(moved.device):
             from evergraph.core.layer_kernel import apart
@@ -109,9 +104,9 @@ class _AnchoredProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], weight: Tensor, total: Tensor, at_total: Tensor, *constants: Any
+        info: Any, in_dims: tuple[Any, ...], weight: Tensor, against: Tensor, at_total: Tensor, *constants: Any
     ) -> Any:
-        values = zip((weight, total, at_total), in_dims)
+        values = zip((weight, against, at_total), in_dims)
         sides = [_side_by_side(value, dim, info.batch_size) for value, dim in values]
         return _apart(_AnchoredProduct.apply(*sides, *constants), info.batch_size)
 
@@ -158,11 +153,11 @@ def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tens
 
 
 def anchored_product(
-    matrix: Features, weight: Tensor, count: int, total: Tensor, at_total: Rows, operator: Features | None = None
+    matrix: Features, weight: Tensor, count: int, against: Tensor, at_total: Rows, operator: Features | None = None
 ) -> tuple[Tensor, Tensor]:
     """(A W, A D) for constant A and D = count · W − total, where A total is known: one product for both.
 
-    With an operator P both are multiplied by it from the left, and `at_total` is P A total.
+    `against` is −D. With an operator P both are multiplied by it from the left, and `at_total` is P A total.
     """
-    made, moved = _AnchoredProduct.apply(weight, total, at_total.table, at_total.chosen, matrix, count, operator)
+    made, moved = _AnchoredProduct.apply(weight, against, at_total.table, at_total.chosen, matrix, count, operator)
     return made, moved

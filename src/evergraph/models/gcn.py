@@ -22,7 +22,7 @@ from evergraph.core.sparse import (
     with_ones,
     with_self_loops,
 )
-from evergraph.core.tangent_products import against_anchors, anchored_product, pair_product
+from evergraph.core.tangent_products import anchored_product, pair_product
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -209,14 +209,14 @@ class GCN(StackedWeights):
         if capable(direction, "first_layer_alone") is not None and self.num_layers > 1:
             outputs = self.after_first_layer(batch, noted(hidden, direction, moved))
             return outputs, torch.zeros_like(outputs)
-        parts = capable(direction, "parts")
+        against = capable(direction, "against")
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden = noted(hidden, direction, moved)
             operator, name = batch.layer(number - skipped), f"weights.{number}"
             if self._fuses(operator, hidden, weight):
-                against = -direction[name] if parts is None else against_anchors(weight, *parts(name))
-                hidden, change = activated_layer(hidden, weight, operator, moved, against)
+                back = -direction[name] if against is None else against(name)
+                hidden, change = activated_layer(hidden, weight, operator, moved, back)
                 assert change is not None
                 moved = change
                 continue
@@ -276,14 +276,14 @@ class GCN(StackedWeights):
         product with the anchors' sum, the same at every step, is computed once per task.
         """
         weight, propagated = self.weights[0], self.num_layers > batch.num_hops
-        parts = capable(direction, "parts") if fast("anchors") else None
-        if parts and batch.source is not None and (propagated or batch.source.fan_out is None):
+        parts, against = capable(direction, "parts") if fast("anchors") else None, capable(direction, "against")
+        if parts and against and batch.source is not None and (propagated or batch.source.fan_out is None):
             count, total = parts("weights.0")
             operator = None if propagated else batch.layer(0)
             rows = batch.x.size(0) if operator is None else operator.size(0)
             at_total = fixed_rows(batch, total, rows, propagate=not propagated)
             if at_total is not None:
-                return anchored_product(batch.x, weight, count, total, at_total, operator)
+                return anchored_product(batch.x, weight, count, against("weights.0"), at_total, operator)
         hidden, moved = pair_product(batch.x, weight, direction["weights.0"])
         return (hidden, moved) if propagated else pair_product(batch.layer(0), hidden, moved)
 
