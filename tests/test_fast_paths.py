@@ -362,6 +362,7 @@ def test_triton_s_product_by_pieces_is_the_product() -> None:
     """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
     pytest.importorskip("triton")
     assert interpreted("from evergraph.core.row_kernel import launch", "error_of") < 1e-13
+    assert interpreted("from evergraph.core.row_kernel import launch", "needed_error") < 1e-13
 
 
 def interpreted(imports: str, function: str) -> float:
@@ -385,6 +386,63 @@ def error_of(launch: Callable[..., object], device: str) -> float:
             launch(out, out, (pieces.long_starts, pieces.long_ends, pieces.long_rows), None)
             errors.append(relative(out[: matrix.num_rows], matrix.dense() @ dense))
     return max(errors)
+
+
+def needed_error(launch: Callable[..., object], device: str) -> float:
+    """The largest relative error of products that leave out what two networks do not need, whatever else is there."""
+    from evergraph.core.row_kernel import mark_columns
+
+    errors, matrix = [], uneven_matrix(device=device)
+    flipped, networks, unit = matrix.t(), 2, 256
+    chosen = torch.tensor([[0, 1, 5], [1, 2, 2]], device=device)
+    rows, columns = (torch.zeros(size, networks, dtype=torch.int8, device=device) for size in matrix.shape)
+    for network in range(networks):
+        rows[chosen[network], network] = 1
+    expected = (matrix.dense().ne(0).double().T @ rows.double() > 0).to(torch.int8)
+    for given, listed in ((chosen, True), (rows, False)):
+        mark_columns(columns.zero_(), given, matrix.indptr, matrix.indices, listed=listed)
+        errors.append(float((columns != expected).sum()))
+    cases = ((matrix, rows, None), (flipped, columns, rows), (flipped, None, rows))
+    for factor, row_flags, entry_flags in cases:
+        dense = torch.randn(factor.num_columns, networks, unit, dtype=torch.float64, device=device)
+        wanted = factor.dense() @ (dense if entry_flags is None else dense * (entry_flags != 0).unsqueeze(2)).flatten(1)
+        if row_flags is not None:
+            wanted = (wanted.unflatten(1, (networks, unit)) * (row_flags != 0).unsqueeze(2)).flatten(1)
+        pieces = RowPieces.of(factor.indptr, factor.indices, 16)
+        out = dense.new_full((pieces.places, networks * unit), torch.nan)
+        entries = pieces.indices, factor.values
+        places = pieces.starts, pieces.ends, pieces.targets
+        launch(out, dense.flatten(1), places, entries, pieces.rows, (row_flags, entry_flags))
+        long = pieces.long_starts, pieces.long_ends, pieces.long_rows
+        launch(out, out, long, None, pieces.long_rows, (row_flags, None))
+        errors.append(relative(out[: factor.num_rows], wanted))
+    return max(errors)
+
+
+@pytest.mark.parametrize("networks", [1, 3])
+def test_needed_rows_are_the_neighbours_of_what_is_chosen_and_theirs(networks: int) -> None:
+    """And products at them are those of the whole pass, forwards and backwards."""
+    task = TaskStream(sparse_graph(), 2)[0]
+    batch = eg.NodeClassification([0, 1]).batcher(GCN(), task.graph).batch(task.train).for_many_steps()
+    needed, generator = batch.needs_of(networks), torch.Generator().manual_seed(0)
+    for _ in range(2):  # what was needed before is not any more
+        chosen = torch.randint(batch.num_seeds, (networks, 3), generator=generator)
+        needed.mark(chosen)
+        last, first = batch.layer(1).dense(), batch.layer(0).dense()
+        for network in range(networks):
+            near = (last[chosen[network]] != 0).any(0)
+            far = (first[near] != 0).any(0)
+            assert torch.equal(needed._flags[0][:, network] != 0, near)
+            assert torch.equal(needed._flags[1][:, network] != 0, far)
+            assert not far.all()
+        weight = torch.randn(batch.x.size(1), networks, 4, generator=generator, requires_grad=True)
+        found, whole = (
+            (layer @ (x @ weight)) for layer, x in ((needed.layers[0], needed.x), (batch.layer(0), batch.x))
+        )
+        flags = (needed._flags[0] != 0).unsqueeze(2)
+        torch.testing.assert_close(found, whole * flags)
+        back = torch.randn(found.shape, generator=generator) * flags
+        torch.testing.assert_close(*(torch.autograd.grad(made, weight, back) for made in (found, whole)))
 
 
 def test_triton_s_adam_is_torch_s() -> None:
@@ -680,6 +738,7 @@ def test_steps_on_sparse_inputs_read_from_one_pass_are_the_plain_steps(
     stream = TaskStream(sparse_graph(), 2)
     plain, plain_losses = trained(stream, name, batch_size)
     monkeypatch.setattr("evergraph.core.row_pieces.LONGEST", 4)
+    monkeypatch.setattr("evergraph.core.needed_rows.WORTH", -1)
     monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda kind, context, method: True))
     found, found_losses = trained(stream, name, batch_size)
     assert found_losses == pytest.approx(plain_losses, rel=1e-9)
@@ -977,6 +1036,7 @@ def test_products_by_pieces_on_a_gpu_are_the_products(dtype: torch.dtype, monkey
     """By Triton's kernel, by torch's, and captured."""
     assert row_kernel() is not None, "Triton's kernels do not work here"
     assert error_of(row_kernel(), "cuda") < 1e-13
+    assert needed_error(row_kernel(), "cuda") < 1e-13
     matrix = uneven_matrix(dtype, "cuda").for_many_products()
     dense = torch.randn(300, 257, dtype=dtype, device="cuda")
     expected, tolerance = matrix.dense().double() @ dense.double(), 1e-6 if dtype == torch.float32 else 1e-14

@@ -132,6 +132,7 @@ ALIKE = ("online-ewc", "mas", "ema+ewc", "mas+batch-curvature")
 def stacking(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU too, without the shortcuts that are a CPU's own."""
     monkeypatch.setattr("evergraph.training.stacked.DEVICES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr("evergraph.core.needed_rows.WORTH", -1)
     monkeypatch.setattr("evergraph.methods.lwf.DEVICES", frozenset())
     monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", lambda params: False)
 

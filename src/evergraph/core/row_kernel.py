@@ -12,24 +12,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evergraph.core.row_pieces import Flags
+
 TILE = 2**13  # bytes of the dense factor that a program reads at once: eight rows of 256 float32 numbers
 WIDEST = 256  # columns of a tile
 
 
 @triton.jit
 def add_up(  # type: ignore[no-untyped-def]
-    out, dense, starts, ends, targets, indices, values, columns,
-    weighted: tl.constexpr, entries: tl.constexpr, width: tl.constexpr,
+    out, dense, starts, ends, targets, indices, values, columns, rows, row_flags, entry_flags, networks, unit,
+    weighted: tl.constexpr, by_row: tl.constexpr, by_entry: tl.constexpr, entries: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """out[target] = Σ values[e] · dense[indices[e]] over a piece's entries e; not weighted, Σ dense[e].
 
-    A program is one warp: each of its threads adds up columns of its own, and nothing waits for other warps.
+    A program is one warp: each of its threads adds up columns of its own, and nothing waits for other warps. Rows that
+    are not needed are zero, and entries that are not needed are left out: by flags for each network, whose columns are
+    `unit` in a row.
     """
     piece = tl.program_id(0)
     c = tl.program_id(1) * width + tl.arange(0, width)
     inside = c < columns
     start, end = tl.load(starts + piece), tl.load(ends + piece)
     target = tl.load(targets + piece).to(tl.int64)
+    network = tl.program_id(1) * width // unit
+    if by_row:
+        needed = tl.load(row_flags + tl.load(rows + piece).to(tl.int64) * networks + network)
+        end = tl.where(needed != 0, end, start)
     total = tl.zeros((width,), dtype=out.dtype.element_ty)
     e = start + tl.arange(0, entries)
     row = e.to(tl.int64)
@@ -38,7 +46,10 @@ def add_up(  # type: ignore[no-untyped-def]
         weight = tl.load(values + e, mask=e < end, other=0.0)
     for _ in range(start, end, entries):
         place = row[:, None] * columns + c[None, :]
-        read = tl.load(dense + place, mask=(e < end)[:, None] & inside[None, :], other=0.0)
+        there = e < end
+        if by_entry:
+            there = there & (tl.load(entry_flags + row * networks + network, mask=there, other=0) != 0)
+        read = tl.load(dense + place, mask=there[:, None] & inside[None, :], other=0.0)
         e += entries
         row = e.to(tl.int64)
         if weighted:  # the next entries are on their way while these are added up
@@ -49,8 +60,31 @@ def add_up(  # type: ignore[no-untyped-def]
     tl.store(out + target * columns + c, total, mask=inside)
 
 
+@triton.jit
+def mark(  # type: ignore[no-untyped-def]
+    out, rows, indptr, indices, networks, count, listed: tl.constexpr, entries: tl.constexpr
+):  # fmt: skip
+    """Flag, for one network, the columns of a row's entries: of a row that is listed, or of one that has a flag."""
+    network = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    if listed:
+        row = tl.load(rows + network * count + row).to(tl.int64)
+    start, end = tl.load(indptr + row), tl.load(indptr + row + 1)
+    if not listed:
+        end = tl.where(tl.load(rows + row * networks + network) != 0, end, start)
+    for first in range(start, end, entries):
+        e = first + tl.arange(0, entries)
+        column = tl.load(indices + e, mask=e < end, other=0).to(tl.int64)
+        tl.store(out + column * networks + network, 1, mask=e < end)
+
+
 def launch(
-    out: Tensor, dense: Tensor, pieces: tuple[Tensor, Tensor, Tensor], entries: tuple[Tensor, Tensor] | None
+    out: Tensor,
+    dense: Tensor,
+    pieces: tuple[Tensor, Tensor, Tensor],
+    entries: tuple[Tensor, Tensor] | None,
+    rows: Tensor | None = None,
+    flags: Flags = (None, None),
 ) -> None:
     """Fill the rows of `out` that the pieces name, from rows of `dense`.
 
@@ -59,15 +93,44 @@ def launch(
         dense: contiguous, of the same type.
         pieces: the first entry of each, one past its last, and the row of `out` that it fills; int32.
         entries: the row of `dense` that each entry reads, and its weight; None where entry e is row e with weight 1.
+        rows: the row of the product that each piece is of, where flags say which are needed.
+        flags: what is needed, where not all is.
     """
     starts, ends, targets = pieces
     columns = dense.size(1)
     indices, values = entries if entries is not None else (targets, dense)  # not read
-    width = min(max(16, triton.next_power_of_2(columns)), WIDEST)
+    width = columns_at_once(columns)
+    by_row, by_entry = (flag is not None for flag in flags)
+    networks = next((flag.size(1) for flag in flags if flag is not None), 1)
     kernel: Any = add_up
     with torch.cuda.device_of(out):
         kernel[(starts.numel(), triton.cdiv(columns, width))](
             out, dense, starts, ends, targets, indices, values, columns,
-            weighted=entries is not None, entries=min(TILE // (width * dense.element_size()), 64), width=width,
-            num_warps=1,
+            targets if rows is None else rows, targets if flags[0] is None else flags[0],
+            targets if flags[1] is None else flags[1], networks, columns // networks,
+            weighted=entries is not None, by_row=by_row, by_entry=by_entry,
+            entries=min(TILE // (width * dense.element_size()), 64), width=width, num_warps=1,
+        )  # fmt: skip
+
+
+def columns_at_once(columns: int) -> int:
+    """Of a product that a program adds up."""
+    return int(min(max(16, triton.next_power_of_2(columns)), WIDEST))
+
+
+def mark_columns(out: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor, *, listed: bool) -> None:
+    """Flag the columns of some rows' entries for each network, in `out`, `(columns, networks)`.
+
+    Args:
+        out: flags.
+        rows: listed, the rows of each network, `(networks, examples)`; else flags, `(rows, networks)`.
+        indptr: where each row starts.
+        indices: the column of each entry.
+        listed: which of the two `rows` is.
+    """
+    count = rows.size(1) if listed else rows.size(0)
+    kernel: Any = mark
+    with torch.cuda.device_of(out):
+        kernel[(count, out.size(1))](
+            out, rows, indptr, indices, out.size(1), count, listed=listed, entries=64, num_warps=1
         )  # fmt: skip

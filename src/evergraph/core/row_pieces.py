@@ -20,6 +20,10 @@ from torch.nn import functional as F
 from evergraph.core.shortcuts import fast
 from evergraph.errors import first_line
 
+Flags = tuple[Tensor | None, Tensor | None]
+"""Of rows that are needed, of a product and of its dense factor: `(rows, networks)`, not zero where they are; None for
+all."""
+
 LONGEST = 64  # entries in a piece
 SHORTEST, PIECES = 16, 2**11  # fewer in a piece, but not fewer than that, where there would not be so many pieces
 
@@ -32,6 +36,7 @@ class RowPieces:
         indices: the column of each entry.
         starts: the first entry of each piece.
         ends: one past its last entry.
+        rows: the row that it is of.
         targets: where its sum goes: the row, for the only piece of one, else a place behind all rows.
         long_rows: rows of several pieces.
         long_starts: of each such row, the place of its first piece's sum.
@@ -43,6 +48,7 @@ class RowPieces:
     indices: Tensor
     starts: Tensor
     ends: Tensor
+    rows: Tensor
     targets: Tensor
     long_rows: Tensor
     long_starts: Tensor
@@ -67,20 +73,30 @@ class RowPieces:
         long_ends = num_rows + pieces[long_rows].cumsum(0)
         long_starts = long_ends - pieces[long_rows]
         return cls(
-            indices.int(), starts.int(), ends.int(), targets.int(), long_rows.int(), long_starts.int(), long_ends.int(),
-            num_rows, num_rows + int(several.sum()),
+            indices.int(), starts.int(), ends.int(), row.int(), targets.int(), long_rows.int(), long_starts.int(),
+            long_ends.int(), num_rows, num_rows + int(several.sum()),
         )  # fmt: skip
 
-    def multiply(self, values: Tensor, dense: Tensor) -> Tensor:
-        """Σ over each row's entries e of values[e] · dense[indices[e]]."""
+    def multiply(self, values: Tensor, dense: Tensor, needed: Flags = (None, None)) -> Tensor:
+        """Σ over each row's entries e of values[e] · dense[indices[e]].
+
+        Args:
+            values: of all entries.
+            dense: the factor; its columns are those of one network after the other.
+            needed: flags of the rows that are needed of the product, the others being zero; and of those that are
+                needed of the factor, where the others are known to be zero.
+        """
         dense, values = dense.detach().contiguous(), values.contiguous()
         kernel = row_kernel() if dense.is_cuda else None
         if kernel is None:
-            return self._bags(values, dense)
+            return _kept(self._bags(values, dense), needed[0])
+        if not _apart(dense.size(1), needed):
+            needed = None, None
         out = dense.new_empty(self.places, dense.size(1))
-        kernel(out, dense, (self.starts, self.ends, self.targets), (self.indices, values))
+        kernel(out, dense, (self.starts, self.ends, self.targets), (self.indices, values), self.rows, needed)
         if self.long_rows.numel():
-            kernel(out, out, (self.long_starts, self.long_ends, self.long_rows), None)
+            long = self.long_starts, self.long_ends, self.long_rows
+            kernel(out, out, long, None, self.long_rows, (needed[0], None))
         return out[: self.num_rows]
 
     def _bags(self, values: Tensor, dense: Tensor) -> Tensor:
@@ -102,6 +118,21 @@ class RowPieces:
         firsts = torch.cat([self.long_starts, self.long_ends[-1:]]).long() - self.num_rows
         order = torch.arange(self.places - self.num_rows, device=offsets.device)
         return offsets, self.targets.long(), order, firsts, self.long_rows.long()
+
+
+def _apart(columns: int, needed: Flags) -> bool:
+    """Whether what a program adds up is of one network, so that flags can say whether it is needed."""
+    from evergraph.core.row_kernel import columns_at_once
+
+    networks = next((flags.size(1) for flags in needed if flags is not None), 1)
+    return networks == 1 or columns // networks % columns_at_once(columns) == 0
+
+
+def _kept(product: Tensor, flags: Tensor | None) -> Tensor:
+    """The product with zeros in rows that are not needed."""
+    if flags is None:
+        return product
+    return (product.unflatten(1, (flags.size(1), -1)) * (flags != 0).unsqueeze(2)).flatten(1)
 
 
 @functools.cache

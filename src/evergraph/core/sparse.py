@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 
 from evergraph.core import large
 from evergraph.core.compiled import Kernels, kernels, readable
-from evergraph.core.row_pieces import RowPieces, row_kernel
+from evergraph.core.row_pieces import Flags, RowPieces, row_kernel
 from evergraph.core.shortcuts import fast
 
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
@@ -50,6 +51,7 @@ class SparseMatrix:
     _longest: int | None = field(default=None, repr=False)
     _readable: bool | None = field(default=None, repr=False)
     _ends: dict[int, int] = field(default_factory=dict, repr=False)  # where rows end, of those that were asked for
+    _needed: Flags = field(default=(None, None), repr=False)
 
     @classmethod
     def from_scipy(cls, matrix: sp.spmatrix, dtype: torch.dtype = torch.float32) -> SparseMatrix:
@@ -220,14 +222,38 @@ class SparseMatrix:
                 row_kernel()  # tried out now, while nothing is captured
         return self
 
+    def as_needed(self, rows: Tensor | None, columns: Tensor | None) -> SparseMatrix:
+        """The same matrix, made ready for many products, for those who need some of its rows and columns alone.
+
+        Of a product the other rows are zero, where that saves reading them. Of the transpose those are needed that are
+        columns here.
+
+        Args:
+            rows: flags, `(rows, networks)`, which may change from one product to the next; None for all.
+            columns: likewise. Rows that are needed have entries in these columns alone.
+        """
+        matrix, flipped = copy(self), copy(self.t())
+        matrix._needed, flipped._needed = (rows, None), (columns, rows)
+        matrix._transpose = flipped
+        return matrix
+
     def multiply(self, dense: Tensor) -> Tensor:
-        """The plain product with a dense matrix; no gradient is recorded."""
+        """The plain product with a dense matrix; no gradient is recorded.
+
+        With those of several networks side by side, `(columns, networks, …)`, it is the product with each of them.
+        """
+        if dense.dim() > 2:
+            return self._multiply(dense.flatten(1), dense.size(1)).unflatten(1, dense.shape[1:])
+        return self._multiply(dense, 1)
+
+    def _multiply(self, dense: Tensor, networks: int) -> Tensor:
         if self.nnz == 0:
             return dense.new_zeros(self.num_rows, dense.size(1))
         # within `is_grads_batched` torch loops over the batch, and has no such loop for bags
         if self.dtype == dense.dtype and not torch._C._functorch.is_legacy_batchedtensor(dense):
             if self._pieces is not None and fast("sparse"):
-                return self._pieces.multiply(self.values, dense)
+                known = all(flags is None or flags.size(1) == networks for flags in self._needed)
+                return self._pieces.multiply(self.values, dense, self._needed if known else (None, None))
             if (compiled := self.kernels_with(dense)) is not None:
                 return compiled.multiply(self.parts(), dense.detach().contiguous(), self.num_rows)
             if self.device.type == "cpu" and self.dtype == torch.float32 and fast("bags"):
@@ -303,10 +329,7 @@ class _SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None, None], dense: Tensor, matrix: SparseMatrix, flipped: Any) -> Any:
-        # a batch of dense factors stands side by side in the columns of one
-        stacked = dense.movedim(in_dims[0], 1)  # (columns of A, batch, columns of W)
-        product = _SparseProduct.apply(stacked.flatten(1), matrix, flipped)
-        return product.unflatten(1, stacked.shape[1:]), 1
+        return _SparseProduct.apply(dense.movedim(in_dims[0], 1), matrix, flipped), 1  # side by side
 
 
 # torch asks for it at every call, and finding it out takes longer than a small product
@@ -322,8 +345,10 @@ def _product(dense: Tensor, matrix: SparseMatrix, flipped: SparseMatrix | None) 
 
 
 def product(matrix: Features, dense: Tensor) -> Tensor:
-    """X W for constant X and W; of sparse X no gradient is recorded."""
-    return matrix.multiply(dense) if isinstance(matrix, SparseMatrix) else matrix @ dense
+    """X W for constant X and W, of several networks side by side with each W; of sparse X no gradient is recorded."""
+    if isinstance(matrix, SparseMatrix):
+        return matrix.multiply(dense)
+    return matrix @ dense if dense.dim() == 2 else (matrix @ dense.flatten(1)).unflatten(1, dense.shape[1:])
 
 
 Features = Tensor | SparseMatrix

@@ -1,7 +1,7 @@
 """Products with a constant matrix, and what a step needs besides: the product with a tangent.
 
-Both are differentiable in the weights, and batched (`vmap`): a batch of weights stands side by side in the columns of
-one.
+Both are differentiable in the weights, and batched (`vmap`): a batch of weights stands side by side, in the middle
+dimension.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _PairProduct(torch.autograd.Function):
     def forward(dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> tuple[Tensor, Tensor]:
         if matrix.nnz < READ_OFTEN * matrix.num_columns:
             return matrix.multiply(dense), matrix.multiply(tangent)
-        both = matrix.multiply(torch.cat([dense, tangent], dim=1))
-        return both[:, : dense.size(1)], both[:, dense.size(1) :]
+        both = matrix.multiply(torch.cat([dense, tangent], dim=-1))
+        return both[..., : dense.size(-1)], both[..., dense.size(-1) :]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -57,8 +57,8 @@ class _PairProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], dense: Tensor, tangent: Tensor, matrix: SparseMatrix) -> Any:
-        sides = [_side_by_side(value, dim, info.batch_size) for value, dim in zip((dense, tangent), in_dims)]
-        return _apart(_PairProduct.apply(*sides, matrix), info.batch_size)
+        sides = (members_at(1, value, dim, info.batch_size) for value, dim in zip((dense, tangent), in_dims))
+        return _PairProduct.apply(*sides, matrix), (1, 1)
 
 
 class _AnchoredProduct(torch.autograd.Function):
@@ -99,25 +99,25 @@ class _AnchoredProduct(torch.autograd.Function):
             return (None,) * 7
         cotangent = cotangents[0].contiguous()
         if ctx.operator is not None:
-            cotangent = ctx.operator.t() @ cotangent
-        return ctx.matrix.t() @ cotangent, None, None, None, None, None, None
+            cotangent = _times(ctx.operator.t(), cotangent)
+        return _times(ctx.matrix.t(), cotangent), None, None, None, None, None, None
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[Any, ...], weight: Tensor, against: Tensor, at_total: Tensor, *constants: Any
     ) -> Any:
         values = zip((weight, against, at_total), in_dims)
-        sides = [_side_by_side(value, dim, info.batch_size) for value, dim in values]
-        return _apart(_AnchoredProduct.apply(*sides, *constants), info.batch_size)
+        sides = (members_at(1, value, dim, info.batch_size) for value, dim in values)
+        return _AnchoredProduct.apply(*sides, *constants), (1, 1)
 
 
 for _forward in (_PairProduct.forward, _AnchoredProduct.forward):  # torch would find it out at every call
     vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
-def _side_by_side(batch: Tensor, dim: int | None, size: int) -> Tensor:
-    """A batch of matrices as one, the columns of the first on the left."""
-    return members_at(1, batch, dim, size).flatten(1)
+def _times(matrix: Features, dense: Tensor) -> Tensor:
+    """A product that can be differentiated in turn, as `product` is not."""
+    return matrix @ dense if isinstance(matrix, SparseMatrix) else product(matrix, dense)
 
 
 def members_at(place: int, value: Tensor, dim: int | None, size: int) -> Tensor:
@@ -136,11 +136,6 @@ def batched(cotangent: Tensor) -> bool:
 def in_rows(matrix: Tensor) -> Tensor:
     """A constant with the numbers of a row side by side, for a kernel; rows may have gaps between them."""
     return matrix.detach() if matrix.stride(-1) == 1 else matrix.detach().contiguous()
-
-
-def _apart(products: tuple[Tensor, Tensor], size: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """Products as batches again, along their second dimension."""
-    return tuple(made.unflatten(1, (size, made.size(1) // size)) for made in products), (1, 1)
 
 
 def pair_product(matrix: Features, dense: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.chosen_rows import chosen_rows
+from evergraph.core.needed_rows import NeededRows
 from evergraph.core.picked_rows import PickedRows
 from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_product, take_rows
 from evergraph.data.fixed_sampling import distinct
@@ -37,6 +38,7 @@ class Batch:
         chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
             of the chosen ones.
         lasting: whether all steps of a task are on this one batch, or on examples chosen of it.
+        needed: what the chosen examples read, where a step says; None for all.
     """
 
     x: Features
@@ -49,6 +51,7 @@ class Batch:
     examples: Tensor | None = None
     chosen: Tensor | None = None
     lasting: bool = False
+    needed: NeededRows | None = None
     _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -75,6 +78,15 @@ class Batch:
             self._layers[number] = self.operator.top(self.sizes[hops - 1], self.sizes[hops])
         return self._layers[number]
 
+    def read_layer(self, number: int) -> SparseMatrix:
+        """The same for a model whose layers read one another and nothing else: at nodes that are needed."""
+        return self.layer(number) if self.needed is None else self.needed.layers[number]
+
+    @property
+    def read_x(self) -> Features:
+        """The inputs, likewise."""
+        return self.x if self.needed is None else self.needed.x
+
     @property
     def asked_for(self) -> Tensor:
         """The examples asked for, as numbers in the graph."""
@@ -92,9 +104,13 @@ class Batch:
         assert second is not None
         return first, second
 
-    def choose(self, chosen: Tensor, targets: Tensor) -> Batch:
-        """The same batch, with some of its examples asked for."""
-        return self._with_my_layers(replace(self, chosen=chosen, y=targets))
+    def choose(self, chosen: Tensor, targets: Tensor, needed: NeededRows | None = None) -> Batch:
+        """The same batch, with some of its examples asked for, and what they read where that is known."""
+        return self._with_my_layers(replace(self, chosen=chosen, y=targets, needed=needed))
+
+    def needs_of(self, networks: int) -> NeededRows:
+        """Flags of what examples that are chosen read, each network's own."""
+        return NeededRows([self.layer(number) for number in range(self.num_hops)], self.x, networks)
 
     def with_transposes(self) -> Batch:
         """The same batch, with all that the backward pass of a step will ask it for."""
@@ -115,13 +131,13 @@ class Batch:
 
     def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:
         """The same batch with other operators, the first layer's first."""
-        other = replace(self)
+        other = replace(self, needed=None)
         other._layers = dict(enumerate(layers))
         return other
 
     def whole(self) -> Batch:
         """The same batch with all that it has, for models that read another model's outputs."""
-        return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None))
+        return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None, needed=None))
 
     def _with_my_layers(self, other: Batch) -> Batch:
         other._layers = self._layers

@@ -117,7 +117,8 @@ class GCN(StackedWeights):
     def logits(self, batch: Batch) -> Tensor:
         """The layer equations, from the batch's outermost nodes inwards."""
         weight, propagated = self.weights[0], self.num_layers > batch.num_hops
-        hidden = linear(batch.x, weight) if propagated else convolve(batch.layer(0), batch.x, weight)
+        x = batch.read_x
+        hidden = linear(x, weight) if propagated else convolve(batch.read_layer(0), x, weight)
         return self.after_first_layer(batch, hidden)
 
     @capability(rests_on=OUTPUTS)
@@ -125,7 +126,7 @@ class GCN(StackedWeights):
         """Logits of the seeds from the first layer's output."""
         skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
         for number, weight in enumerate(list(self.weights)[1:], start=1):
-            hidden, operator = noted(hidden), batch.layer(number - skipped)
+            hidden, operator = noted(hidden), batch.read_layer(number - skipped)
             if self._fuses(operator, hidden, weight):
                 hidden = activated_layer(hidden, weight, operator)[0]
             elif self._gathers_first(operator, hidden, weight):
@@ -213,7 +214,7 @@ class GCN(StackedWeights):
         skipped = self.num_layers - batch.num_hops
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden = noted(hidden, direction, moved)
-            operator, name = batch.layer(number - skipped), f"weights.{number}"
+            operator, name = batch.read_layer(number - skipped), f"weights.{number}"
             if self._fuses(operator, hidden, weight):
                 back = -direction[name] if against is None else against(name)
                 hidden, change = activated_layer(hidden, weight, operator, moved, back)
@@ -260,6 +261,11 @@ class GCN(StackedWeights):
         """Products with weights, which may stand side by side; nothing is drawn where nothing is dropped."""
         return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
 
+    @capability(rests_on=(*OUTPUTS, "joint_forward"))
+    def leaves_out_rows(self) -> bool:
+        """Its passes compute nothing at nodes that the chosen examples do not read (`Batch.needed`)."""
+        return True
+
     @capability(rests_on=OUTPUTS)
     def standing_product(self, batch: Batch, direction: Direction) -> Tensor | None:
         """The first layer at the sum of anchors that a direction has; None where there is none."""
@@ -279,13 +285,13 @@ class GCN(StackedWeights):
         parts, against = capable(direction, "parts") if fast("anchors") else None, capable(direction, "against")
         if parts and against and batch.source is not None and (propagated or batch.source.fan_out is None):
             count, total = parts("weights.0")
-            operator = None if propagated else batch.layer(0)
+            operator = None if propagated else batch.read_layer(0)
             rows = batch.x.size(0) if operator is None else operator.size(0)
             at_total = fixed_rows(batch, total, rows, propagate=not propagated)
             if at_total is not None:
-                return anchored_product(batch.x, weight, count, against("weights.0"), at_total, operator)
-        hidden, moved = pair_product(batch.x, weight, direction["weights.0"])
-        return (hidden, moved) if propagated else pair_product(batch.layer(0), hidden, moved)
+                return anchored_product(batch.read_x, weight, count, against("weights.0"), at_total, operator)
+        hidden, moved = pair_product(batch.read_x, weight, direction["weights.0"])
+        return (hidden, moved) if propagated else pair_product(batch.read_layer(0), hidden, moved)
 
 
 def _propagate_first(operator: Features, weight: Tensor) -> bool:

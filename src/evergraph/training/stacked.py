@@ -30,7 +30,7 @@ from evergraph.models.base import GraphModel
 from evergraph.models.fixed_products import given_rows
 from evergraph.training.executors import cuda_graphs
 from evergraph.training.executors.recording import RecordingExecutor
-from evergraph.training.executors.whole import is_small
+from evergraph.training.executors.whole import is_small, rows_needed
 from evergraph.training.member import Member, OptimizerState
 
 DEVICES = frozenset({"cuda"})  # where one step for all takes less time than a step for each
@@ -151,6 +151,7 @@ class Stack(nn.Module):
         self.side_by_side = nn.ParameterList(map(nn.Parameter, stacked))
         self.nodes = torch.cat([member.context.train for member in members]).unique()
         self.whole = self.context.batcher.batch(self.nodes).for_many_steps()
+        self.needed = rows_needed(self.context, self.whole, len(members))
         for member in members:
             member.method.for_many_steps(member.context, self.whole)
         self.state, self.state_dims = self._states()
@@ -191,9 +192,13 @@ class Stack(nn.Module):
             params: Params, state: list[dict[str, Any]], standing: Tensor | None, chosen: Tensor, wanted: Tensor
         ) -> tuple[Tensor, Tensor]:
             with self._as_one(params, state), given_rows(standing):
-                value, per_example, _ = of_one(self.context, self.method, self.whole.choose(chosen, wanted))
+                value, per_example, _ = of_one(
+                    self.context, self.method, self.whole.choose(chosen, wanted, self.needed)
+                )
                 return value, per_example.detach().sum()
 
+        if self.needed is not None:
+            self.needed.mark(rows)
         wanted = self.whole.y.index_select(0, rows.flatten()).unflatten(0, rows.shape)
         dims = (self.dims, self.state_dims, None if self.standing is None else 1, 0, 0)
         with drawing_for(self.generators) if self.generators else nullcontext():

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evergraph.core.capabilities import Answer, No
+from evergraph.core.capabilities import Answer, No, capable
+from evergraph.core.needed_rows import NeededRows
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.fixed_sampling import sampled_rows
@@ -35,6 +36,7 @@ class WholeBatchExecutor(RecordingExecutor):
         self._whole.source = context.batcher
         if context.method is not None:
             context.method.for_many_steps(context, self._whole)
+        self._needed = rows_needed(context, self._whole, 1)
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[context.train] = torch.arange(context.num_train, device=context.device)
         self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
@@ -63,7 +65,9 @@ class WholeBatchExecutor(RecordingExecutor):
         return self.replay(size, lambda: partial(self._step_of, rows)) if self.captures else self._step_of(rows)
 
     def _step_of(self, rows: Tensor) -> Tensor:
-        return self._step_on(self._whole.choose(rows, self._whole.y.index_select(0, rows)))
+        if self._needed is not None:
+            self._needed.mark(rows.unsqueeze(0))
+        return self._step_on(self._whole.choose(rows, self._whole.y.index_select(0, rows), self._needed))
 
     def _step_on(self, batch: Batch) -> Tensor:
         """The loop's step; where neighbours are sampled, with those of each layer drawn anew."""
@@ -72,6 +76,17 @@ class WholeBatchExecutor(RecordingExecutor):
             drawn = zip(layers, reversed(fan_out[: batch.num_hops]))
             batch = batch.with_layers([sampled_rows(layer, number, None) for layer, number in drawn])
         return self.train_step(batch)
+
+
+def rows_needed(context: Context, whole: Batch, networks: int) -> NeededRows | None:
+    """Flags of what mini-batches of a pass read, where model and method read nothing else, and that saves enough."""
+    size, claim = context.batch_size, capable(context.model, "leaves_out_rows")
+    reads_more = context.method is not None and context.method.reads_layers
+    if size is None or claim is None or reads_more or whole.members is not None or context.batcher.fan_out is not None:
+        return None
+    needed, number = whole.needs_of(networks), whole.num_seeds
+    some = torch.linspace(0, number - 1, min(size, number), device=whole.nodes.device).long()  # anywhere in the task
+    return needed if needed.saves(some.expand(networks, -1)) else None
 
 
 def is_small(batcher: Neighbourhoods) -> bool:

@@ -1,0 +1,69 @@
+"""Which rows of each layer the examples of a step read, where one pass serves a whole task.
+
+A mini-batch on a GPU is some rows of a pass over all of a task's nodes, whose shapes never change. But it reads the
+neighbours of its seeds, and theirs, alone. So those are flagged at every step, and products leave the others out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from evergraph.core.row_pieces import row_kernel
+from evergraph.core.sparse import Features, SparseMatrix
+
+WORTH = 2**15  # entries that a step does not read, of all networks together: as long as flagging takes
+
+
+class NeededRows:
+    """Flags of the nodes within each number of hops of the chosen examples, for one network or several.
+
+    Args:
+        layers: the operators of a pass, the first layer's first.
+        x: its inputs.
+        networks: which have examples of their own.
+    """
+
+    def __init__(self, layers: Sequence[SparseMatrix], x: Features, networks: int) -> None:
+        self._operators = layers
+        sizes = [layer.num_columns * networks for layer in reversed(layers)]  # of the nodes within one hop, two, …
+        self._all = torch.zeros(sum(sizes), dtype=torch.int8, device=layers[0].device)
+        self._flags = [part.unflatten(0, (-1, networks)) for part in self._all.split(sizes)]
+        readers = [*reversed(self._flags[:-1]), None]  # of each layer; of the last those are few that are chosen
+        self.layers = [
+            layer.as_needed(rows, columns) for layer, rows, columns in zip(layers, readers, reversed(self._flags))
+        ]
+        self.x = x.as_needed(self._flags[-1], None) if isinstance(x, SparseMatrix) else x
+
+    def mark(self, chosen: Tensor) -> None:
+        """Flag what these examples read, `(networks, examples)`; what was flagged before is not any more."""
+        self._all.zero_()
+        rows, listed = chosen, True
+        for operator, flags in zip(reversed(self._operators), self._flags):
+            _mark(flags, rows, operator, listed=listed)
+            rows, listed = flags, False
+
+    def saves(self, chosen: Tensor) -> bool:
+        """Whether steps on so many examples leave out enough to be worth the flags; looks at these."""
+        self.mark(chosen)
+        if not isinstance(self.x, SparseMatrix):
+            return False
+        read = (self.x.counts().unsqueeze(1) * self._flags[-1]).sum()
+        return self.x.nnz * chosen.size(0) - int(read) >= WORTH
+
+
+def _mark(flags: Tensor, rows: Tensor, operator: SparseMatrix, *, listed: bool) -> None:
+    """Flag the columns that some rows of an operator read: those listed for each network, or those that have flags."""
+    if flags.is_cuda and row_kernel() is not None:
+        from evergraph.core.row_kernel import mark_columns
+
+        return mark_columns(flags, rows.contiguous(), operator.indptr, operator.indices, listed=listed)
+    if listed:
+        networks = torch.arange(rows.size(0), device=rows.device).unsqueeze(1)
+        readers = flags.new_zeros(operator.num_rows, rows.size(0)).index_put_((rows, networks), flags.new_ones(()))
+    else:
+        readers = rows
+    entries = readers.index_select(0, operator.row_of_entry())
+    flags.scatter_reduce_(0, operator.indices.long().unsqueeze(1).expand_as(entries), entries, "amax")
