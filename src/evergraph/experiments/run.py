@@ -84,8 +84,9 @@ def finish_run(
             return one.finish()
 
         seeds = [partial(finish_seed, number, seed) for number, seed in enumerate(spec.seeds)]
-        # loggers see one seed after another
-        results = [seed() for seed in seeds] if loggers else together(seeds, device)
+        # loggers see one seed after another; results that are only read need no device
+        in_turn = loggers or all(seed_is_done(folder, seed) for seed in spec.seeds)
+        results = [seed() for seed in seeds] if in_turn else together(seeds, device)
         result = {**_result(spec, folder, first, learner, device, results), "run": mark, "graph": first.graph_mark}
         logging.finish(result)
         write_record(folder / "result.json", result, indent=1)

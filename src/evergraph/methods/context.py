@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,7 +77,7 @@ class Context(Shared):
         """Where the model and its batches are."""
         return self.batcher.y.device
 
-    @property
+    @cached_property
     def train(self) -> Tensor:
         """The training examples, on the device."""
         return self.task.train.to(self.device)

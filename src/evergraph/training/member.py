@@ -100,6 +100,8 @@ class Member:
 
 def shuffled(members: Sequence[Member]) -> Tensor:
     """The training examples of each in the order of its next epoch, `(members, examples)`, drawn from its numbers."""
-    orders = [torch.randperm(member.context.num_train, generator=member.numbers) for member in members]
+    orders = torch.stack([torch.randperm(member.context.num_train, generator=member.numbers) for member in members])
     examples = torch.stack([member.context.train for member in members])
-    return examples.gather(1, torch.stack(orders).to(examples.device))
+    if examples.is_cuda:  # what is pinned is copied while the device does something else
+        orders = orders.pin_memory().to(examples.device, non_blocking=True)
+    return examples.gather(1, orders)

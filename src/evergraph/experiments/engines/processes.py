@@ -86,8 +86,9 @@ class ProcessEngine(Engine):
             for pool in pools:
                 for process in list((pool._processes or {}).values()):
                     process.terminate()
-        for pool in pools:
-            pool.shutdown(cancel_futures=True)
+        for wait_for_it in (False, True):  # all of them end at the same time: a process on a GPU takes a second to
+            for pool in pools:
+                pool.shutdown(wait_for_it, cancel_futures=True)
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._room and not self._closed:
