@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import evergraph as eg
+from evergraph.core.compiled import kernels
 from evergraph.core.params import copy_params
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.datasets.sbm import sbm
@@ -25,6 +26,7 @@ from evergraph.experiments.engines import Work
 from evergraph.experiments.engines.processes import TOGETHER, grouped
 from evergraph.methods import make_method
 from evergraph.training import side_by_side as module
+from evergraph.training.compiled_adam import compiled_adam_suits
 from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, give_way, side_by_side, together
@@ -165,6 +167,22 @@ def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
     for expected, member in zip(alone, found):
         equal(member, expected)
         assert all(way.endswith("2 as one") for way in member[3])
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize("name", ["finetune", "mas", "online-ewc"])
+def test_an_optimizer_pulls_several_that_train_as_one_while_it_moves_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it can, the method is not asked to edit gradients; each ends where it ends alone."""
+    monkeypatch.setattr("evergraph.training.loop.compiled_adam_suits", compiled_adam_suits)
+    members, edited = seeds_of(name, {}, 2, batch_size=8, sparse=True), list[object]()
+    alone = [member() for member in members]
+    monkeypatch.setattr("evergraph.methods.quadratic.Quadratic.edit_grads", lambda *hook: edited.append(hook))
+    found = side_by_side(members, CPU, taking_turns=True, kin=["seeds"] * 2)
+    assert kernels(torch.float64, torch.int32) is None or not edited
+    for expected, member in zip(alone, found):
+        equal(member, expected)
 
 
 @pytest.mark.usefixtures("stacking")

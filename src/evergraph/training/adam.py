@@ -6,15 +6,18 @@ torch's fused kernel gives 65,536 numbers to each block, so that a weight matrix
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evergraph.core.capabilities import capability, capable
+from evergraph.core.compiled import Pull
 from evergraph.core.row_pieces import row_kernel
 from evergraph.core.shortcuts import fast
+from evergraph.methods.base import Context, Method
 
 MOST = 8  # parameters; more of them are better served by one kernel for all
 
@@ -31,23 +34,43 @@ class WideAdam(torch.optim.Adam):
     def __init__(self, params: Iterable[Tensor], lr: Tensor, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay, capturable=lr.is_cuda)
 
+    _pulls: Mapping[Tensor, Pull] = {}  # of the next step
+
+    @capability(rests_on=("step",))
+    def pulled_by(self, pulls: dict[Tensor, Pull]) -> bool:
+        """Add quadratics' pulls to the gradients of the next step while it is taken; False where the kernel cannot."""
+        params = {param for group in self.param_groups for param in group["params"] if param.grad is not None}
+        alike = all(_laid_out_alike(param, *anchored) for param, (*anchored, _) in pulls.items())
+        strengths = {strength for *_, strength in pulls.values()}
+        suited = not pulls or (params == set(pulls) and alike and len(strengths) == 1)
+        self._pulls = pulls if suited else {}
+        return suited
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Move every parameter that has a gradient."""
         from evergraph.training.adam_kernel import launch
 
-        loss = asked(closure)
+        loss, pulls = asked(closure), self._pulls
+        self._pulls = {}
+        strength = next((pull[2] for pull in pulls.values()), None)
         for group in self.param_groups:
             moved: list[tuple[Any, dict[str, Any]]] = [
                 (param, begun(self.state[param], param)) for param in group["params"] if param.grad is not None
             ]
             if moved:
                 torch._foreach_add_([state["step"] for _, state in moved], 1)
-            settings = group["lr"], group["betas"], group["eps"], group["weight_decay"]
-            pairs = zip_longest(moved[::2], moved[1::2])
-            for one, other in pairs:
-                launch(_taken_apart(*one), None if other is None else _taken_apart(*other), *settings)
+            settings = group["lr"], group["betas"], group["eps"], group["weight_decay"], strength
+            parts = [(*_taken_apart(*one), *pulls.get(one[0], (one[0], one[0]))[:2]) for one in moved]
+            for one, other in zip_longest(parts[::2], parts[1::2]):
+                launch(one, other, *settings)
         return loss
+
+
+def pulled_while_moving(context: Context, method: Method, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all that the method does to gradients is a quadratic's pull, and the optimizer adds it as it moves."""
+    pulled_by, pulls = capable(optimizer, "pulled_by"), capable(method, "pulls")
+    return pulled_by is not None and pulls is not None and pulled_by(pulls(context))
 
 
 def asked(closure: Callable[[], float] | None) -> float | None:
@@ -73,6 +96,11 @@ def _taken_apart(param: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor, 
     if grad.stride() != param.stride():
         grad = torch.empty_like(param).copy_(grad)
     return param, grad, state["exp_avg"], state["exp_avg_sq"], state["step"]
+
+
+def _laid_out_alike(param: Tensor, *others: Tensor) -> bool:
+    """Whether tensors are as large as a parameter, of its type, and without gaps."""
+    return all(other.shape == param.shape and other.dtype == param.dtype and other.is_contiguous() for other in others)
 
 
 def wide_adam_suits(params: Sequence[Tensor]) -> bool:

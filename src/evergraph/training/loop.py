@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.allocator import keep_freed_memory
-from evergraph.core.capabilities import capable
 from evergraph.core.params import Direction, copy_params
 from evergraph.core.pulled import pull_back, pulled_along
 from evergraph.core.recording import noted_layers
@@ -21,7 +20,7 @@ from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
 from evergraph.models.base import GraphModel
-from evergraph.training.adam import WideAdam, wide_adam_suits
+from evergraph.training.adam import WideAdam, pulled_while_moving, wide_adam_suits
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.executors.cuda_graphs import renew_generator
@@ -253,19 +252,13 @@ def train_step(
     method.observe(step)
     optimizer.zero_grad(set_to_none=True)
     pull_back(value)
-    if not _pulled_while_moving(context, method, optimizer):
+    if not pulled_while_moving(context, method, optimizer):
         with full_precision(context.device):
             method.edit_grads(step)
     optimizer.step()
     method.after_step(step)
     summed = weigh is None and context.reduction == "sum"
     return step.loss.detach() if summed else per_example.detach().sum()
-
-
-def _pulled_while_moving(context: Context, method: Method, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all that the method does to gradients is a quadratic's pull, and the optimizer adds it as it moves."""
-    pulled_by, pulls = capable(optimizer, "pulled_by"), capable(method, "pulls")
-    return pulled_by is not None and pulls is not None and pulled_by(pulls(context))
 
 
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:

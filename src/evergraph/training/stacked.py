@@ -28,6 +28,7 @@ from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Method, Step
 from evergraph.models.base import GraphModel
 from evergraph.models.fixed_products import given_rows
+from evergraph.training.adam import pulled_while_moving
 from evergraph.training.executors import cuda_graphs
 from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.executors.whole import is_small, rows_needed
@@ -207,10 +208,11 @@ class Stack(nn.Module):
             )
         return found
 
-    def edit_grads(self, losses: Tensor) -> None:
-        """The method's hook, once, with everything side by side."""
+    def edit_grads(self, losses: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """The method's hook, once, with everything side by side, unless the optimizer does that as it moves."""
         with full_precision(self.context.device), self._as_one(self.values(), self.state):
-            self.method.edit_grads(Step(self.context, self.whole, losses, losses))
+            if not pulled_while_moving(self.context, self.method, optimizer):
+                self.method.edit_grads(Step(self.context, self.whole, losses, losses))
 
     @contextmanager
     def _as_one(self, params: Params, state: list[dict[str, Any]]) -> Iterator[None]:
@@ -299,7 +301,7 @@ class StackedExecutor(RecordingExecutor):
         values, losses = self.stack.objective(self.objective, rows)
         self.optimizer.zero_grad(set_to_none=True)
         pull_back(values.sum())
-        self.stack.edit_grads(losses)
+        self.stack.edit_grads(losses, self.optimizer)
         self.optimizer.step()
         return losses
 
