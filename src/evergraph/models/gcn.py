@@ -261,7 +261,7 @@ class GCN(StackedWeights):
         """Products with weights, which may stand side by side; nothing is drawn where nothing is dropped."""
         return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
 
-    @capability(rests_on=(*OUTPUTS, "joint_forward"))
+    @capability(rests_on=(*OUTPUTS, "joint_forward", "after_first_layer"))
     def leaves_out_rows(self) -> bool:
         """Its passes compute nothing at nodes that the chosen examples do not read (`Batch.needed`)."""
         return True
