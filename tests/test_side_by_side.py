@@ -363,7 +363,14 @@ def test_stopping_stops_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec(**more: Any) -> RunSpec:
     return RunSpec(
-        "sbm", method="curvature", training=eg.Training(epochs=2), device="cpu", model_settings={"hidden": 8}, **more
+        "sbm",
+        **{
+            "method": "curvature",
+            "training": eg.Training(epochs=2),
+            "device": "cpu",
+            "model_settings": {"hidden": 8},
+            **more,
+        },
     )
 
 
@@ -398,6 +405,10 @@ def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     seeds = [Work(str(number // 3), spec(), "folder", number % 3) for number in range(12)]
     for jobs, sizes in ((12, [3] * 4), (2, [6, 6]), (1, [12])):  # those of one run train as one
         assert [len(group) for group in grouped(seeds, jobs)] == sizes
+    apart = spec(training=eg.Training(epochs=2, average_last=0.5))
+    for jobs, sizes in ((12, [1] * 12), (4, [3] * 4), (2, [6, 6])):  # those that do not leave no process idle
+        alone = [Work(str(number // 3), apart, "folder", number % 3) for number in range(12)]
+        assert [len(group) for group in grouped(alone, jobs)] == sizes
 
 
 def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:

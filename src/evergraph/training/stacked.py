@@ -33,6 +33,7 @@ from evergraph.training.executors import cuda_graphs
 from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.executors.whole import is_small, rows_needed
 from evergraph.training.member import Member, OptimizerState
+from evergraph.training.settings import Training
 
 DEVICES = frozenset({"cuda"})  # where one step for all takes less time than a step for each
 WIDER = 4  # a pass over the whole task may read so many times the rows of padded batches
@@ -41,20 +42,27 @@ Objective = Callable[[Context, Method, Batch], tuple[Tensor, Tensor, Step]]
 """The loop's own: what a step goes down on, the loss of each example, and the step."""
 
 
+def may_be_stacked(model: GraphModel, method: Method, settings: Training) -> bool:
+    """Whether trainings can be stacked, as far as that is known before there is a task."""
+    declared = all(capable(part, "steps_can_be_stacked") is not None for part in (model, method))
+    watched = settings.patience or settings.average_last  # each epoch's parameters are looked at
+    return declared and fast("stack") and not (watched or settings.class_balanced or settings.fan_out)
+
+
 def sort_of(member: Member) -> Hashable | None:
     """What trainings have in common that can be stacked; None for one that steps alone."""
     context, method, settings = member.context, member.method, member.settings
     model, batcher = context.model, context.batcher
+    begun = member.progress.epoch or member.progress.optimizer is not None
+    if context.device.type not in DEVICES or workers().size > 1 or begun:
+        return None
+    if not may_be_stacked(model, method, settings):
+        return None
     claims = [
         (capable(model, "steps_can_be_stacked"), batcher),
         (capable(method, "steps_can_be_stacked"), context),
     ]
-    if context.device.type not in DEVICES or not fast("stack") or workers().size > 1 or member.progress.epoch:
-        return None
     if not all(claim is not None and claim(over) for claim, over in claims):
-        return None
-    watched = settings.patience or settings.average_last  # each epoch's parameters are looked at
-    if watched or settings.class_balanced or settings.fan_out or member.progress.optimizer is not None:
         return None
     graph = context.task.graph
     if graph.on_disk or graph.rows is not None or not _one_pass_pays(context) or len(method.directions(context)) > 1:

@@ -18,6 +18,7 @@ from evergraph.errors import EvergraphError, EvergraphWarning, first_line
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
 from evergraph.training.side_by_side import AT_ONCE, side_by_side
+from evergraph.training.stacked import may_be_stacked
 
 LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
 TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; and those that share a process where there are many
@@ -100,7 +101,7 @@ class ProcessEngine(Engine):
 def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
     """The work that shares a process: each piece alone on a CPU; on a GPU a few, which take turns there.
 
-    The seeds of a run stay together, since they train as one; beyond that no process is left idle for it, and a few
+    The seeds of a run stay together where they train as one; beyond that no process is left idle for it, and a few
     processes with a run each are better than one with many, whose steps wait for one another.
     """
     if not works or pick_device(works[0].spec.device).type != "cuda":
@@ -108,11 +109,18 @@ def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
     size, groups = max(1, min(max(FEWEST, TOGETHER // jobs), len(works) // jobs)), list[list[Work]]()
     for _, run in itertools.groupby(works, key=lambda work: work.key):
         seeds = list(run)
-        if groups and len(groups[-1]) + len(seeds) <= size:
-            groups[-1] += seeds
-        else:
-            groups += [seeds[first : first + AT_ONCE] for first in range(0, len(seeds), AT_ONCE)]
+        for some in [seeds] if _train_as_one(seeds[0]) else [[seed] for seed in seeds]:
+            if groups and len(groups[-1]) + len(some) <= size:
+                groups[-1] += some
+            else:
+                groups += [some[first : first + AT_ONCE] for first in range(0, len(some), AT_ONCE)]
     return groups
+
+
+def _train_as_one(work: Work) -> bool:
+    """Whether the seeds of a run may train as one, by what its method, its model and its settings declare."""
+    learner = work.spec.learner(work.seed)
+    return may_be_stacked(learner.model, learner.method, learner.training)
 
 
 def _do_together(group: list[Work]) -> list[Exception | None]:
