@@ -1,6 +1,6 @@
 """What an epoch of each row of the paper's Coauthor-CS table takes on a GPU, three seeds at a time.
 
-    python -m benchmarks.gpu_rows --data-root DATA [ROW …]     # about three minutes
+    python -m benchmarks.gpu_rows --data-root DATA [ROW …]     # about four seconds a row
 
 One process at a time, on the third task: milliseconds an epoch by the clock and by the kernels alone, how many kernels
 that is, and seconds beside the epochs of three tasks (set-up, the recording of steps, ends of tasks, tests).
