@@ -89,11 +89,10 @@ class PickedRows(_Unwritten):
         begin = self.whole.indptr
         return int((begin.index_select(0, self.picked + 1) - begin.index_select(0, self.picked)).sum())
 
-    def multiply(self, dense: Tensor) -> Tensor:
-        """The plain product with a dense matrix; no gradient is recorded."""
+    def _multiply(self, dense: Tensor, networks: int) -> Tensor:
         compiled = self.whole.kernels_with(dense)
         if compiled is None:
-            return self._written.multiply(dense)
+            return self._written._multiply(dense, networks)
         return compiled.multiply(self.whole.parts(), dense.detach().contiguous(), self.num_rows, self.picked)
 
     def t(self) -> SparseMatrix:
@@ -118,12 +117,11 @@ class _FlippedRows(_Unwritten):
         """Number of rows."""
         return self.whole.num_columns
 
-    def multiply(self, dense: Tensor) -> Tensor:
-        """The plain product with a dense matrix; no gradient is recorded."""
+    def _multiply(self, dense: Tensor, networks: int) -> Tensor:
         flipped = self.whole.t()
         compiled = flipped.kernels_with(dense, rows=self.num_columns)
         if compiled is None:
-            return self._written.multiply(dense)
+            return self._written._multiply(dense, networks)
         place = compiled.places(self.picked, self.whole.num_rows)
         return compiled.multiply_flipped(
             flipped.parts(), dense.detach().contiguous(), self.num_rows, place, flipped.longest_row()

@@ -247,6 +247,7 @@ class SparseMatrix:
         return self._multiply(dense, 1)
 
     def _multiply(self, dense: Tensor, networks: int) -> Tensor:
+        """The same with a matrix in which the columns of so many networks follow one another."""
         if self.nnz == 0:
             return dense.new_zeros(self.num_rows, dense.size(1))
         # within `is_grads_batched` torch loops over the batch, and has no such loop for bags

@@ -38,7 +38,6 @@ class Batch:
         chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
             of the chosen ones.
         lasting: whether all steps of a task are on this one batch, or on examples chosen of it.
-        needed: what the chosen examples read, where a step says; None for all.
     """
 
     x: Features
@@ -51,7 +50,8 @@ class Batch:
     examples: Tensor | None = None
     chosen: Tensor | None = None
     lasting: bool = False
-    needed: NeededRows | None = None
+    needed: NeededRows | None = field(default=None, init=False, repr=False)
+    """What the chosen examples read, where a step says; None for all. Batches that are made of this one are whole."""
     _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -106,7 +106,9 @@ class Batch:
 
     def choose(self, chosen: Tensor, targets: Tensor, needed: NeededRows | None = None) -> Batch:
         """The same batch, with some of its examples asked for, and what they read where that is known."""
-        return self._with_my_layers(replace(self, chosen=chosen, y=targets, needed=needed))
+        other = self._with_my_layers(replace(self, chosen=chosen, y=targets))
+        other.needed = needed
+        return other
 
     def needs_of(self, networks: int) -> NeededRows:
         """Flags of what examples that are chosen read, each network's own."""
@@ -131,13 +133,13 @@ class Batch:
 
     def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:
         """The same batch with other operators, the first layer's first."""
-        other = replace(self, needed=None)
+        other = replace(self)
         other._layers = dict(enumerate(layers))
         return other
 
     def whole(self) -> Batch:
         """The same batch with all that it has, for models that read another model's outputs."""
-        return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None, needed=None))
+        return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None))
 
     def _with_my_layers(self, other: Batch) -> Batch:
         other._layers = self._layers
