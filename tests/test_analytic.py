@@ -252,6 +252,22 @@ def test_scores_are_the_same_with_features_at_hand_and_without(
     assert torch.equal(found, scores / 0.1 if over is None else prediction.smooth(over, scores, reading.smoothing))
 
 
+@pytest.mark.parametrize("width", [10, 128, 300])
+def test_scores_are_features_times_weights_piece_by_piece(graph: Graph, width: int) -> None:
+    """The same bits from features and without them, whether or not X̂ W is known from an earlier pass."""
+    model = eg.MixedFeatures(hidden=7 * width)
+    model.setup(graph.num_features, 6)
+    weights = torch.randn(model.head.shape, generator=torch.Generator().manual_seed(1))
+    x, operator = graph.x.float(), model.operator(graph).to(torch.float32)
+    features, projected = model.graph_features(x, operator), dict[int, Tensor]()
+    found = model.feature_scores(features, weights)
+    scale = (features.double().abs() @ weights.double().abs()).max()
+    assert (found.double() - features.double() @ weights.double()).abs().max() < 1e-6 * scale
+    for kept in (None, projected, projected):
+        assert torch.equal(model.graph_scores(x, operator, weights, kept), found)
+        assert torch.equal(model.graph_features(x, operator, kept), features)
+
+
 def sampled_tasks(graph: Graph, tasks: int, noise: float) -> Tensor:
     """Calibrated opinions on each node's task: the posterior of a noisy measurement of it."""
     truth = nn.functional.one_hot(graph.y % tasks, tasks).double()
