@@ -372,6 +372,28 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
         assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("asked", "ridge"), [(0.0, 0.05), (5.0, 5.0)], ids=["chosen", "given"])
+def test_voices_have_the_smallest_ridge_whatever_the_head_has(graph: Graph, asked: float, ridge: float) -> None:
+    """Against the solution written out, in float64."""
+    learner = eg.Learner(eg.MixedFeatures(hidden=56), eg.Auto(ridge=asked), dtype=torch.float64)
+    learner.fit(eg.TaskStream(graph, 2))
+    method, model = learner.method, learner.model
+    assert isinstance(method, eg.Auto)
+    method.set_hits_ = {name: [*range(len(method._ridges))] for name in method.set_hits_}  # the head's is the largest
+    gram, cross = method.gram("train"), method.cross_["train"]
+    met = int((cross[-1] > 0).sum())
+    block_of_row = model.feature_blocks()[1]  # type: ignore[operator]
+    wanted = method._vote_wants(model, ("train",))
+    assert len(wanted) == len(method.voices(model)) == 3
+    for each, blocks in zip(wanted, method.voices(model)):
+        rows = rows_of(block_of_row, blocks)
+        own = gram[rows][:, rows]
+        squares = own.diagonal()
+        unit = squares[squares > 0].mean() / met * torch.eye(rows.numel(), dtype=torch.float64)
+        expected = torch.linalg.solve(own + ridge * unit, cross[rows])
+        assert torch.allclose(method.solve(*each)[0][rows], expected, atol=1e-7)
+
+
 def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
     method = eg.Auto()
     method.own_, method.chosen_, method.own_explains_, method.votes_ = "own", "apart", 0.3, True

@@ -19,8 +19,6 @@ from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.block_sets import (
     MIXED,
     OWN,
-    PREFERRED,
-    best_ridge,
     cheapest_near,
     climbed,
     first_near,
@@ -235,12 +233,12 @@ class Auto(OnTrial):
         return [Wanted([self._voice_ridge()], parts, rows_of(block_of_row, blocks)) for blocks in self.voices(model)]
 
     def _voice_ridge(self) -> float:
-        """The ridge of all heads of the vote: the best of the deepest up to 1.
+        """The ridge of all heads of the vote: the smallest that is tried.
 
-        A larger one shrinks the scores, and with them what the vote can say about edges.
+        Hits are counted in a task's own graph, where neighbours give the task away, and say nothing about the ridge
+        where they do not. A larger one shrinks the scores, and with them what the vote can say about edges.
         """
-        tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
-        return self._ridges[best_ridge(tried)]
+        return self._ridges[0]
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
         """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
