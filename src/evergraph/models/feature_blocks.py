@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows, with_column
+from evergraph.core.sparse import Features, SparseMatrix, as_dense, with_column
 from evergraph.core.workers import workers
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -84,9 +84,9 @@ def over_others(degree: Tensor) -> Tensor:
 
 def unit_rows(x: Features) -> Features:
     """X with rows of length one; empty rows stay empty."""
+    length = _lengths(x).clamp(min=1e-12)
     if not isinstance(x, SparseMatrix):
-        return x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    length = _squares(x).sqrt().clamp(min=1e-12)
+        return x / length.unsqueeze(1)
     return x.with_values(x.values / length[x.row_of_entry()])
 
 
@@ -95,25 +95,25 @@ def lifted(x: Features, size: float) -> Features:
     return with_column(x, torch.full((x.size(0),), size, dtype=x.dtype, device=x.device)) if size else x
 
 
-def typical_entry(graph: Graph, nodes: Tensor) -> float:
-    """How large X's entries are at some nodes, to the nearest power of two; 0 where all are zero.
+def typical_entry(graph: Graph) -> float:
+    """How large X's entries are, to the nearest power of two; 0 where all are zero.
 
     It is the geometric mean of the rows' lengths, which one row in millions moves little, over the root of the number
     of columns. Of a graph in parts, over all processes' nodes.
     """
-    rows = take_rows(graph.x, nodes).to(torch.float64)
-    squares = _squares(rows)
-    logs = (squares[squares > 0] / graph.num_features).log2() / 2
+    lengths = _lengths(graph.x).double()
+    logs = (lengths[lengths > 0] / graph.num_features**0.5).log2()
     sums = torch.tensor([float(logs.sum()), float(logs.numel())], dtype=torch.float64)
     total, number = (workers().sum([sums])[0] if graph.rows is not None else sums).tolist()
     return 2.0 ** round(total / number) if number else 0.0
 
 
-def _squares(x: Features) -> Tensor:
-    """The squared length of each row."""
-    if not isinstance(x, SparseMatrix):
-        return x.square().sum(1)
-    return x.with_values(x.values.square()).row_sums()
+def _lengths(x: Features) -> Tensor:
+    """The length of each row."""
+    if isinstance(x, SparseMatrix):
+        return x.with_values(x.values.square()).row_sums().sqrt()
+    found: Tensor = torch.linalg.vector_norm(x, dim=1)
+    return found
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,8 @@ class RandomFeatures(GraphModel):
     # features
 
     @capability(rests_on=READS)
-    def lift_inputs(self, graph: Graph, nodes: Tensor) -> None:
-        """Add a constant column to few columns, as large as entries are at some nodes; once, with an empty head.
+    def lift_inputs(self, graph: Graph) -> None:
+        """Add a constant column to few columns, as large as a graph's entries are; once, with an empty head.
 
         On rows [x, c] of length one a random ReLU has its threshold anywhere, on rows x at zero alone: with a single
         column of positive numbers these are all the same. The constant is a power of two, so that it says next to
@@ -181,7 +181,7 @@ class RandomFeatures(GraphModel):
         """
         if self.lift or graph.num_features > FEW_COLUMNS:
             return
-        self.lift = typical_entry(graph, nodes)
+        self.lift = typical_entry(graph)
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
     @capability(rests_on=READS)
