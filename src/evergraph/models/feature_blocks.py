@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,9 +85,9 @@ def over_others(degree: Tensor) -> Tensor:
 
 def unit_rows(x: Features) -> Features:
     """X with rows of length one; empty rows stay empty."""
-    length = _lengths(x).clamp(min=1e-12)
     if not isinstance(x, SparseMatrix):
-        return x / length.unsqueeze(1)
+        return x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    length = x.with_values(x.values.square()).row_sums().sqrt().clamp(min=1e-12)
     return x.with_values(x.values / length[x.row_of_entry()])
 
 
@@ -96,24 +97,16 @@ def lifted(x: Features, size: float) -> Features:
 
 
 def typical_entry(graph: Graph) -> float:
-    """How large X's entries are, to the nearest power of two; 0 where all are zero.
+    """How large X's entries are, in powers of two; 0 where all are zero.
 
-    It is the geometric mean of the rows' lengths, which one row in millions moves little, over the root of the number
-    of columns. Of a graph in parts, over all processes' nodes.
+    It is the geometric mean of those that are not zero, which a row or a column in millions moves little, rounded up:
+    of Gaussian numbers it is half the standard deviation. Of a graph in parts, over all processes' nodes.
     """
-    lengths = _lengths(graph.x).double()
-    logs = (lengths[lengths > 0] / graph.num_features**0.5).log2()
-    sums = torch.tensor([float(logs.sum()), float(logs.numel())], dtype=torch.float64)
+    values = graph.x.values if isinstance(graph.x, SparseMatrix) else graph.x
+    logs = values[values != 0].abs().log2()
+    sums = torch.tensor([float(logs.sum(dtype=torch.float64)), float(logs.numel())], dtype=torch.float64)
     total, number = (workers().sum([sums])[0] if graph.rows is not None else sums).tolist()
-    return 2.0 ** round(total / number) if number else 0.0
-
-
-def _lengths(x: Features) -> Tensor:
-    """The length of each row."""
-    if isinstance(x, SparseMatrix):
-        return x.with_values(x.values.square()).row_sums().sqrt()
-    found: Tensor = torch.linalg.vector_norm(x, dim=1)
-    return found
+    return 2.0 ** math.ceil(total / number) if number else 0.0
 
 
 @dataclass(frozen=True)
