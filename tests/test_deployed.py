@@ -220,12 +220,14 @@ def test_amounts_are_those_of_a_naive_sum(learner: eg.Learner, stream: eg.TaskSt
     found = one.why(graph, node, one.classes_[unit])
     adjacency = graph.adjacency.dense().double() + torch.eye(graph.num_nodes)
     degree, x = adjacency.sum(1), graph.x.double()
+    x = torch.cat([x, torch.full((graph.num_nodes, 1), one.model.lift)], dim=1)
     hat = x / x.norm(dim=1, keepdim=True)
     step = adjacency / (degree.unsqueeze(1) * degree.unsqueeze(0)).sqrt()
     h = step[node] @ hat @ one.model.projection
     weights = one.model.head[:-1, unit].detach() * (h > 0) / h.norm() * 12**0.5 / one.method.temperature
     for name, amount in found.neighbours:
-        assert amount == pytest.approx(float(step[node, name] * (hat[name] @ one.model.projection) @ weights))
+        own = hat[name, :-1] @ one.model.projection[:-1]  # the constant column is nobody's
+        assert amount == pytest.approx(float(step[node, name] * own @ weights))
     for name, amount in found.features:
         place = int(str(name).split()[1])
         assert amount == pytest.approx(float((step[node] @ hat)[place] * one.model.projection[place] @ weights))

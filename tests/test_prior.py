@@ -149,3 +149,11 @@ def test_scores_fall_short_by_what_fits_all_validation_nodes_best(graph: Graph) 
 
 def test_without_validation_nodes_nothing_is_stretched() -> None:
     assert stretch(torch.ones(3, 2), torch.zeros(3, 2), lambda head: 0.0) == 1.0
+
+
+@pytest.mark.parametrize("sign", [-1, 0, 1])
+def test_scores_that_are_the_same_everywhere_are_not_stretched_by_rounding(sign: int) -> None:
+    features = torch.ones(10, 3, dtype=torch.float64)
+    targets = torch.eye(2, dtype=torch.float64)[[0, 1] * 5]
+    head, cross = torch.full((3, 2), 1 / 6, dtype=torch.float64), features.T @ targets
+    assert stretch(head, cross, lambda head: float((features @ head).square().sum()) * (1 + sign * 1e-15)) == 1.0

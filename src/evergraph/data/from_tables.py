@@ -18,7 +18,6 @@ from evergraph.errors import EvergraphError, shown, tell, unknown
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
 ENDS = (("source", "target"), ("src", "dst"), ("from", "to"))
 SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
-UNEVEN = 100.0  # times the typical spread of a column, above which it outweighs the others and a line says so
 
 Missing = Literal["refuse", "zero", "mean"]
 
@@ -76,7 +75,7 @@ def from_tables(
     )
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
-    graph = make_graph(
+    return make_graph(
         x,
         edge_index,
         table[label_column] if label_column else None,
@@ -86,8 +85,8 @@ def from_tables(
         name=name,
         attributes={"id": _ids(table[id_column], keys, name)} if id_column else {},
         splits=_splits(table[split_column], name) if split_column else None,
+        feature_names=feature_names,
     )
-    return graph.altered(feature_names=feature_names)
 
 
 def _ids(values: np.ndarray, keys: list[str], name: str) -> Any:
@@ -128,7 +127,6 @@ def _features(
         names += [column] if values.ndim == 1 else [f"{column}[{i}]" for i in range(vectors.shape[1])]
         parts.append(vectors)
     x = _filled(np.concatenate(parts, axis=1).astype(np.float32), names, missing, name)
-    _say_if_uneven(x, names, name)
     return x, names
 
 
@@ -145,17 +143,6 @@ def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.
     known = np.maximum((~gone).sum(0), 1)
     means = np.where(gone, 0, x).sum(0) / known if missing == "mean" else np.zeros(x.shape[1], x.dtype)
     return np.where(gone, means.astype(x.dtype), x)
-
-
-def _say_if_uneven(x: np.ndarray, names: list[str], name: str) -> None:
-    spread = np.sqrt((x.astype(np.float64) ** 2).mean(0))
-    typical = np.median(spread[spread > 0]) if (spread > 0).any() else 0.0
-    largest = int(spread.argmax())
-    if len(names) > 1 and spread[largest] > UNEVEN * typical > 0:
-        tell(
-            f"{name}: column {names[largest]!r} is {spread[largest] / typical:.0f} times as large as a typical one and "
-            "outweighs it; bring the columns to like scales first"
-        )
 
 
 def _edges(

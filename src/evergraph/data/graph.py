@@ -206,6 +206,7 @@ def make_graph(
     attributes: Mapping[str, Any] | None = None,
     splits: Any = None,
     columns: bool = False,
+    feature_names: list[str] | None = None,
 ) -> Graph:
     """A checked `Graph` from arrays, whose examples are its nodes.
 
@@ -227,15 +228,18 @@ def make_graph(
         attributes: what else is known of each node, by name: numbers, or names as strings.
         splits: 0, 1, 2 for training, validation and test nodes, -1 for neither; a column for each split.
         columns: `y` holds labels or numbers even if it is one column of whole numbers, which else are classes.
+        feature_names: what the columns of `x` are called; None where they have no names.
     """
-    features = read_features(x, name)
+    features = read_features(x, name, feature_names)
     num_nodes = features.size(0)
     edges = read_edges(edge_index, num_nodes, name)
     weights = read_weights(edge_weight, edges.shape[1], name)
     targets, names = targets_and_names(y, num_nodes, class_names, name, columns)
     adjacency = make_adjacency(edges, num_nodes, undirected, weights=weights, name=name)
     return Graph(features, adjacency, targets, names, name, directed=undirected is False).altered(
-        attributes=read_attributes(attributes or {}, num_nodes, name), splits=read_splits(splits, num_nodes, name)
+        attributes=read_attributes(attributes or {}, num_nodes, name),
+        splits=read_splits(splits, num_nodes, name),
+        feature_names=feature_names,
     )
 
 

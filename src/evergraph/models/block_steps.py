@@ -82,12 +82,12 @@ def first_rows(x: Features, number: int) -> Features:
     return x.top(number) if isinstance(x, SparseMatrix) else x[:number]
 
 
-def without_degrees(x: Features, in_channels: int) -> Features:
-    """The feature columns, without the one of degrees that may follow them."""
+def first_columns(x: Features, number: int) -> Features:
+    """The first columns of a feature matrix."""
     if not isinstance(x, SparseMatrix):
-        return x[:, :in_channels]
-    if x.num_columns == in_channels:
+        return x[:, :number]
+    if x.num_columns == number:
         return x
-    own = x.indices < in_channels
+    own = x.indices < number
     indptr = torch.cat([own.new_zeros(1, dtype=torch.long), own.cumsum(0)])[x.indptr]
-    return SparseMatrix(indptr, x.indices[own], x.values[own], in_channels)
+    return SparseMatrix(indptr, x.indices[own], x.values[own], number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from evergraph.core.settings import NonNegativeInt, PositiveInt
+from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
 from evergraph.models.base import MODELS
 from evergraph.models.random_features import BLOCKS, RandomFeatures
 
@@ -26,6 +26,7 @@ class MixedFeatures(RandomFeatures):
         blocks: as in `random-features`.
         linear_width: columns of a linear block at most; 0 for as many as the features have.
         kept: which of the blocks there are by now; empty for all.
+        lift: as in `random-features`.
     """
 
     def __init__(
@@ -34,5 +35,6 @@ class MixedFeatures(RandomFeatures):
         blocks: Sequence[Sequence[Any]] = MIXED,
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
+        lift: NonNegative = 0.0,
     ) -> None:
-        super().__init__(hidden, blocks, linear_width, kept)
+        super().__init__(hidden, blocks, linear_width, kept, lift)

@@ -19,7 +19,7 @@ from evergraph.core import large
 from evergraph.core.capabilities import capability
 from evergraph.core.dense_algebra import product
 from evergraph.core.recording import linear
-from evergraph.core.settings import NonNegativeInt, PositiveInt
+from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import (
     Features,
     SparseMatrix,
@@ -32,8 +32,17 @@ from evergraph.data.batching import Batch
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
-from evergraph.models.block_steps import Steps, WordsWithin, column, first_rows, pieces_of, without_degrees
-from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
+from evergraph.models.block_steps import Steps, WordsWithin, column, first_columns, first_rows, pieces_of
+from evergraph.models.feature_blocks import (
+    FEW_COLUMNS,
+    Block,
+    Hashing,
+    Layout,
+    lifted,
+    parse_blocks,
+    typical_entry,
+    unit_rows,
+)
 from evergraph.models.linear_products import Products, linear_products
 from evergraph.models.score_pieces import Piece, arriving, reach_of
 
@@ -55,11 +64,15 @@ class RandomFeatures(GraphModel):
     mean over the neighbours without the node itself. A block with a third word, "linear", is P^k X̂ itself, rows of
     length one, exactly or, where X has more columns than `linear_width`, hashed (`Hashing`).
 
+    Rows of length one no longer say how long they were: one number of as many as X has columns. Where these are few, X
+    has one more, the constant `lift` (`lift_inputs`).
+
     Args:
         hidden: number of random features, all random blocks together.
         blocks: pairs (k, b), or triples (k, b, "linear").
         linear_width: columns of a linear block at most; 0 for as many as the features have.
         kept: which of the blocks there are by now; empty for all. A method that leaves blocks behind drops them.
+        lift: the constant in X's additional column; 0 for no such column.
     """
 
     reads_edge_weights = True
@@ -70,9 +83,10 @@ class RandomFeatures(GraphModel):
         blocks: Sequence[Sequence[Any]] = BLOCKS,
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
+        lift: NonNegative = 0.0,
     ) -> None:
         super().__init__()
-        self.hidden, self.linear_width = hidden, linear_width
+        self.hidden, self.linear_width, self.lift = hidden, linear_width, lift
         self.all_blocks: list[Block] = parse_blocks(blocks)
         self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
         num_random = sum(not block.linear for block in self.all_blocks)
@@ -91,13 +105,16 @@ class RandomFeatures(GraphModel):
     @capability(rests_on=READS)
     def of_width(self, width: int) -> RandomFeatures:
         """A model with fewer or more random features of the same kinds; training changes none of them."""
-        return RandomFeatures(width, [block.written() for block in self.all_blocks], self.linear_width, self.kept)
+        blocks = [block.written() for block in self.all_blocks]
+        return RandomFeatures(width, blocks, self.linear_width, self.kept, self.lift)
 
     def hyperparameters(self) -> dict[str, object]:
         """Constructor arguments that make an equal model."""
         settings: dict[str, object] = {"hidden": self.hidden, "blocks": [block.written() for block in self.all_blocks]}
         if self.linear_width:
             settings["linear_width"] = self.linear_width
+        if self.lift:
+            settings["lift"] = self.lift
         return settings if all(self.kept) else {**settings, "kept": list(self.kept)}
 
     @property
@@ -118,11 +135,16 @@ class RandomFeatures(GraphModel):
         nn.init.zeros_(self.head)
 
     @property
+    def num_columns(self) -> int:
+        """Columns of X̂: those of X and, where it is lifted, one more."""
+        assert self.in_channels is not None
+        return self.in_channels + bool(self.lift)
+
+    @property
     def hashing(self) -> Hashing:
         """How linear blocks are sketched, if they are."""
-        assert self.in_channels is not None
         seed = int(self.projection_seed) if hasattr(self, "projection_seed") else 0
-        return Hashing.within(self.in_channels, self.linear_width or self.in_channels, seed)
+        return Hashing.within(self.num_columns, self.linear_width or self.num_columns, seed)
 
     def widths(self) -> list[int]:
         """The number of features of each block that there is."""
@@ -131,13 +153,12 @@ class RandomFeatures(GraphModel):
     @property
     def projection(self) -> Tensor:
         """W, drawn from its seed: a checkpoint holds the seed alone."""
-        assert self.in_channels is not None
-        seed = int(self.projection_seed)
+        seed, rows = int(self.projection_seed), self.num_columns
         drawn_seed, drawn = _projections.get(self, (None, self.head))
-        if drawn_seed != seed:
+        if drawn_seed != seed or drawn.size(0) != rows:
             generator = torch.Generator().manual_seed(seed)
-            shape = (self.in_channels, self.block_width * sum(not block.linear for block in self.all_blocks))
-            drawn = torch.randn(shape, generator=generator).mul_(self.in_channels**-0.5)
+            shape = (rows, self.block_width * sum(not block.linear for block in self.all_blocks))
+            drawn = torch.randn(shape, generator=generator).mul_(rows**-0.5)
         drawn = drawn.to(self.head.device, self.head.dtype)
         _projections[self] = (seed, drawn)
         return drawn
@@ -150,6 +171,28 @@ class RandomFeatures(GraphModel):
 
     # features
 
+    @capability(rests_on=READS)
+    def lift_inputs(self, graph: Graph) -> None:
+        """Add a constant column to few columns, as large as a graph's entries are; once, with an empty head.
+
+        On rows [x, c] of length one a random ReLU has its threshold anywhere, on rows x at zero alone: with a single
+        column of positive numbers these are all the same. The constant is a power of two, so that it says next to
+        nothing of the nodes that it was measured at.
+        """
+        if self.lift or graph.num_features > FEW_COLUMNS:
+            return
+        self.lift = typical_entry(graph)
+        self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
+
+    @capability(rests_on=READS)
+    def input_lift(self) -> float:
+        """The constant in X's additional column; 0 for no such column."""
+        return self.lift
+
+    def _own_rows(self, x: Features) -> Features:
+        """X̂: X, lifted where it has few columns, with rows of length one."""
+        return unit_rows(lifted(x, self.lift))
+
     def operator(self, graph: Graph) -> SparseMatrix:
         """A + I, unnormalized: the blocks normalize each in its own way."""
         return with_self_loops(graph.adjacency)
@@ -158,7 +201,7 @@ class RandomFeatures(GraphModel):
         """The features themselves where they fit into memory; else X̂ beside the degrees, for batches."""
         if propagate if propagate is not None else self.reads_whole(graph):
             return self.graph_features(graph.x, operator), 0
-        return with_column(unit_rows(graph.x), operator.row_sums()), self.num_hops
+        return with_column(self._own_rows(graph.x), operator.row_sums()), self.num_hops
 
     @capability(rests_on=("operator", "inputs", "graph_features"))
     def input_key(self) -> str:
@@ -173,7 +216,7 @@ class RandomFeatures(GraphModel):
         """
         degree = operator.row_sums().unsqueeze(1)
         nodes, hops = operator.num_rows, self.num_hops
-        return self._side_by_side(unit_rows(x), degree, [operator] * hops, [nodes] * (hops + 1), projected)
+        return self._side_by_side(self._own_rows(x), degree, [operator] * hops, [nodes] * (hops + 1), projected)
 
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
@@ -181,8 +224,7 @@ class RandomFeatures(GraphModel):
         if not batch.num_hops:
             assert isinstance(batch.x, Tensor)
             return batch.x
-        assert self.in_channels is not None
-        degree, sizes = column(batch.x, self.in_channels), batch.sizes
+        degree, sizes = column(batch.x, self.num_columns), batch.sizes
         operators = [batch.operator.top(near, far) for near, far in itertools.pairwise(sizes)]
         return self._side_by_side(batch.x, degree, operators, sizes)
 
@@ -193,7 +235,7 @@ class RandomFeatures(GraphModel):
         """The features of all nodes of a graph times `weights`, block by block: the features are never all there."""
         nodes, hops = operator.num_rows, self.num_hops
         steps = Steps(operator.row_sums().unsqueeze(1), [operator] * hops, [nodes] * (hops + 1))
-        own, total = unit_rows(x), weights[-1].repeat(nodes, 1)
+        own, total = self._own_rows(x), weights[-1].repeat(nodes, 1)
         words, room = WordsWithin(own, steps), weights.new_empty(nodes * max(self.widths()))
         for number, part in enumerate(weights[:-1].split(self.widths())):
             block = room[: nodes * part.size(0)].view(nodes, part.size(0))
@@ -227,7 +269,7 @@ class RandomFeatures(GraphModel):
         `sizes[k]` nodes lie within k steps, and `operators[k]` goes from those within k + 1 steps to those within k. X
         may have one more column, of degrees. Where a piece of X̂ W is `projected` already it is taken from there.
         """
-        own = without_degrees(x, self.projection.size(0))
+        own = first_columns(x, self.projection.size(0))
         words = WordsWithin(own, Steps(degree, operators, sizes))
         found = large.empty((sizes[0], sum(self.widths()) + 1), self.head.dtype, x.device)
         *parts, ones = found.split([*self.widths(), 1], dim=1)
@@ -298,28 +340,31 @@ class RandomFeatures(GraphModel):
         """φ_v · weights as a constant and pieces that are linear in features, in float64, for one node v.
 
         The sum is exact. What is held as it is at this node: which random features are positive there (the ReLU), and
-        the length that its rows are scaled by.
+        the length that its rows are scaled by. The constant has what the column adds that lifts X.
         """
         x, operator, weights = x.to("cpu"), operator.to("cpu"), weights.detach().cpu().double()
-        projection, pieces = self.projection.cpu().double(), []
+        projection, pieces, constant = self.projection.cpu().double(), [], float(weights[-1])
+        own_columns = self.num_columns - bool(self.lift)
         parts = weights[:-1].split(self.widths())
         for block, columns, own in zip(self.blocks, self._projected_columns(), parts):
             nodes, reach = reach_of(operator, node, block)
-            rows = unit_rows(take_rows(x, nodes).to(torch.float64))
-            h = arriving(rows, reach)
+            rows = self._own_rows(take_rows(x, nodes).to(torch.float64))
+            arrived = h = arriving(rows, reach)
             if block.linear:
                 place, sign = self.hashing.map()
                 pull = own[place] * sign * (self._energy / 2) ** 0.5 / float(h.norm().clamp(min=1e-12))
             else:
                 h = h @ projection[:, columns]
                 pull = projection[:, columns] @ ((h > 0) * own) * self._energy**0.5 / float(h.norm().clamp(min=1e-9))
-            pieces.append(Piece(block.depth, nodes, reach, rows, pull))
-        return float(weights[-1]), pieces
+            constant += float(arrived[own_columns:] @ pull[own_columns:])
+            pieces.append(Piece(block.depth, nodes, reach, first_columns(rows, own_columns), pull[:own_columns]))
+        return constant, pieces
 
     @capability(rests_on=READS)
-    def lay_out(self, kept: Sequence[bool], linear_width: int) -> None:
-        """Take up a layout of blocks, with an empty head."""
+    def lay_out(self, kept: Sequence[bool], linear_width: int, lift: float | None = None) -> None:
+        """Take up a layout of blocks, with an empty head; the lift as well, if one is given."""
         self.kept, self.linear_width = [bool(keep) for keep in kept], linear_width
+        self.lift = self.lift if lift is None else lift
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
     @capability(rests_on=READS)
@@ -356,7 +401,7 @@ class RandomFeatures(GraphModel):
     def linear_products(self, graph: Graph, nodes: Tensor, counted: Tensor) -> dict[int, Products]:
         """What linear blocks that were dropped say of some nodes, by their place among all blocks; exactly."""
         dropped = [place for place, kept in enumerate(self.kept) if self.all_blocks[place].linear and not kept]
-        x, operator = graph.x.to(self.head.dtype), self.operator(graph).to(self.head.dtype)
+        x, operator = lifted(graph.x.to(self.head.dtype), self.lift), self.operator(graph).to(self.head.dtype)
         blocks = [self.all_blocks[place] for place in dropped]
         products = linear_products(x.to(nodes.device), operator.to(nodes.device), blocks, nodes, counted)
         return dict(zip(dropped, (Products(found.between * (self._energy / 2), found.words) for found in products)))

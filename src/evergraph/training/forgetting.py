@@ -150,7 +150,8 @@ def _learn_again(
         lay_out = capable(learner.model, "lay_out")
         layout = records[0]["layout"]
         if lay_out is not None and layout != learner.model.hyperparameters():
-            lay_out(layout.get("kept") or [True] * len(layout["blocks"]), layout.get("linear_width", 0))
+            kept = layout.get("kept") or [True] * len(layout["blocks"])
+            lay_out(kept, layout.get("linear_width", 0), layout.get("lift", 0.0))
     learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]
     learner.first_accuracies = learner.first_accuracies[:first]
     if first:

@@ -35,7 +35,7 @@ class Explanation:
         against: the class that it is compared with; None for the logit alone.
         logit: z of the class, or its difference to the other's. Where probabilities are smoothed over neighbours, z is
             the node's own, before that.
-        constant: what is the same at every node.
+        constant: what no feature carries.
         by_depth: what features add after so many steps of propagation; 0: the node's own alone.
         neighbours: what each node adds, all its features together, the largest first; the node itself among them.
         features: what each feature adds, of all nodes together, the largest first.

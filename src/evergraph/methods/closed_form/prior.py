@@ -17,6 +17,7 @@ from torch import Tensor
 Prior = Literal["tasks", "classes", "nodes", "weights"]
 DIFFERS = 1e-3  # as a share of a weight: more than rounding
 MOST = 5.0  # that scores are stretched by, and one over it the least
+ROUNDING = 1e-6  # as a share of the scores' squares: what is left of scores that are the same at every node
 
 
 def log_worth(prior: Prior, weights: Tensor, sizes: Tensor, tasks: Tensor) -> Tensor:
@@ -57,7 +58,7 @@ def stretch(head: Tensor, cross: Tensor, energy: Callable[[Tensor], float]) -> f
 
     A large ridge draws scores towards their mean. With z the scores less their mean and π the classes' shares, π + γ z
     is nearest to the labels at γ = Σ w z · (y − π) / Σ w z · z, the sums over all tasks' validation nodes. It needs no
-    node.
+    node. Scores that are the same at every node are left as they are: their quotient would be one of roundings.
 
     Args:
         head: features × classes; the last feature is one at every node.
@@ -66,6 +67,7 @@ def stretch(head: Tensor, cross: Tensor, energy: Callable[[Tensor], float]) -> f
     """
     total = cross[-1].sum().clamp(min=1e-12)
     mean = head.T @ cross.sum(1) / total
-    length = energy(head) - float(total * mean.square().sum())
+    whole = energy(head)
+    length = whole - float(total * mean.square().sum())
     wanted = float((head * cross).sum() - mean @ cross[-1])
-    return min(max(wanted / length, 1 / MOST), MOST) if length > 0 else 1.0
+    return min(max(wanted / length, 1 / MOST), MOST) if length > ROUNDING * whole else 1.0

@@ -61,7 +61,9 @@ class TwoForms(Method):
         return EXACT
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """Note how the features fall into blocks."""
+        """At the first task, lift few columns; note how the features fall into blocks."""
+        if not self.cross_ and (lift := capable(model, "lift_inputs")) is not None:
+            lift(task.graph)
         layout = capable(model, "feature_layout")
         self.block_widths_ = [] if layout is None else list(layout().widths)
 

@@ -21,7 +21,7 @@ class Reasons:
 
     Args:
         logit: of the output unit, or the difference between two.
-        constant: what is the same at every node.
+        constant: what no feature carries.
         by_depth: what nodes' features add after so many steps of propagation.
         nodes: the nodes read, the node itself among them.
         by_node: what each adds, all its features together.

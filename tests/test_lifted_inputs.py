@@ -1,0 +1,84 @@
+"""Few columns have one more, a constant: rows of length one still say how long they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import evergraph as eg
+from evergraph.data.datasets.sbm import sbm
+from evergraph.data.graph import make_graph
+from evergraph.models.feature_blocks import FEW_COLUMNS, typical_entry
+
+HIDDEN = 160
+
+
+def amounts(size: float = 1.0) -> eg.TaskStream:
+    """A class is an interval of the one feature, which is positive everywhere."""
+    random = np.random.default_rng(0)
+    x = random.uniform(0, 4, (400, 1))
+    return eg.TaskStream(
+        make_graph(size * x, random.integers(0, 400, (2, 300)), x[:, 0].astype(int), undirected=True), 2
+    )
+
+
+@pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
+def test_one_column_of_positive_numbers_tells_classes_apart(size: float) -> None:
+    stream = amounts(size)
+    model = eg.MixedFeatures(hidden=7 * HIDDEN)
+    assert eg.Learner(model, "auto").fit(stream).evaluate(stream).ap > 85
+    assert model.lift == pytest.approx(size, rel=1.0)  # within a factor of two
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_typical_entry_is_a_geometric_mean(sparse: bool) -> None:
+    x = np.random.default_rng(1).standard_normal((50, 5)) * 37
+    x[::7] = 0
+    x[3] *= 1e6  # one row in fifty moves the mean by a factor of 1.3
+    graph = make_graph(sp.csr_matrix(x) if sparse else x, np.zeros((2, 0), int))
+    wanted = np.exp(np.mean([np.log(abs(entry)) for row in x for entry in row if entry]))
+    found = typical_entry(graph)
+    assert np.log2(found) == np.ceil(np.log2(wanted))
+    assert typical_entry(make_graph(0 * x, np.zeros((2, 0), int))) == 0
+
+
+@pytest.mark.parametrize(("features", "lifts"), [(FEW_COLUMNS, True), (FEW_COLUMNS + 1, False)])
+def test_many_columns_are_left_as_they_are(features: int, lifts: bool) -> None:
+    model = eg.RandomFeatures(hidden=50)
+    eg.Learner(model, "analytic").learn(eg.TaskStream(sbm(nodes=60, classes=2, features=features), 2)[0])
+    assert bool(model.lift) == lifts
+    assert model.projection.size(0) == features + lifts
+
+
+def test_a_lifted_learner_is_saved_loaded_and_goes_on(tmp_path: Path) -> None:
+    stream = amounts()
+    learners = [eg.Learner(eg.MixedFeatures(hidden=70), "auto").fit([stream[0]]) for _ in range(2)]
+    learners[0].save(tmp_path / "kept")
+    learners[0] = eg.Learner.load(tmp_path / "kept")
+    assert learners[0].model.lift == learners[1].model.lift > 0
+    logits = [learner.fit([stream[1]]).logits(stream.graph) for learner in learners]
+    assert torch.equal(*logits)
+
+
+def test_forgetting_the_nodes_that_the_lift_was_measured_at() -> None:
+    """Most of the first task's nodes have rows a thousand times as long: without them the lift is another."""
+    stream = amounts()
+    first = stream[0]
+    gone = first.train[: len(first.train) * 2 // 3]
+    x = first.graph.x.clone()
+    x[gone] *= 1000
+    task = eg.Task.of(first.graph.altered(x=x))
+    gone = task.train[x[task.train, 0] > 5]
+    assert len(gone) > 20
+    learners = [eg.Learner(eg.RandomFeatures(hidden=100), "auto", dtype=torch.float64) for _ in range(2)]
+    found, never = learners
+    found.fit([task, stream[1]])
+    before = found.model.lift
+    found.forget(gone, [task, stream[1]])
+    never.fit([task.without(gone), stream[1]])
+    assert before != found.model.lift == never.model.lift
+    assert (found.logits(stream.graph) - never.logits(stream.graph)).abs().max() < 1e-8
