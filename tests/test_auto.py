@@ -372,14 +372,21 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
         assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("asked", "ridge"), [(0.0, 0.05), (5.0, 5.0)], ids=["chosen", "given"])
-def test_voices_have_the_smallest_ridge_whatever_the_head_has(graph: Graph, asked: float, ridge: float) -> None:
+@pytest.mark.parametrize(
+    ("asked", "explains", "ridge"),
+    [(0.0, 0.3, 0.05), (0.0, 0.1, 1.0), (5.0, 0.3, 5.0)],
+    ids=["own features tell", "they do not", "given"],
+)
+def test_voices_have_the_smallest_ridge_where_own_features_tell_classes_apart(
+    graph: Graph, asked: float, explains: float, ridge: float
+) -> None:
     """Against the solution written out, in float64."""
     learner = eg.Learner(eg.MixedFeatures(hidden=56), eg.Auto(ridge=asked), dtype=torch.float64)
     learner.fit(eg.TaskStream(graph, 2))
     method, model = learner.method, learner.model
     assert isinstance(method, eg.Auto)
     method.set_hits_ = {name: [*range(len(method._ridges))] for name in method.set_hits_}  # the head's is the largest
+    method.own_explains_ = explains
     gram, cross = method.gram("train"), method.cross_["train"]
     met = int((cross[-1] > 0).sum())
     block_of_row = model.feature_blocks()[1]  # type: ignore[operator]

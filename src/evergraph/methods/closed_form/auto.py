@@ -19,6 +19,8 @@ from evergraph.methods.closed_form.block_prediction import BlockPrediction, Way
 from evergraph.methods.closed_form.block_sets import (
     MIXED,
     OWN,
+    PREFERRED,
+    best_ridge,
     cheapest_near,
     climbed,
     first_near,
@@ -42,7 +44,7 @@ VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head be
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 FEW_MISSES = 0.01  # share of the validation nodes up to which the best set is good enough by itself
 SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
-TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them
+TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them, with a small ridge
 
 
 @METHODS.register
@@ -233,12 +235,16 @@ class Auto(OnTrial):
         return [Wanted([self._voice_ridge()], parts, rows_of(block_of_row, blocks)) for blocks in self.voices(model)]
 
     def _voice_ridge(self) -> float:
-        """The ridge of all heads of the vote: the smallest that is tried.
+        """The ridge of all heads of the vote: the smallest, where own features tell classes apart.
 
-        Hits are counted in a task's own graph, where neighbours give the task away, and say nothing about the ridge
-        where they do not. A larger one shrinks the scores, and with them what the vote can say about edges.
+        Hits are counted in a task's own graph, where neighbours give the task away, and say little about the ridge
+        where they do not. A larger one shrinks the scores, and with them what the vote can say about edges. Where
+        features say little a small ridge learns noise: there it is the best of the deepest head up to 1.
         """
-        return self._ridges[0]
+        if self.own_explains_ > TELLS:
+            return self._ridges[0]
+        tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
+        return self._ridges[best_ridge(tried)]
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
         """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
