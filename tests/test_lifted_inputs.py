@@ -34,6 +34,26 @@ def test_one_column_of_positive_numbers_tells_classes_apart(size: float) -> None
     assert model.lift == pytest.approx(size, rel=1.0)  # within a factor of two
 
 
+def test_graphs_and_links_of_few_columns_are_told_apart_too() -> None:
+    """A graph's class is an interval that its nodes' one feature is in; a link's, the one that both ends are in."""
+    random = np.random.default_rng(0)
+    place = random.uniform(0, 4, 300)
+    graphs = eg.make_graphs(
+        np.repeat(place, 2)[:, None],
+        np.arange(600).reshape(-1, 2).T,
+        np.repeat(np.arange(300), 2),
+        place.astype(int),
+        undirected=True,
+    )
+    ends = np.argsort(place)[np.stack([np.arange(296), np.arange(296) + 4])]
+    links = eg.make_links(place[:, None], ends, place[ends[0]].astype(int))
+    for examples in (graphs, links):
+        stream = eg.TaskStream(examples, 2)
+        learner = eg.Learner("analytic").fit(stream)
+        assert learner.model.encoder.lift in (1.0, 2.0)
+        assert learner.evaluate(stream).ap > 85
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_typical_entry_is_a_geometric_mean(sparse: bool) -> None:
     x = np.random.default_rng(1).standard_normal((50, 5)) * 37

@@ -54,6 +54,13 @@ class Readout(GraphModel):
         return self.node_model.inputs(graph, operator, propagate)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
+    def lift_inputs(self, graph: Graph) -> None:
+        """As the model of nodes."""
+        claim = capable(self.node_model, "lift_inputs")
+        assert claim is not None
+        claim(graph)
+
+    @capability(rests_on=("operator", "inputs"), through="node_model")
     def input_key(self) -> str:
         """As the model of nodes reads."""
         claim = capable(self.node_model, "input_key")
