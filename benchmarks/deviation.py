@@ -1,4 +1,4 @@
-"""What seeds scatter by, split and start apart: `python -m benchmarks.deviation amazon-computers --data-root DATA`.
+"""How far seeds scatter, by split and by start: `python -m benchmarks.deviation amazon-computers --data-root DATA`.
 
 A seed of `evergraph run` splits the nodes and starts the network. Here every start learns every split with
 `stand-in-curvature`; or, with `--splits own`, each its own, as `evergraph run` does. A line says AP on the graph `seen`

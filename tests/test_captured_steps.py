@@ -348,3 +348,10 @@ def test_a_capture_that_fails_leaves_the_training_as_it_was(
     assert ways == ["eager: its capture failed (operation not permitted when stream is capturing)"] * 2
     assert failed_losses == losses
     assert all(torch.equal(value, found.model.get_parameter(key)) for key, value in copy_params(expected.model).items())
+
+
+def test_one_layer_on_propagated_inputs_has_no_rows_to_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WholeBatchExecutor, "suits", classmethod(lambda *_: True))
+    learner = eg.Learner(eg.GCN(num_layers=1), "ewc", epochs=2, batch_size=8, device="cpu")
+    learner.learn(eg.stream("sbm:nodes=100,classes=4")[0])
+    assert learner.history[-1]["steps"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -190,3 +191,12 @@ def test_a_search_as_a_slurm_array(evergraph: Call, tmp_path: Path) -> None:
         rounds += 1
     assert (status, "use it: evergraph run" in said) == (0, True), said
     assert "--on" not in said
+
+
+def test_a_closed_engine_leaves_no_process_behind(tmp_path: Path) -> None:
+    before = multiprocessing.active_children()
+    with ProcessEngine(2) as engine:
+        for seed in (0, 1):
+            engine.submit(Work("a", spec(seeds=[0, 1]), str(tmp_path / "a"), seed))
+        assert engine.wait()
+    assert [child for child in multiprocessing.active_children() if child not in before] == []

@@ -102,3 +102,51 @@ def test_forgetting_the_nodes_that_the_lift_was_measured_at() -> None:
     never.fit([task.without(gone), stream[1]])
     assert before != found.model.lift == never.model.lift
     assert (found.logits(stream.graph) - never.logits(stream.graph)).abs().max() < 1e-8
+
+
+def test_forgetting_graphs_that_the_lift_was_measured_at() -> None:
+    """Of graphs that are forgotten nothing is left, as in a set that never had them."""
+    random = np.random.default_rng(0)
+    place = random.uniform(0, 4, 200)
+    size = np.where(place < 2, 1000.0, 1.0)  # the first task's graphs have large features
+
+    def graphs(kept: np.ndarray) -> eg.Graph:
+        number = int(kept.sum())
+        x, owner = np.repeat((place * size)[kept], 2)[:, None], np.repeat(np.arange(number), 2)
+        return eg.make_graphs(
+            x, np.arange(2 * number).reshape(-1, 2).T, owner, place[kept].astype(int).astype(str), undirected=True
+        )
+
+    tasks = [eg.Task.of(graphs((place >= low) & (place < low + 2))) for low in (0, 2)]
+    found, never = (eg.Learner("analytic", dtype=torch.float64) for _ in range(2))
+    found.fit(tasks)
+    before = found.model.encoder.lift
+    found.forget(classes=["0", "1"], data=tasks)
+    never.learn(tasks[1])
+    assert before > 100 > found.model.encoder.lift == never.model.encoder.lift
+    assert found.classes_ == never.classes_ == ["2", "3"]
+    assert (found.logits(tasks[1].graph)[:, :2] - never.logits(tasks[1].graph)).abs().max() < 1e-8
+
+
+def test_a_model_made_by_hand_takes_up_the_lift_of_a_checkpoint(tmp_path: Path) -> None:
+    stream = amounts()
+    learner = eg.Learner(eg.RandomFeatures(hidden=50), "analytic").fit(stream)
+    learner.save(tmp_path / "kept")
+    loaded = eg.Learner.load(tmp_path / "kept", model=eg.RandomFeatures(hidden=50))
+    assert torch.equal(loaded.logits(stream.graph), learner.logits(stream.graph))
+
+
+def test_a_lift_that_is_given_stays() -> None:
+    for lift in (0.0, 3.0):
+        model = eg.RandomFeatures(hidden=50, lift=lift)
+        eg.Learner(model, "analytic").learn(amounts()[0])
+        assert model.lift == lift == model.hyperparameters()["lift"]
+
+
+def test_rounding_does_not_decide_how_large_a_typical_entry_is() -> None:
+    """Columns r and 1/r have the geometric mean 1."""
+    random = np.random.default_rng(0)
+    r = random.uniform(0.1, 10, 200)
+    for _ in range(8):
+        r = random.permutation(r)
+        assert typical_entry(make_graph(np.stack([r, 1 / r], axis=1), np.zeros((2, 0), int))) == 1

@@ -1,5 +1,6 @@
 """Stopped at any moment, by anything, a learner or a run goes on as if nothing had happened."""
 
+import copy
 import errno
 import json
 import os
@@ -248,3 +249,19 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(tmp_path, monkeypatch, evergrap
     assert status == 0
     whole = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert json.loads(printed)["matrices"] == whole["matrices"]
+
+
+def test_a_copy_made_after_an_epoch_goes_on_as_the_learner_does(stream, tmp_path):
+    whole, copies = learner("ewc", epochs=6), []
+    whole.learn(stream[0])
+
+    def keep(progress, epochs):
+        if progress.epoch == 3:
+            copies.append(copy.deepcopy(whole))
+
+    whole.learn(stream[1], on_epoch=keep)
+    copies[0].save(tmp_path / "copy")
+    for one in (copies[0], Learner.load(tmp_path / "copy", device="cpu")):
+        one.learn(stream[1])
+        for found, wanted in zip(one.model.parameters(), whole.model.parameters()):
+            assert torch.equal(found, wanted)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.row_pieces import row_kernel
-from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.sparse import SparseMatrix
 
 WORTH = 2**19  # entries that a step does not read, of all networks together; with fewer, nothing was gained
 
@@ -26,7 +26,7 @@ class NeededRows:
         networks: which have examples of their own.
     """
 
-    def __init__(self, layers: Sequence[SparseMatrix], x: Features, networks: int) -> None:
+    def __init__(self, layers: Sequence[SparseMatrix], x: SparseMatrix, networks: int) -> None:
         self._operators = layers
         sizes = [layer.num_columns * networks for layer in reversed(layers)]  # of the nodes within one hop, two, …
         self._all = torch.zeros(sum(sizes), dtype=torch.int8, device=layers[0].device)
@@ -35,7 +35,7 @@ class NeededRows:
         self.layers = [
             layer.as_needed(rows, columns) for layer, rows, columns in zip(layers, readers, reversed(self._flags))
         ]
-        self.x = x.as_needed(self._flags[-1], None) if isinstance(x, SparseMatrix) else x
+        self.x = x.as_needed(self._flags[-1], None)
 
     def mark(self, chosen: Tensor) -> None:
         """Flag what these examples read, `(networks, examples)`; what was flagged before is not any more."""
@@ -48,8 +48,6 @@ class NeededRows:
     def saves(self, chosen: Tensor) -> bool:
         """Whether steps on so many examples leave out enough to be worth the flags; looks at these."""
         self.mark(chosen)
-        if not isinstance(self.x, SparseMatrix):
-            return False
         read = (self.x.counts().unsqueeze(1) * self._flags[-1]).sum()
         return self.x.nnz * chosen.size(0) - int(read) >= WORTH
 

@@ -2,8 +2,8 @@
 with.
 
 A backward pass begins with 1, and a loss that is a sum hands it on as it is, so that a gradient that is known already
-would be multiplied by ones, in kernels that take no longer than their launch. All passes of `pull_back` on a device
-begin with one and the same 1, which `is_one` knows.
+would be multiplied by ones, in kernels that take no longer than their launch. `pull_back` notes where the one of a
+pass under way stands, and `is_one` knows it there.
 """
 
 from __future__ import annotations
@@ -15,35 +15,26 @@ from torch import Tensor
 
 from evergraph.core.tangent_products import members_at
 
-_ones: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+_under_way: set[int] = set()  # where the ones of backward passes stand, as long as these run
 
 
 def pull_back(value: Tensor) -> None:
     """`value.backward()`."""
     if value.numel() != 1:
         value.backward()  # torch says what is wrong
-    value.backward(_one_like(value).expand(value.shape))
-
-
-def _one_like(value: Tensor) -> Tensor:
-    """The 1 of a device and a type of numbers; another, should anybody have written to it."""
-    one = _ones.get(kind := (value.device, value.dtype))
-    if one is None or one._version:
-        one = torch.ones((), device=value.device, dtype=value.dtype)
-        if value.is_cuda and torch.cuda.is_current_stream_capturing():
-            return one  # it is 1 in that recording alone
-        if value.is_cuda:
-            torch.cuda.current_stream(value.device).synchronize()  # other streams read it too
-        _ones[kind] = one
-    return one
+    one = torch.ones_like(value, requires_grad=False)
+    _under_way.add(place := one.data_ptr())
+    try:
+        value.backward(one)
+    finally:
+        _under_way.discard(place)
 
 
 def is_one(cotangent: Tensor) -> bool:
-    """Whether this is the one that a backward pass began with, perhaps seen as a larger tensor."""
+    """Whether this is the one that a backward pass under way began with, perhaps seen as a larger tensor."""
     if torch.is_grad_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(cotangent):
         return False
-    one = _ones.get((cotangent.device, cotangent.dtype))
-    return one is not None and cotangent.numel() > 0 and cotangent.data_ptr() == one.data_ptr()
+    return cotangent.numel() > 0 and cotangent.data_ptr() in _under_way
 
 
 class _Pulled(torch.autograd.Function):

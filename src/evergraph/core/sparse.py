@@ -232,7 +232,7 @@ class SparseMatrix:
             rows: flags, `(rows, networks)`, which may change from one product to the next; None for all.
             columns: likewise. Rows that are needed have entries in these columns alone.
         """
-        matrix, flipped = copy(self), copy(self.t())
+        matrix, flipped = copy(self.for_many_products()), copy(self.t().for_many_products())
         matrix._needed, flipped._needed = (rows, None), (columns, rows)
         matrix._transpose = flipped
         return matrix

@@ -17,6 +17,7 @@ from evergraph.errors import EvergraphError, first_line, shown, tell
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
 SMALLEST = 1e-18  # where all features are smaller, or one larger than its inverse, their squares are lost in float32
+MANY_ROWS = 100_000  # that are looked at to see how large columns are
 UNEVEN = 100.0  # times the typical size of a column, above which it outweighs the others and a line says so
 
 
@@ -47,6 +48,8 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
         x = as_array(x)
     if x.ndim != 2 or 0 in x.shape:
         raise EvergraphError(f"{name}: features have shape {tuple(x.shape)}; they must be (nodes, features), not empty")
+    if feature_names is not None and len(feature_names) != x.shape[1]:
+        raise EvergraphError(f"{name}: {len(feature_names)} feature_names for {x.shape[1]} features; give one for each")
     if x.dtype.kind not in "fiub":
         raise EvergraphError(f"{name}: features are of type {x.dtype}; they must be real numbers")
     dtype = torch.float64 if x.dtype == np.float64 else torch.float32
@@ -73,14 +76,15 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
 
 def _say_if_uneven(x: Tensor, name: str, feature_names: Sequence[str] | None) -> None:
     """Say so where a column outweighs the others, by the root mean squares of what is not zero in each."""
-    counts = x.count_nonzero(0)
-    sizes = torch.linalg.vector_norm(x, dim=0, dtype=torch.float64) / counts.clamp(min=1).sqrt()
+    some = x[:: max(1, x.size(0) // MANY_ROWS)]
+    counts = some.count_nonzero(0)
+    sizes = torch.linalg.vector_norm(some, dim=0, dtype=torch.float64) / counts.clamp(min=1).sqrt()
     typical, largest = float(sizes[counts > 0].median()) if bool(counts.any()) else 0.0, int(sizes.argmax())
     if float(sizes[largest]) > UNEVEN * typical > 0:
         column = largest if feature_names is None else repr(feature_names[largest])
         tell(
-            f"{name}: column {column} is {float(sizes[largest]) / typical:.0f} times as large as a typical one and "
-            "outweighs it; bring the columns to like scales first"
+            f"{name}: column {column} is more than {UNEVEN:g} times as large as a typical one and outweighs it; "
+            "bring the columns to like scales first"
         )
 
 

@@ -111,7 +111,8 @@ class Batch:
         return other
 
     def needs_of(self, networks: int) -> NeededRows:
-        """Flags of what examples that are chosen read, each network's own."""
+        """Flags of what examples that are chosen read, each network's own, of sparse inputs."""
+        assert isinstance(self.x, SparseMatrix)
         return NeededRows([self.layer(number) for number in range(self.num_hops)], self.x, networks)
 
     def with_transposes(self) -> Batch:

@@ -133,7 +133,7 @@ def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected:
     if missing := [key for key in ("x", "edge_index") if key not in parts]:
         raise EvergraphError(f"{path}: no {missing[0]} inside; a graph needs x and edge_index (and y to learn from)")
     x = parts["x"]
-    graph = make_graph(
+    return make_graph(
         x,
         parts["edge_index"],
         parts.get("y"),
@@ -142,13 +142,8 @@ def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected:
         undirected=undirected,
         name=name,
         splits=masks_as_splits(SimpleNamespace(**{key: parts[key] for key in MASKS if key in parts}), len(x), name),
+        feature_names=parts["feature_names"].reshape(-1).tolist() if "feature_names" in parts else None,
     )
-    if "feature_names" not in parts:
-        return graph
-    names = [str(entry) for entry in parts["feature_names"].reshape(-1).tolist()]
-    if len(names) != graph.num_features:
-        raise EvergraphError(f"{path}: {len(names)} feature_names for {graph.num_features} features; give one for each")
-    return graph.altered(feature_names=names)
 
 
 def _attributes(parts: dict[str, np.ndarray]) -> Any:

@@ -206,7 +206,7 @@ def make_graph(
     attributes: Mapping[str, Any] | None = None,
     splits: Any = None,
     columns: bool = False,
-    feature_names: list[str] | None = None,
+    feature_names: Sequence[str] | None = None,
 ) -> Graph:
     """A checked `Graph` from arrays, whose examples are its nodes.
 
@@ -230,7 +230,8 @@ def make_graph(
         columns: `y` holds labels or numbers even if it is one column of whole numbers, which else are classes.
         feature_names: what the columns of `x` are called; None where they have no names.
     """
-    features = read_features(x, name, feature_names)
+    names_of_columns = None if feature_names is None else [str(column) for column in feature_names]
+    features = read_features(x, name, names_of_columns)
     num_nodes = features.size(0)
     edges = read_edges(edge_index, num_nodes, name)
     weights = read_weights(edge_weight, edges.shape[1], name)
@@ -239,7 +240,7 @@ def make_graph(
     return Graph(features, adjacency, targets, names, name, directed=undirected is False).altered(
         attributes=read_attributes(attributes or {}, num_nodes, name),
         splits=read_splits(splits, num_nodes, name),
-        feature_names=feature_names,
+        feature_names=names_of_columns,
     )
 
 

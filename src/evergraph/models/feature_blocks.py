@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, as_dense, with_column
+from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows, with_column
 from evergraph.core.workers import workers
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
@@ -100,13 +100,17 @@ def typical_entry(graph: Graph) -> float:
     """How large X's entries are, in powers of two; 0 where all are zero.
 
     It is the geometric mean of those that are not zero, which a row or a column in millions moves little, rounded up:
-    of Gaussian numbers it is half the standard deviation. Of a graph in parts, over all processes' nodes.
+    of Gaussian numbers it is half the standard deviation. Of a graph in parts, over all processes' nodes; where
+    examples are graphs, over the nodes of those that have a label: one that was forgotten has none.
     """
-    values = graph.x.values if isinstance(graph.x, SparseMatrix) else graph.x
+    x = graph.x
+    if graph.members is not None:
+        x = take_rows(x, graph.members.rows(torch.nonzero(graph.labelled).reshape(-1)).indices)
+    values = x.values if isinstance(x, SparseMatrix) else x
     logs = values[values != 0].abs().log2()
     sums = torch.tensor([float(logs.sum(dtype=torch.float64)), float(logs.numel())], dtype=torch.float64)
     total, number = (workers().sum([sums])[0] if graph.rows is not None else sums).tolist()
-    return 2.0 ** math.ceil(total / number) if number else 0.0
+    return 2.0 ** math.ceil(total / number - 1e-6) if number else 0.0  # rounding does not decide
 
 
 @dataclass(frozen=True)

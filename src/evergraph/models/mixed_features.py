@@ -35,6 +35,6 @@ class MixedFeatures(RandomFeatures):
         blocks: Sequence[Sequence[Any]] = MIXED,
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
-        lift: NonNegative = 0.0,
+        lift: NonNegative | None = None,
     ) -> None:
         super().__init__(hidden, blocks, linear_width, kept, lift)

@@ -72,7 +72,7 @@ class RandomFeatures(GraphModel):
         blocks: pairs (k, b), or triples (k, b, "linear").
         linear_width: columns of a linear block at most; 0 for as many as the features have.
         kept: which of the blocks there are by now; empty for all. A method that leaves blocks behind drops them.
-        lift: the constant in X's additional column; 0 for no such column.
+        lift: the constant in X's additional column, 0 for no such column; None to measure it where columns are few.
     """
 
     reads_edge_weights = True
@@ -83,7 +83,7 @@ class RandomFeatures(GraphModel):
         blocks: Sequence[Sequence[Any]] = BLOCKS,
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
-        lift: NonNegative = 0.0,
+        lift: NonNegative | None = None,
     ) -> None:
         super().__init__()
         self.hidden, self.linear_width, self.lift = hidden, linear_width, lift
@@ -113,7 +113,7 @@ class RandomFeatures(GraphModel):
         settings: dict[str, object] = {"hidden": self.hidden, "blocks": [block.written() for block in self.all_blocks]}
         if self.linear_width:
             settings["linear_width"] = self.linear_width
-        if self.lift:
+        if self.lift is not None:
             settings["lift"] = self.lift
         return settings if all(self.kept) else {**settings, "kept": list(self.kept)}
 
@@ -179,19 +179,23 @@ class RandomFeatures(GraphModel):
         column of positive numbers these are all the same. The constant is a power of two, so that it says next to
         nothing of the nodes that it was measured at.
         """
-        if self.lift or graph.num_features > FEW_COLUMNS:
-            return
-        self.lift = typical_entry(graph)
+        if self.lift is None and graph.num_features <= FEW_COLUMNS:
+            self.set_lift(typical_entry(graph))
+
+    @capability(rests_on=READS)
+    def set_lift(self, lift: float | None) -> None:
+        """Take up a lift, with an empty head; None to measure it."""
+        self.lift = lift
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
     @capability(rests_on=READS)
     def input_lift(self) -> float:
         """The constant in X's additional column; 0 for no such column."""
-        return self.lift
+        return self.lift or 0.0
 
     def _own_rows(self, x: Features) -> Features:
         """X̂: X, lifted where it has few columns, with rows of length one."""
-        return unit_rows(lifted(x, self.lift))
+        return unit_rows(lifted(x, self.input_lift()))
 
     def operator(self, graph: Graph) -> SparseMatrix:
         """A + I, unnormalized: the blocks normalize each in its own way."""
@@ -307,7 +311,7 @@ class RandomFeatures(GraphModel):
         if not dense or column * self.head.size(0) <= AT_HAND:
             return False
         propagated = {(depth, balance) for depth, balance in self.propagated_inputs() if depth}
-        return column * graph.num_features * len(propagated) <= AT_HAND
+        return column * self.num_columns * len(propagated) <= AT_HAND
 
     @capability(rests_on=READS)
     def propagated_inputs(self) -> list[tuple[int, float | None]]:
@@ -361,10 +365,9 @@ class RandomFeatures(GraphModel):
         return constant, pieces
 
     @capability(rests_on=READS)
-    def lay_out(self, kept: Sequence[bool], linear_width: int, lift: float | None = None) -> None:
-        """Take up a layout of blocks, with an empty head; the lift as well, if one is given."""
+    def lay_out(self, kept: Sequence[bool], linear_width: int) -> None:
+        """Take up a layout of blocks, with an empty head."""
         self.kept, self.linear_width = [bool(keep) for keep in kept], linear_width
-        self.lift = self.lift if lift is None else lift
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
     @capability(rests_on=READS)
@@ -401,7 +404,7 @@ class RandomFeatures(GraphModel):
     def linear_products(self, graph: Graph, nodes: Tensor, counted: Tensor) -> dict[int, Products]:
         """What linear blocks that were dropped say of some nodes, by their place among all blocks; exactly."""
         dropped = [place for place, kept in enumerate(self.kept) if self.all_blocks[place].linear and not kept]
-        x, operator = lifted(graph.x.to(self.head.dtype), self.lift), self.operator(graph).to(self.head.dtype)
+        x, operator = lifted(graph.x.to(self.head.dtype), self.input_lift()), self.operator(graph).to(self.head.dtype)
         blocks = [self.all_blocks[place] for place in dropped]
         products = linear_products(x.to(nodes.device), operator.to(nodes.device), blocks, nodes, counted)
         return dict(zip(dropped, (Products(found.between * (self._energy / 2), found.words) for found in products)))

@@ -61,6 +61,13 @@ class Readout(GraphModel):
         claim(graph)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
+    def set_lift(self, lift: float | None) -> None:
+        """As the model of nodes."""
+        claim = capable(self.node_model, "set_lift")
+        assert claim is not None
+        claim(lift)
+
+    @capability(rests_on=("operator", "inputs"), through="node_model")
     def input_key(self) -> str:
         """As the model of nodes reads."""
         claim = capable(self.node_model, "input_key")

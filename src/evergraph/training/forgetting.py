@@ -151,7 +151,9 @@ def _learn_again(
         layout = records[0]["layout"]
         if lay_out is not None and layout != learner.model.hyperparameters():
             kept = layout.get("kept") or [True] * len(layout["blocks"])
-            lay_out(kept, layout.get("linear_width", 0), layout.get("lift", 0.0))
+            lay_out(kept, layout.get("linear_width", 0))
+        if (set_lift := capable(learner.model, "set_lift")) is not None:
+            set_lift(layout.get("lift"))
     learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]
     learner.first_accuracies = learner.first_accuracies[:first]
     if first:

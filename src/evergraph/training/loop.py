@@ -174,7 +174,8 @@ def _train_members(
             for number, (member, loss) in enumerate(zip(members, losses)):
                 if errors[number] is None:
                     try:
-                        _end_epoch(member, loss, executor.how(), partial(optimizer_state_of, number))
+                        taken_out, alone = partial(optimizer_state_of, number), len(members) == 1
+                        _end_epoch(member, loss, executor.how(), taken_out, alone)
                     except BaseException as error:
                         errors[number] = error
     for number, member in enumerate(members):
@@ -186,7 +187,9 @@ def _train_members(
     return errors
 
 
-def _end_epoch(member: Member, loss: float, how: str, optimizer_state: Callable[[], OptimizerState]) -> None:
+def _end_epoch(
+    member: Member, loss: float, how: str, optimizer_state: Callable[[], OptimizerState], alone: bool
+) -> None:
     """What is noted, tested and told after an epoch with this summed loss."""
     progress, settings, context = member.progress, member.settings, member.context
     progress.epoch += 1
@@ -202,6 +205,8 @@ def _end_epoch(member: Member, loss: float, how: str, optimizer_state: Callable[
     if member.on_epoch is None:
         return
     progress.taken_out = optimizer_state
+    if alone:  # nothing has to be copied
+        progress.catch_up()
     try:
         with member.own_numbers():
             member.on_epoch(progress, member.epochs)

@@ -18,7 +18,11 @@ OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's averages (and number of steps) of each parameter, under the parameter's name."""
 
 OnEpoch = Callable[["Progress", int], None]
-"""Called after every epoch with the progress and the number of epochs planned."""
+"""Called after every epoch with the progress and the number of epochs planned.
+
+Of several trainings as one, a model's own parameters are those of the last time that somebody asked for them:
+`progress.catch_up()` brings them up to date, as predicting and saving do by themselves.
+"""
 
 
 @dataclass
@@ -34,10 +38,11 @@ class Progress:
     steps: str = ""
     """How steps are carried out: `captured`, or `eager` and why."""
     taken_out: Callable[[], OptimizerState] | None = field(default=None, repr=False, compare=False)
-    """While the end of an epoch is looked at: brings the model up to date, and returns the optimizer's state."""
+    """While the end of an epoch of several trainings as one is looked at: brings the model up to date, and returns the
+    optimizer's state."""
 
     def catch_up(self) -> None:
-        """Bring the model and the optimizer's state up to date; of several trainings as one, one is seldom asked to."""
+        """Bring the model and the optimizer's state up to date, where that was put off."""
         if self.taken_out is not None:
             self.optimizer, self.taken_out = self.taken_out(), None
 
@@ -45,6 +50,8 @@ class Progress:
         """What is saved of it."""
         self.catch_up()
         return {name: value for name, value in vars(self).items() if name != "taken_out"}
+
+    __getstate__ = state  # a copy stands by itself
 
 
 @dataclass(eq=False)

@@ -44,7 +44,7 @@ Objective = Callable[[Context, Method, Batch], tuple[Tensor, Tensor, Step]]
 
 def may_be_stacked(model: GraphModel, method: Method, settings: Training) -> bool:
     """Whether trainings can be stacked, as far as that is known before there is a task."""
-    declared = all(capable(part, "steps_can_be_stacked") is not None for part in (model, method))
+    declared = all(capable(part, "steps_can_be_stacked") is not None for part in (model, *method.parts()))
     watched = settings.patience or settings.average_last  # each epoch's parameters are looked at
     return declared and fast("stack") and not (watched or settings.class_balanced or settings.fan_out)
 

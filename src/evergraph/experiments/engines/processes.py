@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import warnings
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 
@@ -87,9 +87,8 @@ class ProcessEngine(Engine):
             for pool in pools:
                 for process in list((pool._processes or {}).values()):
                     process.terminate()
-        for wait_for_it in (False, True):  # all of them end at the same time: a process on a GPU takes a second to
-            for pool in pools:
-                pool.shutdown(wait_for_it, cancel_futures=True)
+        with ThreadPoolExecutor(len(pools) or 1) as closing:  # all at once: a process on a GPU takes a second to end
+            list(closing.map(lambda pool: pool.shutdown(cancel_futures=True), pools))
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._room and not self._closed:
@@ -119,7 +118,10 @@ def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
 
 def _train_as_one(work: Work) -> bool:
     """Whether the seeds of a run may train as one, by what its method, its model and its settings declare."""
-    learner = work.spec.learner(work.seed)
+    try:
+        learner = work.spec.learner(work.seed)
+    except EvergraphError:
+        return False  # each seed says what is wrong with it
     return may_be_stacked(learner.model, learner.method, learner.training)
 
 

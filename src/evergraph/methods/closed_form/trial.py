@@ -100,7 +100,7 @@ class OnTrial(Blended):
             return False
         layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
         linear, nodes = [block.linear for block in layout.present], {part: getattr(task, part).numel() for part in BOTH}
-        exact = layout.linear_width == task.graph.num_features
+        exact = layout.linear_width >= task.graph.num_features  # one more, where they are few
         if not all(layout.kept) or all(linear) or not any(linear) or not exact or task.graph.rows is not None:
             return False
         width = 1 + sum(width for width, words in zip(layout.widths, linear) if not words)

@@ -81,8 +81,10 @@ class WholeBatchExecutor(RecordingExecutor):
 def rows_needed(context: Context, whole: Batch, networks: int) -> NeededRows | None:
     """Flags of what mini-batches of a pass read, where model and method read nothing else, and that saves enough."""
     size, claim = context.batch_size, capable(context.model, "leaves_out_rows")
+    if size is None or claim is None or not whole.num_hops or not isinstance(whole.x, SparseMatrix):
+        return None
     reads_more = context.method is not None and context.method.reads_layers
-    if size is None or claim is None or reads_more or whole.members is not None or context.batcher.fan_out is not None:
+    if reads_more or whole.members is not None or context.batcher.fan_out is not None:
         return None
     needed, number = whole.needs_of(networks), whole.num_seeds
     some = torch.linspace(0, number - 1, min(size, number), device=whole.nodes.device).long()  # anywhere in the task
