@@ -107,7 +107,7 @@ def typical_entry(graph: Graph) -> float:
     if graph.members is not None:
         x = take_rows(x, graph.members.rows(torch.nonzero(graph.labelled).reshape(-1)).indices)
     values = x.values if isinstance(x, SparseMatrix) else x
-    logs = values[values != 0].abs().log2()
+    logs = values[(values != 0) & values.isfinite()].abs().log2()
     sums = torch.tensor([float(logs.sum(dtype=torch.float64)), float(logs.numel())], dtype=torch.float64)
     total, number = (workers().sum([sums])[0] if graph.rows is not None else sums).tolist()
     return 2.0 ** math.ceil(total / number - 1e-6) if number else 0.0  # rounding does not decide

@@ -51,7 +51,9 @@ class Progress:
         self.catch_up()
         return {name: value for name, value in vars(self).items() if name != "taken_out"}
 
-    __getstate__ = state  # a copy stands by itself
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy stands by itself."""
+        return {**self.state(), "taken_out": None}
 
 
 @dataclass(eq=False)
