@@ -344,16 +344,20 @@ def test_no_edges_no_judgement() -> None:
 
 
 def test_edges_between_tasks_do_less_harm_than_they_would() -> None:
-    graph = sbm(nodes=1200, classes=6, degree=12, homophily=0.6, features=16, signal=2.0, seed=5)
-    stream = eg.TaskStream(graph, 2)
-    found = {}
-    for judges in (True, False):
-        method = eg.Analytic(premium=1.0, judge_edges=judges, smoothing=0)
-        learner = eg.Learner(eg.RandomFeatures(hidden=300), method, seed=0)
-        learner.fit(stream)
-        found[judges] = {kind: learner.evaluate(stream, test_graph=kind).ap for kind in ("task", "seen")}
-    assert found[True]["seen"] > found[False]["seen"] + 1
-    assert found[True]["task"] > found[False]["task"] - 0.5
+    """On average over generated graphs: how much it is on one of them is chance."""
+    gains = []
+    for seed in (4, 5, 6, 7):
+        graph = sbm(nodes=1200, classes=6, degree=12, homophily=0.6, features=16, signal=2.0, seed=seed)
+        stream = eg.TaskStream(graph, 2)
+        found = {}
+        for judges in (True, False):
+            method = eg.Analytic(premium=1.0, judge_edges=judges, smoothing=0)
+            learner = eg.Learner(eg.RandomFeatures(hidden=300), method, seed=0)
+            learner.fit(stream)
+            found[judges] = {kind: learner.evaluate(stream, test_graph=kind).ap for kind in ("task", "seen")}
+        gains.append({kind: found[True][kind] - found[False][kind] for kind in ("task", "seen")})
+    assert sum(gain["seen"] for gain in gains) > len(gains)
+    assert min(gain["task"] for gain in gains) > -0.5
 
 
 @pytest.mark.parametrize("premium", [0.0, 1.0])
