@@ -143,6 +143,13 @@ def test_a_lift_that_is_given_stays() -> None:
         assert model.lift == lift == model.hyperparameters()["lift"]
 
 
+def test_a_model_that_had_another_learner_is_lifted_by_the_new_one_s_data() -> None:
+    model = eg.RandomFeatures(hidden=50)
+    for size in (1.0, 1024.0):
+        eg.Learner(model, "analytic").learn(amounts(size)[0])
+        assert model.lift == pytest.approx(size, rel=1.0)
+
+
 def test_rounding_does_not_decide_how_large_a_typical_entry_is() -> None:
     """Columns r and 1/r have the geometric mean 1."""
     random = np.random.default_rng(0)

@@ -86,7 +86,8 @@ class RandomFeatures(GraphModel):
         lift: NonNegative | None = None,
     ) -> None:
         super().__init__()
-        self.hidden, self.linear_width, self.lift = hidden, linear_width, lift
+        self.hidden, self.linear_width = hidden, linear_width
+        self.lift, self._measured = lift, False  # what was measured is measured anew for another learner
         self.all_blocks: list[Block] = parse_blocks(blocks)
         self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
         num_random = sum(not block.linear for block in self.all_blocks)
@@ -179,13 +180,14 @@ class RandomFeatures(GraphModel):
         column of positive numbers these are all the same. The constant is a power of two, so that it says next to
         nothing of the nodes that it was measured at.
         """
-        if self.lift is None and graph.num_features <= FEW_COLUMNS:
+        if (self.lift is None or self._measured) and graph.num_features <= FEW_COLUMNS:
             self.set_lift(typical_entry(graph))
+            self._measured = True
 
     @capability(rests_on=READS)
     def set_lift(self, lift: float | None) -> None:
         """Take up a lift, with an empty head; None to measure it."""
-        self.lift = lift
+        self.lift, self._measured = lift, False
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
     @capability(rests_on=READS)
