@@ -1,9 +1,10 @@
 """What an epoch of each row of the paper's Coauthor-CS table takes on a GPU, three seeds at a time.
 
-    python -m benchmarks.gpu_rows --data-root DATA [ROW …]     # about four seconds a row
+    python -m benchmarks.gpu_rows --data-root DATA [--tasks 3] [--kernels 8] [ROW …]     # about four seconds a row
 
 One process at a time, on the third task: milliseconds an epoch by the clock and by the kernels alone, how many kernels
-that is, and seconds beside the epochs of three tasks (set-up, the recording of steps, ends of tasks, tests).
+that is, and seconds beside the epochs of three tasks (set-up, the recording of steps, ends of tasks, tests). `--tasks`
+looks at another task, `--kernels` names those that take longest, in milliseconds an epoch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import json
 import statistics
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,29 +28,29 @@ from evergraph.experiments.specification import RunSpec
 from evergraph.training import Progress
 from evergraph.training.side_by_side import together
 
-TASKS, EPOCHS, TRACED = 3, 40, 4  # epochs of each task; and of the last, how many are seen by the profiler
+EPOCHS, TRACED = 40, 4  # of each task; and of the last, how many are seen by the profiler
 
 
 class Epochs:
-    """The trainings of one row, and when the last task's epochs ended."""
+    """The trainings of one row over some tasks, and when the last one's epochs ended."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self.spec, self.epoch, self.besides = spec, 0.0, 0.0
+    def __init__(self, spec: RunSpec, tasks: int) -> None:
+        self.spec, self.tasks, self.epoch, self.besides = spec, tasks, 0.0, 0.0
         self.profile = profile(activities=[ProfilerActivity.CUDA])
         self.how = ""
 
     def seed(self, number: int, stream: TaskStream) -> None:
         """One seed's tasks; the first keeps the time."""
         learner = self.spec.learner(number, stream.problem)
-        for index in range(TASKS):
+        for index in range(self.tasks):
             marks = list[float]()
 
             def on_epoch(progress: Progress, epochs: int, index: int = index, marks: list[float] = marks) -> None:
                 torch.cuda.synchronize()
-                if number == 0 and index == TASKS - 1 and progress.epoch == EPOCHS - TRACED:
+                if number == 0 and index == self.tasks - 1 and progress.epoch == EPOCHS - TRACED:
                     marks.append(time.perf_counter())
                     self.profile.start()
-                elif number == 0 and index == TASKS - 1 and progress.epoch == EPOCHS:
+                elif number == 0 and index == self.tasks - 1 and progress.epoch == EPOCHS:
                     self.profile.stop()
                 elif progress.epoch < EPOCHS - TRACED:
                     marks.append(time.perf_counter())
@@ -67,13 +69,17 @@ def _median_length(marks: list[float]) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(marks))
 
 
-def figures(spec: RunSpec, stream_of: dict[int, TaskStream]) -> dict[str, Any]:
-    """What the third task's steps take."""
-    epochs = Epochs(spec)
+def figures(spec: RunSpec, stream_of: dict[int, TaskStream], tasks: int, longest: int) -> dict[str, Any]:
+    """What the last task's steps take."""
+    epochs = Epochs(spec, tasks)
     begun = time.perf_counter()
     together([partial(epochs.seed, seed, stream_of[seed]) for seed in spec.seeds], torch.device("cuda"))
     total = time.perf_counter() - begun
     kernels = [event for event in epochs.profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    times: Counter[str] = Counter()
+    for event in kernels:
+        times[event.name[:60]] += event.device_time
+    found = {kernel: round(spent / TRACED / 1e3, 3) for kernel, spent in times.most_common(longest)}
     return {
         "epoch_ms": round(1e3 * epochs.epoch, 2),
         "device_ms": round(sum(event.device_time for event in kernels) / TRACED / 1e3, 2),
@@ -81,6 +87,7 @@ def figures(spec: RunSpec, stream_of: dict[int, TaskStream]) -> dict[str, Any]:
         "seconds": round(total, 2),
         "besides": round(epochs.besides, 2),
         "how": epochs.how,
+        **({"longest_ms": found} if longest else {}),
     }
 
 
@@ -90,6 +97,8 @@ def main() -> None:
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--data-root")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tasks", type=int, default=3)
+    parser.add_argument("--kernels", type=int, default=0)
     asked = parser.parse_args()
     protocol = Protocol.load("paper", "coauthor-cs", asked.seeds, "cuda")
     streams: dict[int, TaskStream] = {}
@@ -97,7 +106,7 @@ def main() -> None:
         spec = protocol.spec(row, range(asked.seeds))
         spec = replace(spec, training=replace(spec.training, epochs=EPOCHS))
         streams = streams or {seed: spec.make_stream(seed, asked.data_root) for seed in spec.seeds}
-        print(json.dumps({"row": name, **figures(spec, streams)}), flush=True)
+        print(json.dumps({"row": name, **figures(spec, streams, asked.tasks, asked.kernels)}), flush=True)
 
 
 if __name__ == "__main__":
