@@ -969,6 +969,7 @@ ALSO_CAPTURED: list[tuple[str, dict[str, object]]] = [
     ("logit-adjustment", {}),
     ("pi-gnn", {"rectify_epochs": 3, "per_class": 2}),
     ("ssm+curvature", {"nodes": "memory"}),
+    ("kfac", {"strength": 1.0, "rank": 3}),
 ]
 DRAWN: list[tuple[str, dict[str, object]]] = [
     ("curvature", {"estimator": "queue"}),
