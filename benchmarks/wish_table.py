@@ -87,11 +87,25 @@ def products(root):
                 picked = weight[words]
                 forms["mm"] = lambda: torch.mm(block, picked)
                 out = torch.zeros_like(whole)
+                grad, made = torch.empty_like(weight), torch.mm(block_t, back)
                 forms["addmm"] = lambda: torch.addmm(out, block, picked, out=out)
                 forms["mm_t"] = lambda: torch.mm(block_t, back)
                 forms["mm_t2"] = lambda: torch.mm(block.t(), back)
-                grad, made = torch.empty_like(weight), torch.mm(block_t, back)
                 forms["put"] = lambda: grad.index_copy_(0, words, made)
+                if k in (512, 1024):
+                    from evergraph.core.block_kernel import launch
+
+                    places = words.int()
+                    for tile in ((128, 128, 32, 8, 3), (128, 128, 32, 4, 3), (64, 128, 32, 4, 4), (128, 64, 32, 4, 4), (128, 256, 32, 8, 3), (64, 64, 64, 4, 4)):
+                        mark = "x".join(map(str, tile))
+                        more = {"precision": "tf32", "tile": tile[:3], "warps": tile[3], "stages": tile[4]}
+                        try:
+                            found[f"k{k}_{mark}"] = (
+                                us(lambda: launch(out, block, weight, places, gathers=True, **more)),
+                                us(lambda: launch(grad, block_t, back, places, gathers=False, **more)),
+                            )
+                        except Exception as error:
+                            found[f"k{k}_{mark}"] = str(error)[:60]
                 half, half_t, p16, b16 = (one.bfloat16() for one in (block, block_t, picked, back))
                 forms["mm_bf16"] = lambda: torch.mm(half, p16)
                 forms["mm_t_bf16"] = lambda: torch.mm(half_t, b16)
