@@ -93,7 +93,7 @@ def products(root):
                 forms["mm_t2"] = lambda: torch.mm(block.t(), back)
                 forms["put"] = lambda: grad.index_copy_(0, words, made)
                 if k in (512, 1024):
-                    from evergraph.core.block_kernel import launch
+                    from benchmarks.wish_block_kernel import launch
 
                     places = words.int()
                     for tile in ((128, 128, 32, 8, 3), (128, 128, 32, 4, 3), (64, 128, 32, 4, 4), (128, 64, 32, 4, 4), (128, 256, 32, 8, 3), (64, 64, 64, 4, 4)):

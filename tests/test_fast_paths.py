@@ -358,6 +358,40 @@ def test_a_matrix_made_ready_for_many_products_differentiates_as_before() -> Non
         assert uneven_matrix().for_many_products()._pieces is None
 
 
+@pytest.mark.parametrize("networks", [1, 3])
+def test_a_product_with_frequent_columns_apart_is_the_product(networks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is that of the transpose, whose rows they are; and of what is needed, where the rest is not read."""
+    monkeypatch.setattr("evergraph.core.frequent_columns.SHARE", 0.4)
+    monkeypatch.setattr("evergraph.core.frequent_columns.FEWEST", 8)
+    matrix = uneven_matrix().with_frequent_columns()
+    for factor in (matrix, matrix.t()):
+        apart = factor._frequent
+        assert apart is not None
+        assert 0 < apart.where.numel() < 300
+        assert apart.values.numel() == matrix.nnz - int(matrix.t().counts()[apart.where].sum())
+        dense = torch.randn(factor.num_columns, 4 * networks, dtype=torch.float64)
+        assert relative(apart.multiply(dense), factor.dense() @ dense) < 1e-14
+        assert not apart.suits(dense)  # on a CPU
+    rows = (torch.rand(40, networks) < 0.5).to(torch.int8)
+    needed, apart = matrix.as_needed(rows, None), matrix._frequent
+    assert needed._frequent is apart
+    weight = torch.randn(300, networks, 4, dtype=torch.float64)
+    back = torch.randn(40, networks, 4, dtype=torch.float64) * rows.unsqueeze(2)
+    found = needed._frequent.multiply(weight.flatten(1), (rows, None)).unflatten(1, (networks, 4))
+    expected = (matrix.dense() @ weight.flatten(1)).unflatten(1, (networks, 4))
+    torch.testing.assert_close(found[rows != 0], expected[rows != 0])
+    found = needed.t()._frequent.multiply(back.flatten(1), (None, rows))
+    torch.testing.assert_close(found, matrix.dense().T @ back.flatten(1))
+
+
+def test_columns_are_apart_where_many_are_frequent() -> None:
+    rare = SparseMatrix.from_scipy(sp.random(400, 300, 0.002, random_state=0, format="csr"))
+    assert rare.with_frequent_columns()._frequent is None
+    assert uneven_matrix().with_frequent_columns()._frequent is not None  # 300 columns in a third of the rows each
+    with fast_paths("sparse"):
+        assert uneven_matrix().with_frequent_columns()._frequent is None
+
+
 def test_triton_s_product_by_pieces_is_the_product() -> None:
     """In Triton's interpreter, which needs no GPU; where Triton is not installed there is nothing to test."""
     pytest.importorskip("triton")
@@ -1053,6 +1087,22 @@ def test_products_by_pieces_on_a_gpu_are_the_products(dtype: torch.dtype, monkey
     assert relative(replay(), 2 * expected) < tolerance
     monkeypatch.setattr("evergraph.core.row_pieces.row_kernel", lambda: None)
     assert relative(matrix.multiply(dense), 2 * expected) < tolerance
+
+
+@gpu
+def test_frequent_columns_on_a_gpu_are_multiplied_by_tensor_cores() -> None:
+    """To three digits, forwards and backwards, captured as well; in full precision all columns are as before."""
+    matrix = uneven_matrix(torch.float32, "cuda").with_frequent_columns()
+    assert matrix._frequent is not None
+    for factor in (matrix, matrix.t()):
+        dense = torch.randn(factor.num_columns, 768, device="cuda")
+        expected = factor.dense().double() @ dense.double()
+        assert relative(factor.multiply(dense), expected) < 1e-6
+        with tensor_cores(dense.device):
+            assert 1e-6 < relative(factor.multiply(dense), expected) < 1e-3
+            replay = cuda_graph_of(lambda factor=factor, dense=dense: factor.multiply(dense))
+            dense.mul_(2)
+            assert relative(replay(), 2 * expected) < 1e-3
 
 
 @gpu

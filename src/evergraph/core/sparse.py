@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from evergraph.core import large
 from evergraph.core.compiled import Kernels, kernels, readable
+from evergraph.core.frequent_columns import FrequentColumns, frequent_columns
 from evergraph.core.row_pieces import Flags, RowPieces, row_kernel
 from evergraph.core.shortcuts import fast
 
@@ -52,6 +53,7 @@ class SparseMatrix:
     _readable: bool | None = field(default=None, repr=False)
     _ends: dict[int, int] = field(default_factory=dict, repr=False)  # where rows end, of those that were asked for
     _needed: Flags = field(default=(None, None), repr=False)
+    _frequent: FrequentColumns | None = field(default=None, repr=False)
 
     @classmethod
     def from_scipy(cls, matrix: sp.spmatrix, dtype: torch.dtype = torch.float32) -> SparseMatrix:
@@ -222,11 +224,18 @@ class SparseMatrix:
                 row_kernel()  # tried out now, while nothing is captured
         return self
 
+    def with_frequent_columns(self) -> SparseMatrix:
+        """The same matrix, made ready for many products with its transpose; those of frequent columns are dense."""
+        flipped = self.for_many_products().t().for_many_products()
+        if self._frequent is None and self._pieces is not None and fast("frequent"):
+            self._frequent, flipped._frequent = frequent_columns(self, flipped)
+        return self
+
     def as_needed(self, rows: Tensor | None, columns: Tensor | None) -> SparseMatrix:
         """The same matrix, made ready for many products, for those who need some of its rows and columns alone.
 
-        Of a product the other rows are zero, where that saves reading them. Of the transpose those are needed that are
-        columns here.
+        The other rows of a product mean nothing: they are zero where that saves reading them. Of the transpose those
+        are needed that are columns here.
 
         Args:
             rows: flags, `(rows, networks)`, which may change from one product to the next; None for all.
@@ -254,7 +263,10 @@ class SparseMatrix:
         if self.dtype == dense.dtype and not torch._C._functorch.is_legacy_batchedtensor(dense):
             if self._pieces is not None and fast("sparse"):
                 known = all(flags is None or flags.size(1) == networks for flags in self._needed)
-                return self._pieces.multiply(self.values, dense, self._needed if known else (None, None))
+                needed = self._needed if known else (None, None)
+                if self._frequent is not None and self._frequent.suits(dense):
+                    return self._frequent.multiply(dense, needed)
+                return self._pieces.multiply(self.values, dense, needed)
             if (compiled := self.kernels_with(dense)) is not None:
                 return compiled.multiply(self.parts(), dense.detach().contiguous(), self.num_rows)
             if self.device.type == "cpu" and self.dtype == torch.float32 and fast("bags"):

@@ -129,6 +129,8 @@ class Batch:
         matrices += [self.x] if isinstance(self.x, SparseMatrix) else []
         for matrix in matrices:
             matrix.for_many_products().t().for_many_products()
+        if isinstance(self.x, SparseMatrix) and self.x.device.type == "cuda" and self.x.dtype == torch.float32:
+            self.x.with_frequent_columns()
         self.lasting = True
         return self
 
