@@ -71,6 +71,16 @@ def products(root):
                 "task": name, "rows": x.num_rows, "nnz": x.nnz, "networks": networks,
                 "sparse": us(lambda: x.multiply(weight)), "sparse_t": us(lambda: x.t().multiply(back)),
             }
+            from evergraph.core import row_kernel
+
+            for width in (32, 64, 128, 256):
+                for size in (2**12, 2**13, 2**14):
+                    row_kernel.WIDEST, row_kernel.TILE = width, size
+                    found[f"w{width}_t{size}"] = us(lambda: x.multiply(weight)), us(lambda: x.t().multiply(back))
+            row_kernel.WIDEST, row_kernel.TILE = 64, 2**13
+            close = max(float((x.multiply(weight) - want).abs().max()), float((x.t().multiply(back) - want_back).abs().max()))
+            row_kernel.WIDEST, row_kernel.TILE = 256, 2**13
+            found["w64_error"] = close
             for k in (256, 512, 1024, 2048):
                 words = order[:k].sort().values
                 keep = torch.ones(x.num_columns, dtype=torch.bool, device=DEVICE)
