@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.gpu import Replayed, _steps, arxiv_like
 from benchmarks.setting import make_context
 from benchmarks.step_by_hand import Learned, Past, Standing, step_by_hand
+from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.streams import TaskStream
 from evergraph.data.tasks import Task
@@ -134,13 +135,10 @@ def measure() -> None:
     device = torch.device("cuda")
     print("| step | candidate | µs | error of the gradient |\n|---|---|---|---|")
     for name, method, past_tasks in (("plain", Finetune(), 0), ("exact", OnlineCurvature(), 2)):
-        for tf32 in (False, True):
-            torch.backends.cuda.matmul.allow_tf32 = tf32
-            ours = Replayed(_steps(task, device, type(method)(), past_tasks))
-            print(
-                f"| {name} | the loop's, captured{', tf32' if tf32 else ''} | {_median(ours, 200):.0f} | |", flush=True
-            )
-        torch.backends.cuda.matmul.allow_tf32 = False
+        for left_out in ({"tf32"}, set[str]()):
+            with fast_paths(*(path for path in FAST_PATHS if path not in left_out)):
+                ours = _median(Replayed(_steps(task, device, type(method)(), past_tasks)), 200)
+            print(f"| {name} | the loop's, captured{'' if left_out else ', tf32'} | {ours:.0f} | |", flush=True)
         standing, model, seeds, capacity = setting(task, "cuda", 256, 128)
         past = anchors(model) if past_tasks else None
         expected = reference(standing, model, seeds, capacity, past)
