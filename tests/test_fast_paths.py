@@ -20,7 +20,7 @@ from evergraph.core.capabilities import No
 from evergraph.core.params import Displacement, copy_params
 from evergraph.core.pulled import is_one, pull_back, pulled_along
 from evergraph.core.row_pieces import RowPieces, row_kernel
-from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths, full_precision, tensor_cores
+from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths, full_precision, rounded_products, tensor_cores
 from evergraph.core.sparse import SparseMatrix
 from evergraph.curvature import fisher_diagonal, forward, label_factors, sum_of_powers
 from evergraph.data.batching import Batch
@@ -1179,6 +1179,22 @@ def test_what_methods_do_to_gradients_is_not_rounded(monkeypatch: pytest.MonkeyP
         train_step(context, Looks(), next(context.batches()), optimizer)
     assert seen == [("penalty", "high"), ("edit_grads", "highest")]
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_precision_of_products_set_in_torch_s_newer_way_is_put_back() -> None:
+    """torch refuses to read its older setting then."""
+    products = torch.backends.cuda.matmul
+    products.fp32_precision = "tf32"
+    try:
+        with full_precision(torch.device("cuda")):
+            assert not rounded_products()
+            assert torch.get_float32_matmul_precision() == "highest"
+            with tensor_cores(torch.device("cuda")):
+                assert rounded_products()
+            assert not rounded_products()
+        assert products.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @gpu

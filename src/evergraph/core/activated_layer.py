@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from evergraph.core.row_pieces import fused_kernels
+from evergraph.core.shortcuts import rounded_products
 from evergraph.core.sparse import Features, product
 from evergraph.core.tangent_products import batched, members_at
 
@@ -103,7 +104,7 @@ def _precision() -> str:
 
     Triton multiplies float32 numbers as they are twenty times slower, without tensor cores; on AMD's GPUs it has to.
     """
-    if torch.get_float32_matmul_precision() != "highest":
+    if rounded_products():
         return "tf32"
     return "tf32x3" if torch.version.hip is None else "ieee"
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.row_pieces import Flags, RowPieces
+from evergraph.core.shortcuts import rounded_products
 
 if TYPE_CHECKING:
     from evergraph.core.sparse import SparseMatrix  # which has these
@@ -44,8 +45,8 @@ class FrequentColumns:
 
     def suits(self, dense: Tensor) -> bool:
         """Whether this is a factor whose product is the tensor cores' to compute: float32, wide, within a step."""
-        rounds = torch.get_float32_matmul_precision() != "highest"
-        return dense.is_cuda and dense.dtype == torch.float32 and dense.size(1) >= NARROWEST and rounds
+        wide = dense.dtype == torch.float32 and dense.size(1) >= NARROWEST
+        return dense.is_cuda and wide and rounded_products()
 
     def multiply(self, dense: Tensor, needed: Flags = (None, None)) -> Tensor:
         """The product with a dense matrix; rows that are not needed may be anything."""

@@ -31,6 +31,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -87,12 +88,30 @@ def full_precision(device: torch.device) -> Iterator[None]:
         yield
 
 
+def rounded_products() -> bool:
+    """Whether float32 products on a GPU are computed by its tensor cores, however torch was told so."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 @contextmanager
 def _products(precision: str) -> Iterator[None]:
-    """Within it, torch's float32 products have a precision, by torch's name for it."""
-    before = torch.get_float32_matmul_precision()
+    """Within it, torch's float32 products have a precision, by torch's older name for it.
+
+    torch has an older and a newer setting, and refuses to read the older one where the newer one says otherwise: then
+    the newer one is what is put back.
+    """
+    backends: Any = torch.backends  # torch's types know half of them
+    newer = {products: products.fp32_precision for products in (backends.cuda.matmul, backends.mkldnn.matmul)}
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        older = ""
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if older:
+            torch.set_float32_matmul_precision(older)
+        else:
+            for products, before in newer.items():
+                products.fp32_precision = before
