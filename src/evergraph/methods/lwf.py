@@ -47,13 +47,21 @@ class LwF(Method):
     reference = "Li and Hoiem: Learning without Forgetting, ECCV 2016"
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(0.1, 100.0), temperature=(1.0, 20.0))
-    step_state = ("seen_", "teacher_")
+    step_state = ("seen_", "teacher_", "_at_all")
+    _at_all = None  # type: Tensor | None
+    """The old network's outputs at all examples of the batch that a task's steps share, where they do."""
 
     strength: NonNegative = 1.0
     temperature: Positive = 2.0
     distillation: Literal["seen", "per-task"] = "seen"
     seen_: list[int] = state(list)
     teacher_: Params = state(dict, like="params", new="values")
+
+    def for_many_steps(self, context: Context, batch: Batch) -> None:
+        """The old network's outputs, which stand still; where neighbours are sampled they do not."""
+        stands = bool(self.teacher_) and context.batcher.fan_out is None and fast("structure")
+        with torch.no_grad():
+            self._at_all = self._outputs(context.model, batch) if stands else None
 
     def penalty(self, step: Step) -> Tensor | None:
         """Distillation from the parameters stored after the last task."""
@@ -93,9 +101,12 @@ class LwF(Method):
     def teach(self, step: Step) -> Tensor:
         """The old network's logits at the batch, without dropout.
 
-        On a CPU, where neighbours are not sampled, they are computed once a task: they stand still.
+        Where neighbours are not sampled they stand still. Then they are computed once a task on a CPU, and wherever all
+        steps of a task share a batch.
         """
         context, batch = step.context, step.batch
+        if batch.lasting and self._at_all is not None:
+            return batch.of_chosen(self._at_all)
         own = batch.source is context.batcher and context.batcher.fan_out is None and workers().size == 1
         if not (own and context.device.type in DEVICES and fast("structure")):
             return self._outputs(step.model, batch)
@@ -128,3 +139,4 @@ class LwF(Method):
         buffers = {name: value.clone() for name, value in context.model.named_buffers()}
         self.teacher_ = {**copy_params(context.model), **buffers}
         self.seen_ = [*self.seen_, context.num_seen]
+        self._at_all = None
