@@ -17,6 +17,7 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.core.capabilities import No
+from evergraph.core.frequent_columns import in_halves
 from evergraph.core.params import Displacement, copy_params
 from evergraph.core.pulled import is_one, pull_back, pulled_along
 from evergraph.core.row_pieces import RowPieces, row_kernel
@@ -358,25 +359,34 @@ def test_a_matrix_made_ready_for_many_products_differentiates_as_before() -> Non
         assert uneven_matrix().for_many_products()._pieces is None
 
 
+def counts_of_words() -> SparseMatrix:
+    """Small whole numbers in rows of all lengths."""
+    matrix = uneven_matrix()
+    return matrix.with_values((4 * matrix.values).ceil())
+
+
 @pytest.mark.parametrize("networks", [1, 3])
 def test_a_product_with_frequent_columns_apart_is_the_product(networks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is that of the transpose, whose rows they are; and of what is needed, where the rest is not read."""
+    """To 16 bits, as is that of the transpose, whose rows they are; and of what is needed, whatever else there is."""
     monkeypatch.setattr("evergraph.core.frequent_columns.SHARE", 0.4)
     monkeypatch.setattr("evergraph.core.frequent_columns.FEWEST", 8)
-    matrix = uneven_matrix().with_frequent_columns()
+    matrix = counts_of_words().with_frequent_columns()
     for factor in (matrix, matrix.t()):
         apart = factor._frequent
         assert apart is not None
         assert 0 < apart.where.numel() < 300
         assert apart.values.numel() == matrix.nnz - int(matrix.t().counts()[apart.where].sum())
         dense = torch.randn(factor.num_columns, 4 * networks, dtype=torch.float64)
-        assert relative(apart.multiply(dense), factor.dense() @ dense) < 1e-14
+        assert relative(apart.multiply(dense), factor.dense() @ dense) < 2**-17
+        exact = torch.randint(-(2**15), 2**15, dense.shape).double()  # of 16 bits: nothing is lost
+        assert relative(apart.multiply(exact), factor.dense() @ exact) < 1e-14
         assert not apart.suits(dense)  # on a CPU
     rows = (torch.rand(40, networks) < 0.5).to(torch.int8)
-    needed, apart = matrix.as_needed(rows, None), matrix._frequent
-    assert needed._frequent is apart
-    weight = torch.randn(300, networks, 4, dtype=torch.float64)
-    back = torch.randn(40, networks, 4, dtype=torch.float64) * rows.unsqueeze(2)
+    needed = matrix.as_needed(rows, None)
+    weight = torch.randint(-99, 99, (300, networks, 4)).double()
+    back = torch.randint(-99, 99, (40, networks, 4)).double() * rows.unsqueeze(2)
+    assert needed._frequent is not None
+    assert needed.t()._frequent is not None
     found = needed._frequent.multiply(weight.flatten(1), (rows, None)).unflatten(1, (networks, 4))
     expected = (matrix.dense() @ weight.flatten(1)).unflatten(1, (networks, 4))
     torch.testing.assert_close(found[rows != 0], expected[rows != 0])
@@ -384,12 +394,26 @@ def test_a_product_with_frequent_columns_apart_is_the_product(networks: int, mon
     torch.testing.assert_close(found, matrix.dense().T @ back.flatten(1))
 
 
-def test_columns_are_apart_where_many_are_frequent() -> None:
+def test_columns_are_apart_where_many_are_frequent_and_exact() -> None:
     rare = SparseMatrix.from_scipy(sp.random(400, 300, 0.002, random_state=0, format="csr"))
     assert rare.with_frequent_columns()._frequent is None
-    assert uneven_matrix().with_frequent_columns()._frequent is not None  # 300 columns in a third of the rows each
+    assert uneven_matrix().with_frequent_columns()._frequent is None  # no numbers of 8 bits
+    assert counts_of_words().with_frequent_columns()._frequent is not None
     with fast_paths("sparse"):
-        assert uneven_matrix().with_frequent_columns()._frequent is None
+        assert counts_of_words().with_frequent_columns()._frequent is None
+
+
+def halves_error(_: object, device: str) -> float:
+    """The largest difference between a matrix and the sum of its halves, over the 2⁻¹⁷ that they may leave of it."""
+    from evergraph.core.row_kernel import halve
+
+    dense, errors = torch.randn(9, 1100, device=device), []
+    for rows in (None, torch.tensor([7, 0, 3], device=device)):
+        found, wanted = halve(dense, rows).float(), dense if rows is None else dense[rows]
+        errors += [((found[: len(wanted)] + found[len(wanted) :] - wanted) / wanted).abs().max() * 2**17]
+        if device != "cpu":
+            assert torch.equal(found.cpu(), in_halves(dense.cpu(), None if rows is None else rows.cpu()).float())
+    return float(max(errors))
 
 
 def test_triton_s_product_by_pieces_is_the_product() -> None:
@@ -397,6 +421,7 @@ def test_triton_s_product_by_pieces_is_the_product() -> None:
     pytest.importorskip("triton")
     assert interpreted("from evergraph.core.row_kernel import launch", "error_of") < 1e-13
     assert interpreted("from evergraph.core.row_kernel import launch", "needed_error") < 1e-13
+    assert interpreted("launch = None", "halves_error") <= 4  # there bfloat16 numbers are cut off, not rounded
 
 
 def interpreted(imports: str, function: str) -> float:
@@ -1091,18 +1116,19 @@ def test_products_by_pieces_on_a_gpu_are_the_products(dtype: torch.dtype, monkey
 
 @gpu
 def test_frequent_columns_on_a_gpu_are_multiplied_by_tensor_cores() -> None:
-    """To three digits, forwards and backwards, captured as well; in full precision all columns are as before."""
-    matrix = uneven_matrix(torch.float32, "cuda").with_frequent_columns()
+    """To 16 bits, forwards and backwards, captured as well; in full precision all columns are as before."""
+    assert halves_error(None, "cuda") <= 1
+    matrix = counts_of_words().to("cuda").to(torch.float32).with_frequent_columns()
     assert matrix._frequent is not None
     for factor in (matrix, matrix.t()):
         dense = torch.randn(factor.num_columns, 768, device="cuda")
         expected = factor.dense().double() @ dense.double()
         assert relative(factor.multiply(dense), expected) < 1e-6
         with tensor_cores(dense.device):
-            assert 1e-6 < relative(factor.multiply(dense), expected) < 1e-3
+            assert 5e-7 < relative(factor.multiply(dense), expected) < 1e-5
             replay = cuda_graph_of(lambda factor=factor, dense=dense: factor.multiply(dense))
             dense.mul_(2)
-            assert relative(replay(), 2 * expected) < 1e-3
+            assert relative(replay(), 2 * expected) < 1e-5
 
 
 @gpu

@@ -78,6 +78,20 @@ def mark(  # type: ignore[no-untyped-def]
         tl.store(out + column * networks + network, 1, mask=e < end)
 
 
+@triton.jit
+def split(out, dense, rows, count, columns, picked: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A piece of a row rounded to bfloat16 and, `count` rows further down, what that leaves of it."""
+    r = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * width + tl.arange(0, width)
+    source = r
+    if picked:
+        source = tl.load(rows + r).to(tl.int64)
+    x = tl.load(dense + source * columns + c, mask=c < columns, other=0.0)
+    rounded = x.to(tl.bfloat16)
+    tl.store(out + r * columns + c, rounded, mask=c < columns)
+    tl.store(out + (r + count) * columns + c, (x - rounded.to(x.dtype)).to(tl.bfloat16), mask=c < columns)
+
+
 def launch(
     out: Tensor,
     dense: Tensor,
@@ -134,3 +148,15 @@ def mark_columns(out: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor, *, 
         kernel[(count, out.size(1))](
             out, rows, indptr, indices, out.size(1), count, listed=listed, entries=64, num_warps=1
         )  # fmt: skip
+
+
+def halve(dense: Tensor, rows: Tensor | None) -> Tensor:
+    """Some rows of a matrix without gaps, or all, rounded to bfloat16; and below them what that leaves of each."""
+    count, columns = dense.size(0) if rows is None else rows.numel(), dense.size(1)
+    out = dense.new_empty(2 * count, columns, dtype=torch.bfloat16)
+    kernel: Any = split
+    with torch.cuda.device_of(out):
+        kernel[(count, triton.cdiv(columns, 1024))](
+            out, dense, dense if rows is None else rows, count, columns, picked=rows is not None, width=1024
+        )
+    return out

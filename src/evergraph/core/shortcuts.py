@@ -12,8 +12,8 @@
 - `capture`: training steps on a GPU are recorded once as a CUDA graph and replayed.
 - `sparse`: very sparse inputs stay sparse on a GPU, where the model multiplies them as they are, and the sparse
   matrices of a step that is repeated have a kernel of their own (`evergraph.core.row_pieces`).
-- `frequent`: of those inputs, columns with many entries are multiplied as one dense block, where tensor cores do
-  that (`evergraph.core.frequent_columns`): nothing without `tf32`.
+- `frequent`: of those inputs, columns with many entries are multiplied as one dense block, by tensor cores and right
+  to 16 bits (`evergraph.core.frequent_columns`): nothing without `tf32`.
 - `stack`: seeds of one run that train side by side on a GPU take their steps as one, their parameters side by side.
 - `adam`: Adam's step on a GPU is one kernel for every two of a few parameters (`evergraph.training.adam`).
 - `fused`: on a GPU a layer behind an activation, cross entropy and Fisher products are a kernel each
