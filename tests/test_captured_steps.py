@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -355,3 +358,17 @@ def test_one_layer_on_propagated_inputs_has_no_rows_to_leave_out(monkeypatch: py
     learner = eg.Learner(eg.GCN(num_layers=1), "ewc", epochs=2, batch_size=8, device="cpu")
     learner.learn(eg.stream("sbm:nodes=100,classes=4")[0])
     assert learner.history[-1]["steps"]
+
+
+def test_training_and_watching_steps_does_not_load_torch_s_compiler() -> None:
+    """Which takes a second or two in every process."""
+    script = (
+        "import sys, torch, evergraph as eg; from evergraph.training.executors.watch import Watch\n"
+        "stream = eg.stream('sbm:nodes=40,classes=4,features=6')\n"
+        "learner = eg.Learner(eg.GCN(hidden=4), 'curvature', epochs=1, device='cpu').fit(stream)\n"
+        "with Watch(torch.device('cpu')): torch.vmap(torch.sum)(torch.ones(2, 2))\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -6,6 +6,7 @@ torch's fused kernel gives 65,536 numbers to each block, so that a weight matrix
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -22,7 +23,15 @@ from evergraph.methods.base import Context, Method
 MOST = 8  # parameters; more of them are better served by one kernel for all
 
 
-class WideAdam(torch.optim.Adam):
+class PlainAdam(torch.optim.Adam):
+    """`torch.optim.Adam` without wrappers that load torch's compiler, for a second or two, to keep it off."""
+
+
+for _name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+    setattr(PlainAdam, _name, inspect.unwrap(getattr(torch.optim.Adam, _name)))
+
+
+class WideAdam(PlainAdam):
     """`torch.optim.Adam`, its state and its results, with one kernel for two parameters.
 
     Args:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capability
 from evergraph.core.compiled import Pull, kernels, kernels_over, readable
-from evergraph.training.adam import asked, begun
+from evergraph.training.adam import PlainAdam, asked, begun
 
 
-class CompiledAdam(torch.optim.Adam):
+class CompiledAdam(PlainAdam):
     """`torch.optim.Adam`, its state and its results, without what torch looks up anew at every step.
 
     Args:

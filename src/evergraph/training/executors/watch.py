@@ -29,6 +29,11 @@ class Watch(TorchDispatchMode):
             for every step that can be captured elsewhere.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would load its compiler, a second or two, to keep it off what it never sees."""
+        return False
+
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.on_gpu, self.reason = device.type == "cuda", ""
