@@ -1,5 +1,6 @@
 """Trainings that several runs have in common are carried out once, and change nothing."""
 
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -189,6 +190,47 @@ def test_a_table_trains_the_first_task_of_a_seed_once(tmp_path: Path, monkeypatc
         assert together[cell.key]["matrices"] == alone[cell.key]["matrices"]
         taken = ["another run" in steps[0] for steps in together[cell.key]["steps"]]
         assert taken == [cell.key != "finetune"] * 2
+
+
+def test_processes_that_begin_with_the_same_task_wait_for_the_first(tmp_path: Path) -> None:
+    """One of them trains it, and the time that others wait is not theirs."""
+    training = eg.training.Training(**{**SETTINGS, "epochs": 60})
+    cells = [
+        Cell(name, RunSpec(source="sbm:nodes=300,classes=4,features=6", method=name, seeds=[0], training=training))
+        for name in ("finetune", "ewc", "mas")
+    ]
+    results = run_cells(cells, tmp_path, jobs=3)
+    taken = ["another run" in results[cell.key]["steps"][0][0] for cell in cells]
+    assert sorted(taken) == [False, True, True]
+
+
+def test_a_training_whose_process_died_is_not_waited_for(tmp_path: Path) -> None:
+    first, second = learner(), learner()
+    with known_trainings(tmp_path):
+        first.learn(STREAM[0])
+        (place,) = (path for path in tmp_path.iterdir() if path.is_dir())
+        shutil.rmtree(place)  # what it held is free, and nothing came of it
+        assert place.with_suffix(".lock").exists()
+        second.learn(STREAM[0])
+    assert not recalled(second)
+    assert same(first, second)
+    assert not module._held
+
+
+def test_a_training_that_others_of_the_process_hold_is_not_waited_for(tmp_path: Path) -> None:
+    """They might wait for this one in turn."""
+    one, other = (partial(learned, number, tmp_path) for number in (0, 1))
+    outcomes = side_by_side([one, other, one], torch.device("cpu"), taking_turns=True, kin=["a", "b", "c"])
+    assert not any(recalled(outcome) for outcome in outcomes)  # type: ignore[arg-type]
+    assert not module._held
+
+
+def learned(seed: int, folder: Path) -> eg.Learner:
+    """A learner of the first task that gives way to others after every epoch."""
+    with known_trainings(folder):
+        of = learner(seed=seed)
+        of.learn(STREAM[0])
+    return of
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

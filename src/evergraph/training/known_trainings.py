@@ -3,14 +3,16 @@
 All methods of a table learn the first task from the same parameters, on the same examples, in the same order, and none
 of them has anything to hold on to yet: for each seed that is one training, which every run would repeat to the last
 bit. A trial whose settings are chosen is repeated whole. So everything that a training depends on is hashed
-(`Method.steps_depend_on`), and what came of it is kept in a folder that the runs of a table share.
+(`Method.steps_depend_on`), and what came of it is kept in a folder that the runs of a table share. Processes that begin
+at the same time begin with the same first task: one of them trains, the others wait for it.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -28,11 +30,13 @@ from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, load_tree, save_tree
 from evergraph.persistence.files import make_folder, only_writer
 from evergraph.training.member import Member
-from evergraph.training.side_by_side import count_as_spent, device_numbers
+from evergraph.training.side_by_side import clock, count_as_spent, device_numbers, kin
 
 LARGEST = 2**30  # bytes that are kept in a folder, or little more
+LOOK_EVERY, LONGEST_WAIT = 0.02, 300.0  # seconds between two looks at what another process does, and in all
 
 _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
+_held: dict[Path, Hashable | None] = {}  # trainings that this process carries out for others to wait for; whose
 
 
 @contextmanager
@@ -80,6 +84,52 @@ def _sources() -> str:
     return mark.hexdigest()
 
 
+@contextmanager
+def awaited(member: Member, place: Path | None) -> Iterator[None]:
+    """Within it, other processes wait for a first task; where another is at it already, wait for that first.
+
+    A process that waits does nothing else, so it may hold nothing that others wait for, but first tasks of the same run:
+    those are taken up in the order of their seeds everywhere, so nobody waits in a circle. Whoever dies holds nothing.
+    """
+    held_for_others = any(whose is None or whose != kin() for whose in _held.values())
+    if place is None or member.context.index or place in _held or held_for_others or (place / INDEX).exists():
+        yield
+        return
+    with suppress(EvergraphError):
+        make_folder(place.parent)
+    began = clock()
+    with _taken(place, place.with_suffix(".lock")):
+        count_as_spent(began - clock())  # what it takes is counted where it is known
+        yield
+
+
+@contextmanager
+def _taken(place: Path, lock: Path) -> Iterator[None]:
+    """Hold a lock, as soon as it is free, or what it is about is there; without one where there are none."""
+    try:
+        import fcntl
+
+        file = open(lock, "w")  # noqa: SIM115  # held open as long as the lock
+    except (ImportError, OSError):
+        yield
+        return
+    began = time.monotonic()
+    with file:
+        while not (place / INDEX).exists() and time.monotonic() - began < LONGEST_WAIT:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOOK_EVERY)
+            except OSError:  # a file system without locks
+                break
+        _held[place] = kin()
+        try:
+            yield
+        finally:
+            del _held[place]
+
+
 def recalled(member: Member, place: Path) -> bool:
     """Whether the training was carried out before; then the model and its random numbers are as it left them."""
     if not (place / INDEX).exists():
@@ -101,7 +151,7 @@ def recalled(member: Member, place: Path) -> bool:
 def keep(member: Member, place: Path, seconds: float) -> None:
     """What came of a training, and how long it took, for other runs. A folder that cannot be written is no obstacle."""
     model, progress = member.context.model, member.progress
-    others = sum(1 for _ in place.parent.iterdir()) if place.parent.is_dir() else 0
+    others = sum(path.is_dir() for path in place.parent.iterdir()) if place.parent.is_dir() else 0
     if (others + 1) * count_bytes(dict(model.state_dict())) > LARGEST:
         return
     known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch, "seconds": seconds}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from evergraph.training.adam import WideAdam, pulled_while_moving, wide_adam_sui
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
 from evergraph.training.executors import EXECUTORS, Executor, executor_for
 from evergraph.training.executors.cuda_graphs import renew_generator
-from evergraph.training.known_trainings import keep, place_of, recalled
+from evergraph.training.known_trainings import awaited, keep, place_of, recalled
 from evergraph.training.member import Member, OnEpoch, OptimizerState, Progress, shuffled
 from evergraph.training.settings import Training
 from evergraph.training.side_by_side import NotTogetherError, clock, device_numbers, give_way, meet
@@ -92,8 +93,16 @@ def train(
     if context.device.type == "cpu":
         keep_freed_memory()
     member = Member(context, method, settings, progress, on_epoch, epochs)
-    if (place := place_of(member)) is not None and recalled(member, place):
-        return progress
+    place = place_of(member)
+    with awaited(member, place):
+        if place is None or not recalled(member, place):
+            _train(member, executors, place)
+    return progress
+
+
+def _train(member: Member, executors: Sequence[type[Executor]], place: Path | None) -> None:
+    """Train a task that is not known yet, and keep what comes of it in a place, where there is one."""
+    context, method, settings, progress = member.context, member.method, member.settings, member.progress
     began = clock()
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
         member.keep_numbers()
@@ -103,7 +112,7 @@ def train(
         torch.set_rng_state(member.numbers.get_state())
         if place is not None:
             keep(member, place, clock() - began)
-        return progress
+        return
     member.numbers = None
     if member.spoilt and before is not None:
         renew_generator(context.device, before)
@@ -120,7 +129,6 @@ def train(
         raise error
     if place is not None:
         keep(member, place, clock() - began)
-    return progress
 
 
 def _train_stacked(members: list[Member]) -> list[BaseException | None]:

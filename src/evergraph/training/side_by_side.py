@@ -61,6 +61,12 @@ def meet(number: int, sort: Hashable, guest: Any, host: Callable[[list[Any]], li
     return turn is not None and turn.meet(number, sort, guest, host)
 
 
+def kin() -> Hashable | None:
+    """Whose kin the training of this thread is; None where it is nobody's."""
+    turn: _Turn | None = getattr(_mine, "turn", None)
+    return None if turn is None else turn.kin
+
+
 def clock() -> float:
     """Seconds, not counting those in which other trainings had their turn, and counting what was taken over."""
     turn: _Turn | None = getattr(_mine, "turn", None)
