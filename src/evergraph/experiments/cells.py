@@ -30,8 +30,8 @@ Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
 Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
 SHARED = ".trainings"  # in the folder of the cells, until all are done: trainings that are the same in several runs
 FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
-LONGEST_FIRST = (  # so that no long run starts when all others are done
-    "auto", "twp", "joint", "curvature", "lwf", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
+LONGEST_FIRST = (  # so that no long run starts when all others are done; those of lwf wait for trials
+    "auto", "joint", "twp", "lwf", "curvature", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
 )  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
     """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a piece of work."""
     under_way, tries, streams = dict[str, _Open](), Counter[Work](), dict[str, TaskStream]()
     while waiting or under_way:
-        new = sorted(waiting, key=lambda cell: cell.spec.method not in LONGEST_FIRST)
+        new = sorted(waiting, key=_rank)
         waiting.clear()
         complete = []
         for cell in new:
@@ -272,6 +272,11 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
             else:
                 # nothing is left to train: the results are gathered
                 yield from _in_turn([one.cell], out, data_root, streams)
+
+
+def _rank(cell: Cell) -> int:
+    """Its place among those that wait."""
+    return LONGEST_FIRST.index(cell.spec.method) if cell.spec.method in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def _may_pass(error: Exception) -> bool:

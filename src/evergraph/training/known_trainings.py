@@ -88,8 +88,8 @@ def _sources() -> str:
 def awaited(member: Member, place: Path | None) -> Iterator[None]:
     """Within it, other processes wait for a first task; where another is at it already, wait for that first.
 
-    A process that waits does nothing else, so it may hold nothing that others wait for, but first tasks of the same run:
-    those are taken up in the order of their seeds everywhere, so nobody waits in a circle. Whoever dies holds nothing.
+    A process that waits does nothing else, so it may hold nothing that others wait for but first tasks of the same run:
+    these are taken up in the order of their seeds everywhere, so nobody waits in a circle. Whoever dies holds nothing.
     """
     held_for_others = any(whose is None or whose != kin() for whose in _held.values())
     if place is None or member.context.index or place in _held or held_for_others or (place / INDEX).exists():
