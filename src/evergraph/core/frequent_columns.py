@@ -9,6 +9,7 @@ float32 numbers round them to 10 and take twice as long. Sums are float32.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,14 @@ class FrequentColumns:
         out = self.rest.multiply(self.values, dense, needed)
         if self.flipped:
             return out.index_copy_(0, self.where, _product(self.block, in_halves(dense, None)))
-        halves = in_halves(dense, self.where)
-        if out.is_cuda:
-            return torch.addmm(out, self.block, halves, out_dtype=torch.float32, out=out)
-        return out.add_(_product(self.block, halves))
+        return _added(out, self.block, in_halves(dense, self.where))
+
+
+def _added(out: Tensor, block: Tensor, halves: Tensor) -> Tensor:
+    """A float32 matrix, to which the product of bfloat16 ones is added in place."""
+    if out.is_cuda:
+        return torch.addmm(out, block, halves, out_dtype=torch.float32, out=out)
+    return out.add_(_product(block, halves))
 
 
 def _product(block: Tensor, halves: Tensor) -> Tensor:
@@ -80,11 +85,24 @@ def in_halves(dense: Tensor, rows: Tensor | None) -> Tensor:
     return torch.cat([rounded, (picked - rounded.to(picked.dtype)).bfloat16()])
 
 
+@functools.cache
+def _tensor_cores_add() -> bool:
+    """Whether products of bfloat16 matrices can be added to a float32 one; tried out while nothing is captured."""
+    ones = torch.ones(8, 8, dtype=torch.bfloat16, device="cuda")
+    try:
+        out = _added(torch.ones(8, 8, device="cuda"), ones, ones)
+    except (RuntimeError, TypeError):  # not by this GPU, or by this torch
+        return False
+    return bool((out == 9).all())
+
+
 def frequent_columns(
     matrix: SparseMatrix, flipped: SparseMatrix
 ) -> tuple[FrequentColumns, FrequentColumns] | tuple[None, None]:
     """A matrix and its transpose with frequent columns apart; None where they are too few, or bfloat16 rounds them."""
     counts = flipped.counts()
+    if counts.is_cuda and not _tensor_cores_add():
+        return None, None
     number = int((counts >= SHARE * matrix.num_rows).sum()) // FEWEST * FEWEST
     if not number:
         return None, None
