@@ -6,7 +6,7 @@ WITHOUT=bags,compiled,blas,anchors,structure,capture,sparse,stack,adam,fused,tf3
 at() { echo "== $1 at $(date +%T)" | tee -a "$OUT/times.txt"; }
 at tests
 timeout 90 python -m pytest tests/test_fast_paths.py tests/test_side_by_side.py tests/test_known_trainings.py -n 0 -q -p no:cacheprovider \
-    -k "(frequent or by_pieces or drawn or lwf or first) and (gpu or captured or as_one)" > "$OUT/tests.txt" 2>&1
+    -k "frequent_columns_on or by_pieces_on or (captured and lwf) or as_one_on_a_gpu" > "$OUT/tests.txt" 2>&1
 tail -3 "$OUT/tests.txt"
 at tune
 timeout 100 python -m benchmarks.wish_tune data "$OUT/best.txt" > "$OUT/tune.jsonl" 2> "$OUT/tune.err"
@@ -32,7 +32,7 @@ sed -i "s/^WORTH_OF_EDGES = 2\*\*15/WORTH_OF_EDGES = 2**60/" src/evergraph/core/
 timeout 30 python -m benchmarks.gpu_rows --data-root data --tasks 5 --kernels 4 finetune > "$OUT/rows-all-edges.jsonl" 2>> "$OUT/rows.err"
 sed -i "s/^WORTH_OF_EDGES = 2\*\*60/WORTH_OF_EDGES = 2**15/" src/evergraph/core/needed_rows.py
 at fifteen
-timeout 60 python -c "
+timeout 80 python -c "
 import json, torch
 from benchmarks.gpu import side_by_side_figures
 for quick in (True, True, False):
