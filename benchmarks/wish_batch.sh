@@ -3,7 +3,7 @@ set -u
 export PYTHONPATH=src:.
 ALL=bags,compiled,blas,anchors,structure,capture,sparse,frequent,stack,adam,fused,tf32,shared
 WITHOUT=bags,compiled,blas,anchors,structure,capture,sparse,stack,adam,fused,tf32,shared
-at() { echo "== $1 at $(date +%T)" | tee -a "$OUT/times.txt"; }
+at() { echo "== $1 at $(date +%T.%N | cut -c1-10)" | tee -a "$OUT/times.txt"; }
 at tests
 timeout 90 python -m pytest tests/test_fast_paths.py tests/test_side_by_side.py tests/test_known_trainings.py -n 0 -q -p no:cacheprovider \
     -k "frequent_columns_on or by_pieces_on or (captured and lwf) or as_one_on_a_gpu" > "$OUT/tests.txt" 2>&1
@@ -20,7 +20,7 @@ fi
 sed -i "s/^TILE = [0-9*]*/TILE = $TILE/; s/^WIDEST = [0-9]*/WIDEST = $WIDEST/" src/evergraph/core/row_kernel.py
 nvidia-cuda-mps-control -d
 at table
-/usr/bin/env time -p timeout 240 python -m evergraph paper --dataset coauthor-cs --seeds 3 --data-root data --device cuda --jobs 9 \
+timeout 240 python -m evergraph paper --dataset coauthor-cs --seeds 3 --data-root data --device cuda --jobs 9 \
     --protocol paper --no-studies --out /tmp/B > "$OUT/tableB.txt" 2> "$OUT/tableB.err"
 at table-done
 tail -4 "$OUT/tableB.err"
