@@ -19,7 +19,7 @@ import pytest
 
 import evergraph as eg
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
-from evergraph.experiments.engines import MakeEngine, ProcessEngine, RayEngine, Work, engine_for, processes
+from evergraph.experiments.engines import Engine, MakeEngine, ProcessEngine, RayEngine, Work, engine_for, processes
 from evergraph.experiments.run import RunSpec
 from evergraph.experiments.selection.side_by_side import search_side_by_side
 from evergraph.training import Training
@@ -91,6 +91,26 @@ def test_of_a_group_each_piece_is_told_when_it_is_done(tmp_path: Path, monkeypat
         assert engine.wait() == [(pieces[1], None)]
     with pytest.raises(eg.EvergraphError, match="stopped"):
         engine.wait()
+
+
+class Asked(Engine):
+    """Carries out nothing, and knows what it was asked for."""
+
+    def __init__(self) -> None:
+        self.works = list[Work]()
+
+    def submit(self, work: Work) -> None:
+        self.works.append(work)
+
+    def wait(self) -> list[tuple[Work, Exception | None]]:
+        raise eg.EvergraphError("enough")
+
+
+def test_long_runs_are_started_first_the_longest_before_the_others(tmp_path: Path) -> None:
+    methods, asked = ("finetune", "curvature", "lwf", "ewc", "twp", "joint"), Asked()
+    with pytest.raises(eg.EvergraphError, match="enough"):
+        run_cells([Cell(name, spec(method=name)) for name in methods], tmp_path, engine=lambda folder: asked)
+    assert [work.key for work in asked.works] == ["joint", "twp", "lwf", "curvature", "finetune", "ewc"]
 
 
 def test_searches_share_the_processes() -> None:

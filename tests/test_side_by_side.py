@@ -405,10 +405,11 @@ def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     seeds = [Work(str(number // 3), spec(), "folder", number % 3) for number in range(12)]
     for jobs, sizes in ((12, [3] * 4), (2, [6, 6]), (1, [12])):  # those of one run train as one
         assert [len(group) for group in grouped(seeds, jobs)] == sizes
-    apart = spec(training=eg.Training(epochs=2, average_last=0.5))
+    averaged, dropped = spec(training=eg.Training(epochs=2, average_last=0.5)), spec(model_settings={"dropout": 0.5})
     for jobs, sizes in ((12, [1] * 12), (4, [3] * 4), (2, [6, 6])):  # those that do not leave no process idle
-        alone = [Work(str(number // 3), apart, "folder", number % 3) for number in range(12)]
-        assert [len(group) for group in grouped(alone, jobs)] == sizes
+        for apart in (averaged, dropped):
+            alone = [Work(str(number // 3), apart, "folder", number % 3) for number in range(12)]
+            assert [len(group) for group in grouped(alone, jobs)] == sizes
 
 
 def test_cells_in_processes_report_each_seed_s_error(tmp_path: Path) -> None:

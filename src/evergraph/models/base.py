@@ -57,7 +57,7 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `attention(batch)`: attention-like coefficients of every layer's edges;
     - `steps_can_be_captured(batcher, form)`: a training step is the same kernels every time, in one of the forms of
       `Form`;
-    - `steps_can_be_stacked(batcher)`: a step may be that of several models at once, their parameters side by side
+    - `steps_can_be_stacked()`: a step may be that of several models at once, their parameters side by side
       (`vmap`); `standing_product(batch, direction)`: what of it stands still during a task;
     - `leaves_out_rows()`: its passes compute nothing at nodes that a batch's chosen examples do not read;
     - `input_key()`: models with one key read one graph in the same way, and may share what was propagated.

@@ -257,7 +257,7 @@ class GCN(StackedWeights):
         return batcher.fan_out is None or SAMPLED
 
     @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
-    def steps_can_be_stacked(self, batcher: Neighbourhoods) -> Answer:
+    def steps_can_be_stacked(self) -> Answer:
         """Products with weights, which may stand side by side; nothing is drawn where nothing is dropped."""
         return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
 

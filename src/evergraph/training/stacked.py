@@ -44,9 +44,11 @@ Objective = Callable[[Context, Method, Batch], tuple[Tensor, Tensor, Step]]
 
 def may_be_stacked(model: GraphModel, method: Method, settings: Training) -> bool:
     """Whether trainings can be stacked, as far as that is known before there is a task."""
-    declared = all(capable(part, "steps_can_be_stacked") is not None for part in (model, *method.parts()))
+    by_model = capable(model, "steps_can_be_stacked")
+    declared = all(capable(part, "steps_can_be_stacked") is not None for part in method.parts())
     watched = settings.patience or settings.average_last  # each epoch's parameters are looked at
-    return declared and fast("stack") and not (watched or settings.class_balanced or settings.fan_out)
+    able = declared and by_model is not None and bool(by_model())
+    return able and fast("stack") and not (watched or settings.class_balanced or settings.fan_out)
 
 
 def sort_of(member: Member) -> Hashable | None:
@@ -58,11 +60,8 @@ def sort_of(member: Member) -> Hashable | None:
         return None
     if not may_be_stacked(model, method, settings):
         return None
-    claims = [
-        (capable(model, "steps_can_be_stacked"), batcher),
-        (capable(method, "steps_can_be_stacked"), context),
-    ]
-    if not all(claim is not None and claim(over) for claim, over in claims):
+    claim = capable(method, "steps_can_be_stacked")
+    if claim is None or not claim(context):
         return None
     graph = context.task.graph
     if graph.on_disk or graph.rows is not None or not _one_pass_pays(context) or len(method.directions(context)) > 1:
