@@ -166,11 +166,11 @@ def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: 
     moved, against = tangents if tangents is not None else (hidden, weight)  # not read
     out = hidden.new_empty(num_rows, 2 if paired else 1, networks, units)
     kernel: Any = outputs_of
-    grid = triton.cdiv(num_rows, ROWS), networks
+    rows = ROWS if triton.cdiv(num_rows, ROWS) * networks >= PROGRAMS // 2 else ROWS // 2  # few, and all at work
     with torch.cuda.device_of(out):
-        kernel[grid](
+        kernel[(triton.cdiv(num_rows, rows), networks)](
             out, hidden, moved, weight, against, num_rows, networks, units, inputs=inputs, paired=paired,
-            rows=ROWS, depth=_depth(inputs), width=_width(units), precision=precision, num_warps=4,
+            rows=rows, depth=_depth(inputs), width=_width(units), precision=precision, num_warps=4,
         )  # fmt: skip
     return out
 
