@@ -217,6 +217,21 @@ def test_links_asked_for_as_pairs() -> None:
         one.predict(drift(nodes=120, features=16))
 
 
+def test_pairs_of_a_graph_s_own_links_are_read_along_the_links_that_are_not_asked_for() -> None:
+    random = np.random.default_rng(0)
+    ends = random.integers(0, 40, (2, 300))
+    features = random.standard_normal((40, 5))
+    links = eg.make_links(features, ends, np.arange(300) % 2)
+    one = eg.Learner("analytic", device="cpu")
+    one.learn(eg.Task.of(links))
+    asked = torch.tensor([[0, 3], [7, 2]])
+    known = [pair for pair in ends.T.tolist() if pair not in ([0, 7], [7, 0], [3, 2], [2, 3])]
+    along = eg.make_links(features, asked, edge_index=np.array(known).T)
+    assert torch.allclose(one.predict(links, asked).probabilities, one.predict(along).probabilities)
+    bare = eg.make_links(features, asked)
+    assert not torch.allclose(one.predict(links, asked).probabilities, one.predict(bare).probabilities)
+
+
 def test_pyg_objects_as_graphs_and_links(tmp_path: Path) -> None:
     edges = torch.tensor([[0, 1], [1, 0]])
     graphs = [Data(x=torch.randn(2, 3), edge_index=edges, y=torch.tensor(number % 2)) for number in range(20)]

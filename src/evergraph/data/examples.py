@@ -124,10 +124,19 @@ def _pairs(links: Tensor, num_nodes: int) -> SparseMatrix:
 
 
 def with_links(graph: Graph, links: Any) -> Graph:
-    """The same nodes and edges with other links, without targets: what predictions are asked for."""
-    links = torch.as_tensor(read_edges(links, graph.num_nodes, graph.name, "links"))
+    """The same nodes with other links, without targets: what predictions are asked for.
+
+    The graph's own links are known then, so messages pass along them as along the links that a task trains on; not
+    along those that are asked for, in either direction. A task's graph says itself which are known.
+    """
+    links = torch.as_tensor(read_edges(links, graph.num_nodes, graph.name, "links")).long()
+    if graph.level == "link" and graph.members is not None and not graph.along_links:
+        ends = graph.members.indices.view(-1, 2)
+        known, (source, target) = ends[:, 0] * graph.num_nodes + ends[:, 1], links
+        wanted = torch.cat([source * graph.num_nodes + target, target * graph.num_nodes + source])
+        graph = with_training_edges(graph, (~torch.isin(known, wanted)).nonzero().flatten())
     y = graph.y.new_full((links.size(1), *graph.y.shape[1:]), -1 if graph.has_classes else torch.nan)
-    members = _pairs(links.long(), graph.num_nodes)
+    members = _pairs(links, graph.num_nodes)
     return graph.altered(y=y, members=members, level="link", attributes={}, splits=None)
 
 
@@ -181,7 +190,8 @@ def with_training_edges(graph: Graph, train: Tensor) -> Graph:
     exist = train if not graph.positives_only else train[graph.y[train, 0] > 0]
     ends = graph.members.rows(exist).indices.view(-1, 2).T
     edges = torch.cat([graph.edge_index, ends, ends.flip(0)], dim=1)
-    return graph.altered(adjacency=make_adjacency(edges.numpy(), graph.num_nodes, undirected=False))
+    known = make_adjacency(edges.numpy(), graph.num_nodes, undirected=False)
+    return graph.altered(adjacency=known, along_links=True)
 
 
 def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tuple[Graph, Tensor, Tensor]:

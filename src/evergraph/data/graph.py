@@ -59,6 +59,7 @@ class Graph:
         attributes: what else is known of the examples, by name.
         splits: 0, 1, 2 for training, validation and test examples, -1 for neither; a column for each published split.
         positives_only: the links are those that exist; examples of links that do not are drawn when tasks are made.
+        along_links: those of its links that are known are among its edges.
         joining: nodes that join the others one by one, as a mask; None where there are none. No edge leaves them, and
             what is predicted at one of them may not depend on another.
         feature_names: what the columns of `x` are called; None where they have no names.
@@ -81,6 +82,7 @@ class Graph:
     attributes: dict[str, Attribute] = field(default_factory=dict, repr=False)
     splits: Tensor | None = field(default=None, repr=False)
     positives_only: bool = False
+    along_links: bool = False
     joining: Tensor | None = field(default=None, repr=False)
     feature_names: list[str] | None = field(default=None, repr=False)
     rows: Rows | None = field(default=None, repr=False)
