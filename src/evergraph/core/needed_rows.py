@@ -14,8 +14,7 @@ from torch import Tensor
 from evergraph.core.row_pieces import row_kernel
 from evergraph.core.sparse import SparseMatrix
 
-WORTH = 2**19  # entries that a step does not read of inputs, of all networks together; with fewer, nothing was gained
-WORTH_OF_EDGES = 2**15  # of an operator, where its own rows are flagged alone, which is one small kernel
+WORTH = 2**19  # entries that a step does not read, of all networks together; with fewer, nothing was gained
 
 
 class NeededRows:
@@ -25,37 +24,32 @@ class NeededRows:
         layers: the operators of a pass, the first layer's first.
         x: its inputs.
         networks: which have examples of their own.
-        hops: up to which nodes are flagged; by default all, up to those whose inputs are read. With fewer all inputs
-            are, and the first layer with flags is that whose outputs the last flagged nodes are.
     """
 
-    def __init__(self, layers: Sequence[SparseMatrix], x: SparseMatrix, networks: int, hops: int | None = None) -> None:
-        backwards = list(reversed(layers))
-        hops = len(backwards) if hops is None else hops
-        self._operators = backwards[:hops]
-        sizes = [layer.num_columns * networks for layer in self._operators]  # of the nodes within one hop, two, …
+    def __init__(self, layers: Sequence[SparseMatrix], x: SparseMatrix, networks: int) -> None:
+        self._operators = layers
+        sizes = [layer.num_columns * networks for layer in reversed(layers)]  # of the nodes within one hop, two, …
         self._all = torch.zeros(sum(sizes), dtype=torch.int8, device=layers[0].device)
         self._flags = [part.unflatten(0, (-1, networks)) for part in self._all.split(sizes)]
-        # of each layer the rows and the columns that are flagged; of the last, rows are few that are chosen
-        flags = [None, *self._flags, *[None] * (len(backwards) - hops)]
-        needed = [layer.as_needed(flags[level], flags[level + 1]) for level, layer in enumerate(backwards)]
-        self.layers = needed[::-1]
-        self.x = x.as_needed(self._flags[-1], None) if hops == len(backwards) else x
-        self._reads, self._worth = [*((layer, WORTH_OF_EDGES) for layer in backwards), (x, WORTH)][hops]
+        readers = [*reversed(self._flags[:-1]), None]  # of each layer; of the last those are few that are chosen
+        self.layers = [
+            layer.as_needed(rows, columns) for layer, rows, columns in zip(layers, readers, reversed(self._flags))
+        ]
+        self.x = x.as_needed(self._flags[-1], None)
 
     def mark(self, chosen: Tensor) -> None:
         """Flag what these examples read, `(networks, examples)`; what was flagged before is not any more."""
         self._all.zero_()
         rows, listed = chosen, True
-        for operator, flags in zip(self._operators, self._flags):
+        for operator, flags in zip(reversed(self._operators), self._flags):
             _mark(flags, rows, operator, listed=listed)
             rows, listed = flags, False
 
     def saves(self, chosen: Tensor) -> bool:
         """Whether steps on so many examples leave out enough to be worth the flags; looks at these."""
         self.mark(chosen)
-        read = (self._reads.counts().unsqueeze(1) * self._flags[-1]).sum()
-        return self._reads.nnz * chosen.size(0) - int(read) >= self._worth
+        read = (self.x.counts().unsqueeze(1) * self._flags[-1]).sum()
+        return self.x.nnz * chosen.size(0) - int(read) >= WORTH
 
 
 def _mark(flags: Tensor, rows: Tensor, operator: SparseMatrix, *, listed: bool) -> None:

@@ -110,10 +110,10 @@ class Batch:
         other.needed = needed
         return other
 
-    def needs_of(self, networks: int, hops: int | None = None) -> NeededRows:
-        """Flags of what examples that are chosen read, each network's own, of sparse inputs; up to so many hops."""
+    def needs_of(self, networks: int) -> NeededRows:
+        """Flags of what examples that are chosen read, each network's own, of sparse inputs."""
         assert isinstance(self.x, SparseMatrix)
-        return NeededRows([self.layer(number) for number in range(self.num_hops)], self.x, networks, hops)
+        return NeededRows([self.layer(number) for number in range(self.num_hops)], self.x, networks)
 
     def with_transposes(self) -> Batch:
         """The same batch, with all that the backward pass of a step will ask it for."""

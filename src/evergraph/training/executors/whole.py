@@ -86,12 +86,9 @@ def rows_needed(context: Context, whole: Batch, networks: int) -> NeededRows | N
     reads_more = context.method is not None and context.method.reads_layers
     if reads_more or whole.members is not None or context.batcher.fan_out is not None:
         return None
-    number = whole.num_seeds
+    needed, number = whole.needs_of(networks), whole.num_seeds
     some = torch.linspace(0, number - 1, min(size, number), device=whole.nodes.device).long()  # anywhere in the task
-    for hops in range(whole.num_hops, 0, -1):
-        if (needed := whole.needs_of(networks, hops)).saves(some.expand(networks, -1)):
-            return needed
-    return None
+    return needed if needed.saves(some.expand(networks, -1)) else None
 
 
 def is_small(batcher: Neighbourhoods) -> bool:
