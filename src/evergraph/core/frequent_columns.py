@@ -22,7 +22,7 @@ from evergraph.core.shortcuts import rounded_products
 if TYPE_CHECKING:
     from evergraph.core.sparse import SparseMatrix  # which has these
 
-SHARE = 0.014  # of the rows that a frequent column has entries in, at least
+SHARE = 0.01  # of the rows that a frequent column has entries in, at least
 FEWEST = 128  # frequent columns, for fewer of which a block is not worth its kernels; blocks are multiples of it
 NARROWEST = 512  # columns of the dense factor: a product of fewer leaves most of a GPU idle
 
