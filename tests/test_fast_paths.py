@@ -1115,8 +1115,9 @@ def test_products_by_pieces_on_a_gpu_are_the_products(dtype: torch.dtype, monkey
 
 
 @gpu
-def test_frequent_columns_on_a_gpu_are_multiplied_by_tensor_cores() -> None:
+def test_frequent_columns_on_a_gpu_are_multiplied_by_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """To 16 bits, forwards and backwards, captured as well; in full precision all columns are as before."""
+    monkeypatch.setattr("evergraph.core.frequent_columns.SMALLEST", 40 * 768)
     assert halves_error(None, "cuda") <= 1
     matrix = counts_of_words().to("cuda").to(torch.float32).with_frequent_columns()
     assert matrix._frequent is not None

@@ -1,10 +1,10 @@
 """Products on a GPU with a sparse matrix of which a few columns have most of the entries: those by its tensor cores.
 
-Of Coauthor-CS's 6,805 words a seventh has three quarters of a task's entries. An entry that is read by itself costs as
-much as some seventy numbers of a dense product, so columns with entries in many rows are one dense block, and the
-others stay as they are. The block is of bfloat16 numbers, which counts of words are exactly, and its factor is the sum
-of two of them, the number rounded to 8 bits and what is left: right to 16 bits, where tensor cores that are given
-float32 numbers round them to 10 and take twice as long. Sums are float32.
+Of Coauthor-CS's 6,805 words a sixth has three quarters of a task's entries. An entry that is read by itself costs as
+much as a hundred numbers of a dense product, so columns with entries in a hundredth of the rows are one dense block,
+and the others stay as they are. The block is of bfloat16 numbers, which counts of words are exactly, and its factor is
+the sum of two of them, the number rounded to 8 bits and what is left: right to 16 bits, where tensor cores that are
+given float32 numbers round them to 10, and take longer. Sums are float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.01  # of the rows that a frequent column has entries in, at least
 FEWEST = 128  # frequent columns, for fewer of which a block is not worth its kernels; blocks are multiples of it
-NARROWEST = 512  # columns of the dense factor: a product of fewer leaves most of a GPU idle
+SMALLEST = 2**20  # numbers at all rows, for fewer of which the block's kernels take as long as they save
 
 
 @dataclass(eq=False)
@@ -47,9 +47,10 @@ class FrequentColumns:
     flipped: bool = False
 
     def suits(self, dense: Tensor) -> bool:
-        """Whether this is a factor whose product is the tensor cores' to compute: float32, wide, within a step."""
-        wide = dense.dtype == torch.float32 and dense.size(1) >= NARROWEST
-        return dense.is_cuda and wide and rounded_products()
+        """Whether this is a factor whose product is the tensor cores' to compute: float32, large, within a step."""
+        rows = dense.size(0) if self.flipped else self.block.size(0)
+        large = dense.dtype == torch.float32 and rows * dense.size(1) >= SMALLEST
+        return dense.is_cuda and large and rounded_products()
 
     def multiply(self, dense: Tensor, needed: Flags = (None, None)) -> Tensor:
         """The product with a dense matrix; rows that are not needed may be anything."""
