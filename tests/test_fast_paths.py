@@ -649,7 +649,7 @@ def layer_error(_: object, device: str) -> float:
 def fused_error(_: object, device: str) -> float:
     """The largest relative error of the fused operations: alone, side by side, and differentiated once and twice."""
     from evergraph.core.activated_layer import activated_layer
-    from evergraph.core.fused_softmax import cross_entropy, fisher_product
+    from evergraph.core.fused_softmax import cross_entropy, divergence, fisher_product
 
     generator = torch.Generator().manual_seed(0)
     networks, rows, seeds, inputs, units = 3, 20, 8, 32, 5
@@ -664,6 +664,7 @@ def fused_error(_: object, device: str) -> float:
         outputs, change = activated_layer(hidden, weight, operator, moved, -tangent)
         alone, _ = activated_layer(hidden, weight, operator)
         value = cross_entropy(outputs, y, mask).sum() + alone.square().sum()
+        value = value + 2 * divergence(outputs, change, mask, 3.0).sum()
         return pulled_along(value, outputs, fisher_product(outputs.detach(), change, mask)), change
 
     def plain(hidden: Tensor, weight: Tensor, moved: Tensor, tangent: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -674,6 +675,8 @@ def fused_error(_: object, device: str) -> float:
         p = (outputs + mask).softmax(1).detach()
         pull = p * change - p * (p * change).sum(1, keepdim=True)
         value = torch.nn.functional.cross_entropy(outputs + mask, y, reduction="sum") + outputs.square().sum()
+        old, new = change[:, :4] / 3, outputs[:, :4] / 3
+        value = value + 2 * (old.softmax(1) * (old.log_softmax(1) - new.log_softmax(1))).sum()
         return value + (outputs * pull).sum() - (outputs.detach() * pull).sum(), change
 
     errors = []
@@ -749,8 +752,8 @@ def queue_error(_: object, device: str) -> float:
 
 
 def softmax_error(_: object, device: str) -> float:
-    """The largest relative error of cross entropy, its gradient and the Fisher product, with and without a scope."""
-    from evergraph.core.softmax_kernel import cross_entropy, fisher_product, sampled_score
+    """The largest relative error of cross entropies, divergences and Fisher products, with and without a scope."""
+    from evergraph.core.softmax_kernel import cross_entropy, divergence, fisher_product, sampled_score
 
     generator, errors = torch.Generator().manual_seed(0), []
     for rows, units, scope in ((9, 5, None), (6, 40, [1, 7, 38]), (1, 2, [0, 1])):
@@ -763,6 +766,10 @@ def softmax_error(_: object, device: str) -> float:
         losses = problem.loss(plain, targets)
         (gradient,) = torch.autograd.grad(losses.sum(), plain)
         errors += map(relative, cross_entropy(outputs, targets, mask), (losses.detach(), gradient))
+        for temperature in (1.0, 2.5):
+            apart = problem.divergence(plain, 9 * tangents.double(), temperature)
+            expected = apart.detach(), torch.autograd.grad(apart.sum(), plain)[0]
+            errors += map(relative, divergence(outputs, 9 * tangents, mask, temperature), expected)
         expected = problem.fisher_product(plain.detach(), tangents.double())
         errors.append(relative(fisher_product(outputs, tangents, mask), expected))
         apart = torch.cat([tangents, outputs, tangents], 1)[:, units:]  # rows with gaps between them

@@ -1,4 +1,4 @@
-"""Cross entropy, Fisher products and drawn scores over the units in scope, on a GPU in a kernel each.
+"""Cross entropy, divergences, Fisher products and drawn scores over the units in scope, on a GPU in a kernel each.
 
 Written out the loss is five kernels forwards and five backwards, of which none takes longer than its launch.
 """
@@ -60,6 +60,39 @@ class _CrossEntropy(torch.autograd.Function):
         return tuple(each.unflatten(0, z.shape[:2]) for each in found), (0, 0)
 
 
+class _Divergence(torch.autograd.Function):
+    """KL(q ‖ p) of each row, with (p − q) / T from the same kernel; the second output and q take no gradient."""
+
+    @staticmethod
+    def forward(outputs: Tensor, reference: Tensor, mask: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+        from evergraph.core.softmax_kernel import divergence
+
+        return divergence(in_rows(outputs), in_rows(reference), mask, temperature)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        outputs, reference, mask, ctx.temperature = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(outputs, reference, mask, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        outputs, reference, mask, gradient = ctx.saved_tensors
+        if cotangents[0] is None:
+            return None, None, None, None
+        if torch.is_grad_enabled():  # a gradient that is itself to be differentiated
+            p, q = ((z if mask is None else z + mask).div(ctx.temperature).softmax(1) for z in (outputs, reference))
+            gradient = (p - q) / ctx.temperature
+        return cotangents[0].unsqueeze(1) * gradient, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], outputs: Tensor, reference: Tensor, *constants: Any) -> Any:
+        z, old = (members_at(0, value, dim, info.batch_size) for value, dim in zip((outputs, reference), in_dims))
+        found = _Divergence.apply(z.flatten(0, 1), old.flatten(0, 1), *constants)
+        return tuple(each.unflatten(0, z.shape[:2]) for each in found), (0, 0)
+
+
 class _ByRows(torch.autograd.Function):
     """What a kernel makes of each row of the outputs and of another matrix; takes no gradient."""
 
@@ -80,7 +113,7 @@ class _ByRows(torch.autograd.Function):
         return _ByRows.apply(z.flatten(0, 1), u.flatten(0, 1), *constants).unflatten(0, z.shape[:2]), 0
 
 
-for _forward in (_CrossEntropy.forward, _ByRows.forward):  # torch would find it out at every call
+for _forward in (_CrossEntropy.forward, _Divergence.forward, _ByRows.forward):  # torch would find it out at every call
     vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
@@ -93,6 +126,15 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tens
         mask: added to each row: minus infinity at units out of scope, else zero; None where all are in scope.
     """
     losses: Tensor = _CrossEntropy.apply(outputs, targets, mask)[0]
+    return losses
+
+
+def divergence(outputs: Tensor, reference: Tensor, mask: Tensor | None, temperature: float) -> Tensor:
+    """KL(softmax(reference / T) ‖ softmax(outputs / T)) of each row; of the reference no gradient is recorded."""
+    reference = reference.detach()
+    if outputs.dtype != torch.float32:  # numbers that kernels are given are
+        outputs, reference, temperature = outputs / temperature, reference / temperature, 1.0
+    losses: Tensor = _Divergence.apply(outputs, reference, mask, temperature)[0]
     return losses
 
 

@@ -16,7 +16,7 @@
   to 16 bits (`evergraph.core.frequent_columns`): nothing without `tf32`.
 - `stack`: seeds of one run that train side by side on a GPU take their steps as one, their parameters side by side.
 - `adam`: Adam's step on a GPU is one kernel for every two of a few parameters (`evergraph.training.adam`).
-- `fused`: on a GPU a layer behind an activation, cross entropy and Fisher products are a kernel each
+- `fused`: on a GPU a layer behind an activation, cross entropy, divergences and Fisher products are a kernel each
   (`evergraph.core.activated_layer`, `evergraph.core.fused_softmax`).
 - `tf32`: float32 products of a training step on a GPU, but for what methods do to gradients, round their factors to 10
   bits (a relative error of about 1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float

@@ -1,5 +1,5 @@
-"""Softmax over the units in scope, row by row on a GPU: cross entropy with its gradient, Fisher products and
-scores.
+"""Softmax over the units in scope, row by row on a GPU: cross entropy and divergences with their gradients, Fisher
+products and scores.
 
 Triton kernels, imported where Triton is at hand; `evergraph.core.fused_softmax` says what they compute.
 """
@@ -47,6 +47,28 @@ def entropy(  # type: ignore[no-untyped-def]
     loss = tl.log(total) + top - chosen
     tl.store(losses + r, tl.where((y >= 0) & (y < units), loss, float("nan")), mask=r < num_rows)
     tl.store(gradient + place, e / total[:, None] - tl.where(hit, 1.0, 0.0), mask=there)
+
+
+@triton.jit(do_not_specialize=["temperature"])
+def divergent(  # type: ignore[no-untyped-def]
+    losses, gradient, outputs, reference, mask, num_rows, units, stride, other_stride, temperature,
+    masked: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
+):  # fmt: skip
+    """KL(q ‖ p) and (p − q) / T for some rows, p and q of outputs and reference over T."""
+    r, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, width)
+    there = (r[:, None] < num_rows) & (c[None, :] < units)
+    place = r[:, None].to(tl.int64) * units + c[None, :]
+    z = in_scope(outputs, mask, r, c, num_rows, units, stride, masked) / temperature
+    old = in_scope(reference, mask, r, c, num_rows, units, other_stride, masked) / temperature
+    z -= tl.max(z, axis=1)[:, None]
+    old -= tl.max(old, axis=1)[:, None]
+    e, e_old = tl.exp(z), tl.exp(old)
+    total, total_old = tl.sum(e, axis=1), tl.sum(e_old, axis=1)
+    p, q = e / total[:, None], e_old / total_old[:, None]
+    apart = tl.where(e_old > 0, q * (old - z), 0.0)  # minus infinity less itself is none out of scope
+    loss = tl.sum(apart, axis=1) + tl.log(total) - tl.log(total_old)
+    tl.store(losses + r, loss, mask=r < num_rows)
+    tl.store(gradient + place, (p - q) / temperature, mask=there)
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -99,6 +121,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor, mask: Tensor | None) -> tupl
     """
     losses, gradient = outputs.new_empty(outputs.size(0)), outputs.new_empty(outputs.shape)
     _launch(entropy, (losses, gradient), outputs, targets, mask)
+    return losses, gradient
+
+
+def divergence(outputs: Tensor, reference: Tensor, mask: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
+    """KL(softmax(reference / T) ‖ softmax(outputs / T)) of each row and its gradient at the outputs; as above."""
+    losses, gradient = outputs.new_empty(outputs.size(0)), outputs.new_empty(outputs.shape)
+    _launch(divergent, (losses, gradient), outputs, reference, mask, float(temperature))
     return losses, gradient
 
 

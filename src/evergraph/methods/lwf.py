@@ -70,9 +70,9 @@ class LwF(Method):
         teacher, cache = self.teach(step), step.context.cache
         key = ("distilled", self.distillation, *self.seen_)
         if key not in cache:  # found once per task: a step shall not wait for the device
-            cache[key] = self.distilled(step.context.old)
-        parts = [step.problem.within(units).divergence(step.logits, teacher, self.temperature) for units in cache[key]]
-        return self.strength * step.context.reduced(torch.stack(parts).sum(0))
+            cache[key] = [step.problem.within(units) for units in self.distilled(step.context.old)]
+        first, *others = (among.divergence(step.logits, teacher, self.temperature) for among in cache[key])
+        return self.strength * step.context.reduced(sum(others, first))
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

@@ -33,7 +33,7 @@ from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, count_as_spent, device_numbers, kin
 
 LARGEST = 2**30  # bytes that are kept in a folder, or little more
-LOOK_EVERY, LONGEST_WAIT = 0.02, 300.0  # seconds between two looks at what another process does, and in all
+LOOK_EVERY, LONGEST_WAIT = 0.02, 3600.0  # seconds between two looks at what another process does, and in all
 
 _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
 _held: dict[Path, Hashable | None] = {}  # trainings that this process carries out for others to wait for; whose
