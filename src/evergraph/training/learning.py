@@ -126,8 +126,8 @@ def _tell_of_large_numbers(task: Task) -> None:
         if known.numel() and float(known.square().mean().sqrt()) > LARGE:
             spread = float(known.std(correction=0))
             tell(
-                f"{task.graph.name}: {column!r} is about {float(known.mean()):.3g} ± {spread:.2g}, and a network learns "
-                "numbers near 1 best; scale them, or use the closed form (analytic), which needs no scale"
+                f"{task.graph.name}: {column!r} is about {float(known.mean()):.3g} ± {spread:.2g}, and a network "
+                "learns numbers near 1 best; scale them, or use the closed form (analytic), which needs no scale"
             )
 
 
