@@ -610,3 +610,21 @@ def test_of_two_runs_that_begin_in_one_new_folder_one_says_no(tmp_path: Path) ->
     for folder in tmp_path.glob("new-*"):
         result = json.loads((folder / "result.json").read_text())
         assert json.loads((folder / "run.json").read_text())["spec"]["method"] == result["method"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--metric", "mae"], "mae is for numbers, and what is predicted here are classes; choose one of: accuracy"),
+        (["--problem", "node-regression"], "its examples have classes, and node-regression predicts numbers"),
+    ],
+)
+def test_what_a_run_cannot_measure_or_learn_is_found_before_its_folder_is_made(
+    evergraph, tmp_path, wrong: list, said: str
+) -> None:
+    words = ["run", "sbm:nodes=80,classes=2,features=8", "--method", "ewc", *wrong, "--out", tmp_path / "run"]
+    status, _, err = evergraph(*words)
+    assert status == 2
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

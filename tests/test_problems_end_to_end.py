@@ -324,8 +324,8 @@ def test_learn_and_predict_on_the_command_line(evergraph, tmp_path: Path) -> Non
     links = [line.split(",")[:3] for line in out.splitlines()[1:]]
     ends = eg.stream(name).graph.members.indices.view(-1, 2).tolist()
     assert links == [[str(number), *map(str, pair)] for number, pair in enumerate(ends)]
-    status, out, err = evergraph("learn", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other", "--epochs", 1,
-                                 "--hidden", 4, "--device", "cpu")  # fmt: skip
+    status, out, err = evergraph("learn", "drift-numbers:nodes=60", "--checkpoint", tmp_path / "other",
+                                 "--hidden", 40, "--device", "cpu")  # fmt: skip
     assert status == 0, err
     assert "mean absolute error on held-out nodes" in out
     assert "knows 1 number now (task 1)" in out
@@ -349,7 +349,37 @@ def test_the_closed_form_on_graphs_is_the_joint_solution() -> None:
     assert eg.Learner(eg.GIN(), problem="graph-classification").method.name == "curvature"
     assert eg.Learner(problem="link-prediction").method.name == "analytic"
     assert eg.Learner(problem="link-labelling").method.name == "curvature"
+    assert eg.Learner(problem="node-regression").method.name == "curvature"  # until numbers are seen to be known
     assert eg.Learner().method.name == "auto"
+
+
+def numbers_at_nodes(*, missing: bool = False) -> eg.Graph:
+    """A number far from 0 for each node, which its features say."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((200, 6)).astype(np.float32)
+    y = 500 + 100 * x[:, :1]
+    y = np.concatenate([y, x[:, 1:2]], axis=1)
+    y[:4, 1] = np.nan if missing else 0.0
+    return eg.make_graph(x, random.integers(0, 200, (2, 300)), y, columns=True, undirected=True)
+
+
+def test_numbers_that_are_known_have_the_closed_form_by_default() -> None:
+    for one in (eg.Learner(device="cpu"), eg.Learner(problem="node-regression", device="cpu")):
+        task = eg.Task.of(numbers_at_nodes())
+        one.learn(task)
+        assert (one.method.name, one.problem.name) == ("analytic", "node-regression")
+        truth = task.graph.y[task.test, 0]
+        error = (one.predict(task.graph, task.test).probabilities[:, 0] - truth).abs().mean()
+        assert error < 0.4 * (truth - truth.mean()).abs().mean()
+        with pytest.raises(eg.EvergraphError, match="puts unknown classes aside, and node-regression has none"):
+            one.predict(task.graph, unknown=0.05)
+
+
+def test_large_numbers_are_told_of_where_a_network_learns_them() -> None:
+    one = eg.Learner(device="cpu", epochs=1)
+    with pytest.warns(eg.EvergraphWarning, match="0.? is about 493 ± 85.*use the closed form"):
+        one.learn(eg.Task.of(numbers_at_nodes(missing=True)))
+    assert one.method.name == "curvature"
 
 
 def shops(domains: int = 3, nodes: int = 40, links: int = 300) -> eg.Graph:
@@ -465,4 +495,4 @@ def test_tables_name_metric_and_attribute_and_nothing_given_is_ignored(evergraph
     )
     status, _, err = evergraph("run", "growing-links:links=100", *few, "--metric", "accuracy", "--out", tmp_path / "c")
     assert status == 2
-    assert "hits@50 or mrr" in err
+    assert "choose one of: roc-auc, hits@10, hits@20, hits@50, hits@100, mrr" in err

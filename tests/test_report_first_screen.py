@@ -204,3 +204,26 @@ def test_labels_neither_collide_nor_are_clipped(page, tmp_path: Path) -> None:
         for other in boxes[:number]:
             apart = right <= other[0] + 1 or other[1] <= left + 1 or bottom <= other[2] + 3 or other[3] <= top + 3
             assert apart, (boxes[number], other)
+
+
+def test_orders_of_classes_are_not_rivals(tmp_path: Path) -> None:
+    """A method that is lucky with one order is not the best one; runs are paired by order and seed."""
+    levels = {"auto": (90, 88, 89), "ewc": (95, 70, 72)}
+    for method, by_order in levels.items():
+        for number, level in enumerate(by_order):
+            some = [[[level + seed, None], [level + seed, level]] for seed in (0, 1, 2)]
+            write_run(tmp_path / f"{method}-{number}", method, some, protocol={"order": f"random:{number}"}, log=False)
+    (found,) = payload(read_runs(find_runs([tmp_path])[0]))["answers"]
+    runs = read_runs(find_runs([tmp_path])[0])
+    assert runs[found["best"]]["method"] == "auto"
+    assert (found["rivals"], len(found["alone"])) == (2, 2)
+    pooled = found["pooled"][found["best"]]
+    values = [level + seed / 2 for level in levels["auto"] for seed in (0, 1, 2)]
+    assert pooled["metrics"]["ap"]["mean"] == pytest.approx(sum(values) / 9)
+    assert len(pooled["seeds"]) == 9
+
+
+def test_growing_errors_are_forgetting_in_the_report_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "finetune", [[[0.2, None], [0.5, 0.3]]], protocol={"metric": "mae"}, log=False)
+    (run,) = read_runs(find_runs([tmp_path])[0])
+    assert run["metrics"]["af"]["mean"] == pytest.approx(-0.3)

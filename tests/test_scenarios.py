@@ -92,6 +92,17 @@ def test_a_stream_by_year() -> None:
     assert all(set(together[2].train.tolist()) <= set(range(40, 60)) for _ in [0])
 
 
+def test_a_time_that_is_missing_is_refused_and_ids_make_no_tasks() -> None:
+    graph = papers()
+    graph.year = graph.year.double()
+    graph.year[::7] = torch.nan
+    with pytest.raises(eg.EvergraphError, match="'year' is missing at 12 of 80 examples"):
+        eg.stream(graph, by="year", bins=4, scenario="time")
+    table = eg.from_tables({"id": list("abcdef"), "f": [*range(6)], "label": [0, 1] * 3})
+    with pytest.raises(eg.EvergraphError, match="scenario time needs an attribute; it has none"):
+        eg.stream(table, scenario="time")
+
+
 def test_parts_of_tasks_are_disjoint_and_stable() -> None:
     stream = eg.stream(drift(nodes=200), scenario="time", bins=5, test_graph="seen")
     again = eg.stream(drift(nodes=200), scenario="time", bins=5)

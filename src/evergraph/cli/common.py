@@ -30,7 +30,7 @@ from evergraph.methods import METHODS, make_method, parts_of
 from evergraph.models import MODELS
 from evergraph.persistence.files import holds_something
 from evergraph.problems import PROBLEMS, problem_of
-from evergraph.training import LABEL_SCOPES, Training, default_method
+from evergraph.training import LABEL_SCOPES, Training, default_method, targets_known
 
 
 def folder_name(option: typer.CallbackParam, value: Path | None) -> Path | None:
@@ -278,9 +278,12 @@ def named_method(method: str | None, source: str, options: dict[str, Any]) -> st
         return method
     dataset = DATASETS.get(source.partition(":")[0])
     problem = options["problem"] or (dataset.problem if dataset is not None else "")
-    if not problem:
-        problem = problem_of(find_graph(source, options["data_root"], False if options["directed"] else None)[0])
-    return default_method(options["model"], problem)
+    if problem and PROBLEMS[problem].kind != "numbers":
+        return default_method(options["model"], problem)
+    graph = find_graph(source, options["data_root"], False if options["directed"] else None)[0]
+    by_columns = graph.num_classes > 1 and not (options.get("by") or options.get("scenario"))  # a task has some of them
+    all_known = targets_known(graph) and not by_columns
+    return default_method(options["model"], problem or problem_of(graph), all_known=all_known)
 
 
 def make_spec(

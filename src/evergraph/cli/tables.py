@@ -63,7 +63,7 @@ def _training(results: list[dict[str, Any]]) -> list[str]:
 
 def methods_and_streams(table: MethodTable) -> Table:
     """One row per method, one column per stream; the best of each marked, and those within noise of it."""
-    shown = Table(caption=f"AP in percent. {legend(table)}", caption_justify="left")
+    shown = Table(caption=f"AP{' in percent' if table.in_percent else ''}. {legend(table)}", caption_justify="left")
     shown.add_column("method", no_wrap=True)
     for column in table.columns:
         shown.add_column(column, justify="right")

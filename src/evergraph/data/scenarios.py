@@ -53,12 +53,16 @@ SCENARIOS.register(
 
 
 def find_attribute(graph: Graph, by: str | None, scenario: str) -> tuple[str, Attribute]:
-    """The attribute that makes the tasks: the one named; else the one called like the scenario; else the only one."""
+    """The attribute that makes the tasks: the one named; else the one called like the scenario; else the only one.
+
+    Ids, which every example has another of, make no tasks unless they are named.
+    """
     known = graph.attributes
+    others = [name for name in known if name != "id"]
     if by is None:
-        by = scenario if scenario in known else next(iter(known), "") if len(known) == 1 else None
-    if by is None or not known:
-        advice = f"name one of {', '.join(known)} with by= (--by)" if known else "it has no attributes to make tasks of"
+        by = scenario if scenario in known else others[0] if len(others) == 1 else None
+    if by is None:
+        advice = f"name one of {', '.join(others)} with by= (--by)" if others else "it has none to make tasks of"
         raise EvergraphError(f"{graph.name}: scenario {scenario} needs an attribute; {advice}")
     if by not in known:
         raise unknown(f"attribute of {graph.name}", by, known)
@@ -72,6 +76,10 @@ def tasks_by_attribute(attribute: Attribute, bins: int, name: str) -> tuple[Tens
     one task for each value, in ascending order (or that of the names).
     """
     values = attribute.values.contiguous()
+    if missing := int(values.isnan().sum()):
+        raise EvergraphError(
+            f"{name} is missing at {missing:,} of {len(values):,} examples; give it, or leave them out"
+        )
     present = torch.unique(values)
     if not bins or present.numel() <= bins:
         if present.numel() > MOST_TASKS:

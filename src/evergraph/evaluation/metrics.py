@@ -26,6 +26,7 @@ class Metric:
         higher_is_better: False for an error.
         of_probabilities: it depends on the size of outputs, not on their order alone; so a learner's outputs are
             calibrated for it.
+        kinds: of what is predicted it can be taken: `classes`, `labels` or `numbers`.
     """
 
     name: str
@@ -33,10 +34,20 @@ class Metric:
     function: Callable[[Tensor, Tensor, Sequence[int]], float]
     higher_is_better: bool = True
     of_probabilities: bool = False
+    kinds: tuple[str, ...] = ("classes", "labels", "numbers")
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
         """The number."""
         return self.function(outputs, targets, candidates)
+
+    def check(self, kind: str) -> None:
+        """Raise the error for predictions that it cannot be taken of, before any is made."""
+        if kind not in self.kinds:
+            others = [metric.name for metric in METRICS.values() if kind in metric.kinds]
+            raise EvergraphError(
+                f"{self.name} is for {' or '.join(self.kinds)}, and what is predicted here are {kind}; choose "
+                f"one of: {', '.join(others)}"
+            )
 
 
 def _hits(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> Tensor:
@@ -147,8 +158,8 @@ def _linked_and_not(outputs: Tensor, targets: Tensor, candidates: Sequence[int])
     return scores[linked], scores[~linked]
 
 
-METRICS.register(Metric("accuracy", "accuracy (%)", accuracy))
-METRICS.register(Metric("balanced-accuracy", "balanced accuracy (%)", balanced_accuracy))
+METRICS.register(Metric("accuracy", "accuracy (%)", accuracy, kinds=("classes",)))
+METRICS.register(Metric("balanced-accuracy", "balanced accuracy (%)", balanced_accuracy, kinds=("classes",)))
 METRICS.register(
     Metric(
         "calibration-error",
@@ -156,11 +167,15 @@ METRICS.register(
         calibration_error,
         higher_is_better=False,
         of_probabilities=True,
+        kinds=("classes",),
     )
 )
-METRICS.register(Metric("roc-auc", "ROC-AUC (%)", roc_auc))
-METRICS.register(Metric("mae", "mean absolute error", mean_absolute_error, higher_is_better=False))
-METRICS.register(Metric("rmse", "root mean squared error", root_mean_squared_error, higher_is_better=False))
+METRICS.register(Metric("roc-auc", "ROC-AUC (%)", roc_auc, kinds=("classes", "labels")))
+for _name, _title, _error in (
+    ("mae", "mean absolute error", mean_absolute_error),
+    ("rmse", "root mean squared error", root_mean_squared_error),
+):
+    METRICS.register(Metric(_name, _title, _error, higher_is_better=False, kinds=("numbers",)))
 for _k in (10, 20, 50, 100):
-    METRICS.register(Metric(f"hits@{_k}", f"Hits@{_k} (%)", hits_at(_k)))
-METRICS.register(Metric("mrr", "MRR (%)", mean_reciprocal_rank))
+    METRICS.register(Metric(f"hits@{_k}", f"Hits@{_k} (%)", hits_at(_k), kinds=("labels",)))
+METRICS.register(Metric("mrr", "MRR (%)", mean_reciprocal_rank, kinds=("labels",)))

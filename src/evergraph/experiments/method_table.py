@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,13 @@ class Entry:
         values: one number per run.
         best: it is the best of its column among methods without old data.
         tied: its distance from the best may be chance; None where there are too few runs to tell.
+        digits: after the point.
     """
 
     values: list[float]
     best: bool
     tied: bool | None
+    digits: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ class MethodTable:
         rows: by method, with the settings in which its runs differ, an entry for each column; None where not run.
         apart: methods that keep old data.
         measure: the summary shown, by name.
+        in_percent: whether all of it is.
     """
 
     columns: list[str]
     rows: dict[str, list[Entry | None]]
     apart: set[str]
     measure: str = "ap"
+    in_percent: bool = True
 
 
 def legend(table: MethodTable) -> str:
@@ -65,7 +70,7 @@ def legend(table: MethodTable) -> str:
         if min(counts, default=0) < FEWEST
         else ""
     )
-    return f"Mean ± standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}"
+    return f"Mean ± sample standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}"
 
 
 def keeps_old_data(result: dict[str, Any]) -> bool:
@@ -83,6 +88,7 @@ def method_table(
     """
     found: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
     summary, signs = SUMMARIES[measure], dict[str, int]()  # −1 for a column of errors, of which the smallest is best
+    percent = dict[str, bool]()
     results = [one for measured in results for one in each_test_graph(measured)]
     labels = [
         row_label({"method": result["method"], "settings": settings})
@@ -98,6 +104,7 @@ def method_table(
         metric = protocol.get("metric")
         better = metric not in METRICS or METRICS[metric].higher_is_better
         signs[title] = 1 if better or summary.is_gain else -1
+        percent[title] = metric not in METRICS or METRICS[metric].title.endswith("(%)")
         for seed, matrix in zip(result["seeds"], result["matrices"]):
             own[str(protocol.get("order")), seed] = summary.of(matrix, higher_is_better=better)
     methods = list(dict.fromkeys(labels))
@@ -109,11 +116,18 @@ def method_table(
         total = {method: signs[title] * sum(values) for method, values in rivals.items()}
         best = max(total, key=total.__getitem__, default=None)
         tied = within_noise(rivals, best) if best is not None else {}
+        digits = 1 if percent[title] else _digits([value for runs in column.values() for value in runs.values()])
         for method in methods:
             runs = column.get(method)
-            entry = None if runs is None else Entry(list(runs.values()), method == best, tied.get(method, False))
-            rows[method].append(entry)
-    return MethodTable(list(found), rows, apart, measure)
+            marks = method == best, tied.get(method, False)
+            rows[method].append(None if runs is None else Entry(list(runs.values()), *marks, digits))
+    return MethodTable(list(found), rows, apart, measure, all(percent.values()))
+
+
+def _digits(values: Sequence[float]) -> int:
+    """After the point, so that the largest of some numbers has three in all."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return min(max(2 - math.floor(math.log10(largest)), 0), 9) if largest else 1
 
 
 def markdown(table: MethodTable) -> str:
@@ -169,7 +183,9 @@ def cell_text(entry: Entry | None, before: str, after: str, sign: str) -> str:
     if entry is None:
         return "–"
     spread = mean_std(entry.values)
-    text = f"{spread['mean']:.1f} ± {spread['std']:.1f}" if len(entry.values) > 1 else f"{spread['mean']:.1f}"
+    text = f"{spread['mean']:.{entry.digits}f}"
+    if len(entry.values) > 1:
+        text += f" ± {spread['std']:.{entry.digits}f}"
     if entry.best:
         return f"{before}{text}{after}"
     return f"{text}{sign}" if entry.tied else text

@@ -71,7 +71,7 @@ def finish_run(
     device = pick_device(spec.device)
     spec.check()
     first = first or spec.make_stream(spec.seeds[0], data_root)
-    learner = spec.learner(spec.seeds[0], first.problem)
+    learner = spec.learner_for(first)
     with Logging(loggers) as logging:
         mark = write_new(folder, spec, first)
         logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
@@ -99,6 +99,7 @@ def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path
     check_folder(folder, spec, resume=True)
     spec.check()
     tasks = spec.make_stream(seed, data_root)
+    spec.learner_for(tasks)
     make_folder(folder, "name another with --out")
     mark = write_new(folder, spec, tasks)
     make_folder(seed_folder)

@@ -8,6 +8,7 @@ from typing import Any
 
 from evergraph.data import Part, Task, TaskStream, leak_score
 from evergraph.errors import EvergraphError
+from evergraph.evaluation import METRICS
 from evergraph.experiments.loggers.base import Logging
 from evergraph.experiments.run_folder import Row, SeedRecord
 from evergraph.experiments.specification import RunSpec
@@ -99,7 +100,8 @@ class SeedRun:
         sizes.append(count_bytes(dict(learner.model.state_dict())))
         state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
         state.setdefault("steps", []).append(learner.history[-1]["steps"])
-        self.logging.task(self.seed, state["matrix"])
+        metric = METRICS[self.spec.metric or learner.problem.metric]
+        self.logging.task(self.seed, state["matrix"], higher_is_better=metric.higher_is_better)
         self.driver.commit(learner, notes)
         write_record(self.folder / "matrix.json", state)
 

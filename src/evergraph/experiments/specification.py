@@ -83,6 +83,13 @@ class RunSpec(metaclass=Checked):
             TEST_GRAPHS[name]
         self.learner(self.seeds[0])
 
+    def learner_for(self, tasks: TaskStream) -> Learner:
+        """One for a stream; raises the error for a stream that it cannot learn or a metric that it has not."""
+        learner = self.learner(self.seeds[0], tasks.problem)
+        learner.check(tasks[0])
+        METRICS[self.metric or learner.problem.metric].check(learner.problem.kind)
+        return learner
+
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """What differs from a saved specification, the device and further seeds aside.
 

@@ -1,6 +1,6 @@
 """Training: the loop, its settings and executors, the learner, and the driver that saves and resumes it."""
 
-from evergraph.training.defaults import default_method, pick_device
+from evergraph.training.defaults import default_method, pick_device, targets_known
 from evergraph.training.learner import Learner
 from evergraph.training.loop import Progress, train, train_step
 from evergraph.training.predicting import Prediction
@@ -16,6 +16,7 @@ __all__ = [
     "Training",
     "default_method",
     "pick_device",
+    "targets_known",
     "train",
     "train_step",
 ]

@@ -7,29 +7,35 @@ import os
 import torch
 
 from evergraph.core.workers import workers
+from evergraph.data import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models import MODELS
 from evergraph.problems import PROBLEMS, LinkPrediction, NodeClassification
 
 DEFAULT_METHOD = "auto"
 DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # what protects a model of one's own where no method is named
-DEFAULT_CLOSED_FORM = "analytic"  # where examples are graphs or links with classes, or pairs that are linked or not
+DEFAULT_CLOSED_FORM = "analytic"  # graphs or links with classes, pairs that are linked or not, numbers that are known
 DEFAULT_ELSEWHERE = "curvature"
 
 
-def default_method(model: str | None, problem: str = NodeClassification.name) -> str:
+def default_method(model: str | None, problem: str = NodeClassification.name, *, all_known: bool = False) -> str:
     """The method where none is named.
 
     Nodes with classes: `auto`, or for a model that it cannot choose blocks of what protects any model. Graphs and links
-    with classes, and links to predict: the closed form, with a model of its own. Elsewhere, where some targets may not
-    be known, and for other models the paper's regularizer.
+    with classes, links to predict, and numbers that are known of every example: the closed form, with a model of its
+    own. Elsewhere, where some targets may not be known, and for other models the paper's regularizer.
     """
     kind = PROBLEMS[problem]
     own = model is None or (model in MODELS and hasattr(MODELS[model], "feature_layout"))
     if kind.kind == "classes" and kind.level == "node":
         return DEFAULT_METHOD if own else DEFAULT_FOR_A_MODEL
-    all_known = kind.kind == "classes" or problem == LinkPrediction.name
-    return DEFAULT_CLOSED_FORM if all_known and own else DEFAULT_ELSEWHERE
+    closed = kind.kind == "classes" or problem == LinkPrediction.name or (kind.kind == "numbers" and all_known)
+    return DEFAULT_CLOSED_FORM if closed and own else DEFAULT_ELSEWHERE
+
+
+def targets_known(graph: Graph) -> bool:
+    """Whether all columns of labels or numbers are known of every example that has any."""
+    return not graph.has_classes and not bool(graph.y[graph.labelled].isnan().any())
 
 
 def pick_device(name: str) -> torch.device:

@@ -20,7 +20,7 @@ from evergraph.models import MODELS, GraphModel, as_model, level_of, make_model
 from evergraph.persistence.checkpoint import load_tree, save_tree
 from evergraph.problems import PROBLEMS, Problem, problem_of
 from evergraph.training.calibration import temperature_of
-from evergraph.training.defaults import default_method, pick_device
+from evergraph.training.defaults import default_method, pick_device, targets_known
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks
@@ -91,13 +91,13 @@ class Learner(metaclass=Checked):
         self.generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         self.random_state = torch.Generator().manual_seed(seed).get_state()
 
-    def _build(self, problem: str) -> None:
+    def _build(self, problem: str, *, all_known: bool = False) -> None:
         """Make the problem, the method and the model, of what was asked for."""
         model, method, training, settings = self._asked_for
         self.problem: Problem = PROBLEMS[problem]()
         if method is None:
             named = model if model is None or isinstance(model, str) else "a model of one's own"
-            method = default_method(named, problem)
+            method = default_method(named, problem, all_known=all_known)
         self.method: Method = as_method(method)
         self.method.check_problem(self.problem)
         chosen = self.method.model if model is None else model
@@ -105,10 +105,14 @@ class Learner(metaclass=Checked):
         self.model: GraphModel = self.problem.adapt(node_model)
         self.training = replace(training or Training(**self.method.training), **settings)
 
-    def settle(self, problem: str) -> None:
-        """Take the problem, where none was named and nothing is learned yet."""
-        if self.problem_is_open and not self.num_tasks and not self.in_mid_task and problem != self.problem.name:
-            self._build(problem)
+    def settle(self, problem: str, graph: Graph) -> None:
+        """Take the problem, and the method for such a graph, where none was named and nothing is learned yet."""
+        open_method = self._asked_for[1] is None and self.problem.kind != "classes"
+        if not self.num_tasks and not self.in_mid_task and (self.problem_is_open or open_method):
+            problem = problem if self.problem_is_open else self.problem.name
+            all_known = targets_known(graph)
+            if problem != self.problem.name or (open_method and all_known):
+                self._build(problem, all_known=all_known)
         self.problem_is_open = False
 
     # learning
@@ -167,7 +171,7 @@ class Learner(metaclass=Checked):
         """Learn all tasks of a stream or of a list, and return the learner."""
         tasks = as_tasks(stream, seed=self.seed)
         if isinstance(tasks, TaskStream):
-            self.settle(tasks.problem)
+            self.settle(tasks.problem, tasks[0].graph)
         with large.reused():
             for task in tasks:
                 self.learn(task)
@@ -198,7 +202,7 @@ class Learner(metaclass=Checked):
 
     def check(self, task: Task) -> None:
         """Raise the error that `learn(task)` would raise before it begins, if the task does not fit."""
-        self.settle(problem_of(task.graph))
+        self.settle(problem_of(task.graph), task.graph)
         check_fit(self, task)
 
     # looking

@@ -23,6 +23,8 @@ from evergraph.training.transaction import between_epochs, own_random_numbers, t
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
+LARGE = 30  # numbers of this size (root mean square) are told of: weights start near 1, and a step moves them by lr
+
 
 def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[str, float]]:
     """See `Learner.learn`; the task has been checked."""
@@ -38,6 +40,8 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
         if (data := learner.method.training_data(context)) is not None:
             context = make_context(learner, data, task)
         learner.method.prepare(context)
+        if learner.problem.kind == "numbers" and learner.method.epochs(context, learner.training.epochs):
+            _tell_of_large_numbers(task)
         assert learner.progress is not None
         progress = learner.progress
         try:
@@ -86,8 +90,8 @@ def check_fit(learner: Learner, task: Task) -> None:
             f"{task.graph.name} has {task.graph.level}s as examples, and {learner.problem.name} is about "
             f"{learner.problem.level}s; name the problem: Learner(problem={problem_of(task.graph)!r})"
         )
-    if learner.problem.kind == "classes" and not task.graph.has_classes:
-        learner.problem.targets(task.graph, learner.classes_)  # raises: it has columns of labels or numbers
+    if (learner.problem.kind == "classes") != task.graph.has_classes:
+        learner.problem.targets(task.graph, learner.classes_)  # raises: it has others than the problem is about
     if task.graph.num_features != (learner.model.in_channels or task.graph.num_features):
         raise EvergraphError(
             f"task {learner.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
@@ -113,6 +117,18 @@ def _set_up(learner: Learner, task: Task) -> None:
         with torch.no_grad():  # a foreign module's lazy layers take their sizes from a first pass
             batcher = learner.problem.batcher(learner.model, task.graph, device=learner.device)
             learner.model(batcher.batch(task.train[:1].to(learner.device)))
+
+
+def _tell_of_large_numbers(task: Task) -> None:
+    """Say where a network would take very many steps to come near the numbers that it is to predict."""
+    for column, values in zip(task.graph.class_names, task.graph.y[task.train].T):
+        known = values[~values.isnan()]
+        if known.numel() and float(known.square().mean().sqrt()) > LARGE:
+            spread = float(known.std(correction=0))
+            tell(
+                f"{task.graph.name}: {column!r} is about {float(known.mean()):.3g} ± {spread:.2g}, and a network "
+                "learns numbers near 1 best; scale them, or use the closed form (analytic), which needs no scale"
+            )
 
 
 def grow(learner: Learner, num_classes: int) -> None:

@@ -81,6 +81,8 @@ def predict(
         ends=link_ends(graph, chosen),
     )
     if learner.problem.kind != "classes":
+        if unknown is not None:
+            raise EvergraphError(f"unknown={unknown:g} puts unknown classes aside, and {learner.problem.name} has none")
         prediction.columns = names
         return prediction
     prediction.classes, prediction.table = names, learner.problem.probabilities(found, units)

@@ -62,11 +62,11 @@ class Logging:
         values = {key: value for key, value in row.items() if key != "epoch"}
         self._each(lambda logger: logger.epoch(seed, task, step, values))
 
-    def task(self, seed: int, matrix: Sequence[Sequence[float | None]]) -> None:
-        """The accuracy matrix so far; its last row is the task that is over."""
+    def task(self, seed: int, matrix: Sequence[Sequence[float | None]], *, higher_is_better: bool) -> None:
+        """The accuracy matrix so far; its last row is the task that is over. AF is negative where it has forgotten."""
         now = [float("nan") if value is None else value for value in matrix[-1][: len(matrix)]]
         first = [float(row[i] or 0.0) for i, row in enumerate(matrix)]
-        values = {"ap": performance(now), "af": forgetting(now, first)}
+        values = {"ap": performance(now), "af": forgetting(now, first) * (1 if higher_is_better else -1)}
         values |= {f"accuracy/task-{i + 1}": value for i, value in enumerate(now)}
         self._each(lambda logger: logger.task(seed, len(matrix) - 1, values))
 

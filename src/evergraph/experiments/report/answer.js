@@ -5,7 +5,8 @@ function showSeconds(seconds) {
   return seconds < 90 ? show(seconds, seconds < 10 ? 1 : 0) + " s" : show(seconds / 60, 0) + " min";
 }
 function answerCard(found) {
-  const run = RUNS[found.best], facts = html("dl", { class: "facts" });
+  const pooled = (number) => ({ ...RUNS[number], ...found.pooled[number] });  // over orders of classes
+  const run = pooled(found.best), facts = html("dl", { class: "facts" });
   const fact = (name, value) => {
     if (value) facts.append(html("div", {}, html("dt", {}, name), html("dd", {}, value)));
   };
@@ -13,12 +14,13 @@ function answerCard(found) {
   fact("forgets", known(run.metrics[AF]?.mean) ? `${TITLES[AF]} ${plusMinus(run, AF)}` : null);
   fact("costs", showSeconds(perRun(run)) && showSeconds(perRun(run)) + " a run");
   fact("keeps", known(run.kept_bytes) ? showBytes(run.kept_bytes) : null);
-  const called = (number) => (DATA.answers.length > 1 ? RUNS[number].method : RUNS[number].label);
+  const called = (number) =>
+    (DATA.answers.length > 1 || found.alone.includes(number) ? RUNS[number].method : RUNS[number].label);
   const names = found.tied.map(called);
   const noise = found.rivals < 2 ? "" : !found.told ? "Too few seeds to tell noise from difference: run at least three. "
     : names.length ? `Within noise of it: ${names.join(", ")}. ` : "No other method is within noise of it. ";
   const top = found.ceiling === null ? "" : `Ceiling, trained on all old data: ${called(found.ceiling)}, ` +
-    `${plusMinus(RUNS[found.ceiling], AP)}${unitOf(run)}.`;
+    `${plusMinus(pooled(found.ceiling), AP)}${unitOf(run)}.`;
   const where = DATA.answers.length > 1 ? `${found.stream}, test graph ${found.test_graph}` : null;
   return html("article", { class: "card answer", style: paint(run.style) },
     where && html("p", { class: "quiet" }, where),

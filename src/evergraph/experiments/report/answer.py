@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from evergraph.evaluation import within_noise
+from evergraph.evaluation import mean_std, within_noise
 from evergraph.experiments.method_table import keeps_old_data
 
 STYLES = {
@@ -42,29 +43,33 @@ def role_of(access: Mapping[str, Any]) -> str:
 
 
 def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each stream and test graph: the best run without old data, those within noise of it, and the ceiling.
+    """For each stream and test graph: the best method without old data, those within noise of it, and the ceiling.
 
-    Runs are named by their position in the list. Nothing is said where metrics differ, or where only a ceiling was run.
+    Runs that differ in the order of classes alone count as one method's; methods are compared, and paired, over the
+    orders and seeds that all of them have; noise cannot be told where these are none. A method is named by the position
+    of its first run in the list. Nothing is said where metrics differ, or where only a ceiling was run.
     """
-    groups: dict[tuple[str, str], list[int]] = {}
+    groups: dict[tuple[str, str], dict[str, list[int]]] = {}
     for number, run in enumerate(runs):
-        groups.setdefault((run["stream"], str(run["protocol"].get("test_graph", ""))), []).append(number)
+        if run["metrics"]["ap"]["mean"] is not None:
+            group = groups.setdefault((run["stream"], str(run["protocol"].get("test_graph", ""))), {})
+            group.setdefault(_but_for_order(run), []).append(number)
     found = []
-    for (stream, test_graph), members in groups.items():
-        members = [number for number in members if runs[number]["metrics"]["ap"]["mean"] is not None]
-        rivals = [number for number in members if not runs[number]["role"]]
-        if not rivals or len({runs[number]["metric"]["name"] for number in members}) > 1:
+    for (stream, test_graph), group in groups.items():
+        teams = {members[0]: members for members in group.values()}
+        measured = {first: _by_order_and_seed(runs, members) for first, members in teams.items()}
+        rivals = [first for first in teams if not runs[first]["role"]]
+        metrics = {runs[first]["metric"]["name"]: runs[first]["metric"] for first in teams}
+        shared = set.intersection(*(set(measured[first]) for first in rivals)) if rivals else set()
+        if not rivals or len(metrics) > 1:
             continue
-        sign = 1 if runs[rivals[0]]["metric"]["higher_is_better"] else -1
-        value = {number: sign * runs[number]["metrics"]["ap"]["mean"] for number in members}
-        best = max(rivals, key=value.__getitem__)
-        paired = {
-            str(number): runs[number]["metrics"]["ap"]["values"]
-            for number in rivals
-            if runs[number]["seeds"] == runs[best]["seeds"] and None not in runs[number]["metrics"]["ap"]["values"]
-        }
-        tied = within_noise(paired, str(best)) if str(best) in paired else {}
-        ceilings = [number for number in members if runs[number]["role"] == CEILING]
+        sign = -1 if next(iter(metrics.values()))["higher_is_better"] is False else 1
+        paired = {str(first): [measured[first][key] for key in sorted(shared)] for first in rivals}
+        level = {first: _mean(paired[str(first)] or measured[first].values()) for first in rivals}
+        best = max(rivals, key=lambda first: sign * level[first])
+        ceilings = [first for first in teams if runs[first]["role"] == CEILING]
+        ceiling = max(ceilings, key=lambda first: sign * _mean(measured[first].values()), default=None)
+        tied = within_noise(paired, str(best)) if shared else {}
         found.append(
             {
                 "stream": stream,
@@ -73,7 +78,51 @@ def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "rivals": len(rivals),
                 "tied": [int(number) for number, told in tied.items() if told and int(number) != best],
                 "told": bool(tied) and all(told is not None for told in tied.values()),
-                "ceiling": max(ceilings, key=value.__getitem__, default=None),
+                "ceiling": ceiling,
+                "alone": [first for first in teams if _is_alone(runs, first, teams)],
+                "pooled": {first: _pooled(runs, teams[first]) for first in (best, ceiling) if first is not None},
             }
         )
     return found
+
+
+def _but_for_order(run: Mapping[str, Any]) -> str:
+    """What a run's numbers depend on besides its order of classes and its seeds."""
+    protocol = {key: value for key, value in run["protocol"].items() if key != "order"}
+    settings = (run["method"], run.get("hyperparameters", {}), run.get("model", {}), protocol)
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _by_order_and_seed(runs: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[tuple[str, int], float]:
+    """AP of each run that has one."""
+    return {
+        (str(runs[number]["protocol"].get("order", "")), seed): value
+        for number in members
+        for seed, value in zip(runs[number]["seeds"], runs[number]["metrics"]["ap"]["values"])
+        if value is not None
+    }
+
+
+def _is_alone(runs: Sequence[Mapping[str, Any]], first: int, teams: Mapping[int, list[int]]) -> bool:
+    """Whether its method's name tells these runs from all others of the stream and test graph."""
+    return sum(runs[other]["method"] == runs[first]["method"] for other in teams) == 1
+
+
+def _pooled(runs: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
+    """AP and AF over all orders and seeds, seconds in all, and the most that is kept."""
+    own = [runs[number] for number in members]
+    metrics: dict[str, Any] = {}
+    for name in ("ap", "af"):
+        values = [value for run in own for value in run["metrics"][name]["values"] if value is not None]
+        metrics[name] = mean_std(values) if values else {"mean": None}
+    seconds, kept = ([run[key] for run in own if run.get(key) is not None] for key in ("seconds", "kept_bytes"))
+    return {
+        "seeds": [seed for run in own for seed in run["seeds"]],
+        "metrics": metrics,
+        "seconds": sum(seconds) if len(seconds) == len(own) else None,
+        "kept_bytes": max(kept) if len(kept) == len(own) else None,
+    }
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / max(len(values), 1)

@@ -115,6 +115,8 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
     """What the page shows of one run on one test graph."""
     matrices, protocol = result["matrices"], result["protocol"]
     test_graph = TEST_GRAPHS.get(str(protocol.get("test_graph")))
+    metric = describe_metric(result)
+    summaries = summarize(matrices, higher_is_better=metric["higher_is_better"])
     recorded = {name: values for name, values in result.get("metrics", {}).items() if name not in SUMMARIES}
     return {
         "folder": place,
@@ -123,7 +125,7 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
         "hyperparameters": result.get("hyperparameters", {}),
         "model": result.get("model", {}),
         "protocol": protocol,
-        "metric": describe_metric(result),
+        "metric": metric,
         "tested_on": test_graph.about if test_graph else str(protocol.get("test_graph", "an unnamed graph")),
         "seeds": result["seeds"],
         "seconds": result.get("seconds"),
@@ -138,7 +140,7 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
         "device": result.get("device"),
         "versions": result.get("versions", {}),
         "tasks": [", ".join(map(str, names)) for names in _task_classes(result, len(matrices[0]))],
-        "metrics": {name: _finite(values) for name, values in {**summarize(matrices), **recorded}.items()},
+        "metrics": {name: _finite(values) for name, values in {**summaries, **recorded}.items()},
         "matrices": [_rows(as_array(matrix)) for matrix in matrices],
         **_panels(matrices),
         "curves": curves,

@@ -108,9 +108,9 @@ function drawPlane() {
     return [low - pad, high + pad];
   };
   const [xLow, xHigh] = ends([0, ...values(AF)]), [yLow, yHigh] = ends(values(AP));
-  const falls = METRIC.higher_is_better === false, more = falls ? "right" : "left";
-  const stability = `${withUnit(TITLES[AF])}: 0 forgets nothing; further ${more}, more is forgotten`;
-  const short = `${withUnit(TITLES[AF])}: forgets less ${falls ? "←" : "→"}`;
+  const falls = METRIC.higher_is_better === false;
+  const stability = `${withUnit(TITLES[AF])}: 0 forgets nothing; further left, more is forgotten`;
+  const short = `${withUnit(TITLES[AF])}: forgets less →`;
   const plasticity = `${withUnit(TITLES[AP])}: knows more ${falls ? "↓" : "↑"}`;
   redrawn(figure, (width) => {
     const frame = chart({

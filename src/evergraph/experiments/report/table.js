@@ -50,9 +50,9 @@ const COLUMNS = [
 ];
 const MAIN = COLUMNS.findIndex((column) => column.best);
 
-const TESTED = (run) => `${run.stream} ${run.protocol.test_graph}`;
+const TESTED = (run) => `${run.stream} ${run.protocol.test_graph} ${run.protocol.order}`;
 function bestRun(column, run) {
-  // the best value of a column among the runs without old data that have this one's stream and test graph; none where
+  // the best value of a column among the runs without old data that have this one's stream, test graph and order; none where
   // runs have different metrics
   const rivals = RUNS.filter((other) => !other.role && TESTED(other) === TESTED(run));
   const values = rivals.map(column.sort).filter(known);

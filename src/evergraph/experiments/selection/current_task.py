@@ -32,7 +32,7 @@ class CurrentTask(SelectionRule):
     """
 
     name = "current-task"
-    about = "each task's validation nodes right after learning it: the strongest hold that costs at most a twentieth"
+    about = "each task's validation nodes right after learning it: the strongest hold that costs at most `margin`"
 
     margin: BelowOne = 0.05
 

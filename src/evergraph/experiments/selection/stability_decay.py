@@ -49,7 +49,7 @@ class StabilityDecay(SelectionRule):
     """
 
     name = "stability-decay"
-    about = "each task's validation nodes right after learning it: the first falling strength at 0.8 of fine-tuning"
+    about = "each task's validation nodes right after learning it: the first falling strength at `share` of fine-tuning"
     proposes = True
 
     share: Annotated[float, Bounds(above=0, at_most=1)] = 0.8
