@@ -12,7 +12,7 @@ import torch
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import make_graph
-from evergraph.models.feature_blocks import FEW_COLUMNS, typical_entry
+from evergraph.models.input_scaling import FEW_COLUMNS, typical_entry
 
 HIDDEN = 160
 

@@ -188,7 +188,7 @@ def one_process(method: str, graph: eg.Graph, folder: Path) -> list[torch.Tensor
 def features_of(learner: eg.Learner, graph: eg.Graph) -> torch.Tensor:
     """What is propagated, side by side."""
     assert isinstance(learner.model, eg.RandomFeatures)
-    found = propagated(graph, learner.model.propagated_inputs(), torch.float64, learner.model.input_lift())
+    found = propagated(graph, learner.model.propagated_inputs(), torch.float64, learner.model.input_scaling())
     return torch.cat([as_dense(features) for features in found], dim=1)
 
 
