@@ -113,8 +113,8 @@ def graph_of(name: str, seed: int, by_hand: bool = False) -> Any:
 
 
 CONTENDERS: dict[str, tuple[bool, dict[str, Any]]] = {
-    "as given": (False, {"scales": []}),
-    "by hand": (True, {"scales": []}),
+    "as given": (False, {"scales": False}),
+    "by hand": (True, {"scales": False}),
     "auto": (False, {}),
 }
 """By name: whether columns are standardized by hand, and settings of the model."""

@@ -57,8 +57,10 @@ class InputScaling:
         return with_column(x, torch.full((x.size(0),), self.lift, dtype=x.dtype, device=x.device))
 
 
-def parse_columns(columns: Sequence[Sequence[float]]) -> list[Column]:
-    """Columns as a setting gives them."""
+def parse_columns(columns: bool | Sequence[Sequence[float]]) -> bool | list[Column]:
+    """Columns as a setting gives them; or whether there are any."""
+    if isinstance(columns, bool):
+        return columns
     try:
         parsed = [(int(number), float(centre), float(scale)) for number, centre, scale in columns]
         if any(number < 0 or scale < 0 or not math.isfinite(centre + scale) for number, centre, scale in parsed):
@@ -66,7 +68,7 @@ def parse_columns(columns: Sequence[Sequence[float]]) -> list[Column]:
     except (TypeError, ValueError):
         raise EvergraphError(
             f"scales={columns!r} is not a list of columns, each with its centre and its scale, e.g. [[2, 273, 16]]; "
-            "[] leaves all columns as they are"
+            "False leaves all columns as they are"
         ) from None
     return parsed
 

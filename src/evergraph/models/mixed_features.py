@@ -37,6 +37,6 @@ class MixedFeatures(RandomFeatures):
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
         lift: NonNegative | None = None,
-        scales: Sequence[Sequence[float]] | None = None,
+        scales: bool | Sequence[Sequence[float]] = True,
     ) -> None:
         super().__init__(hidden, blocks, linear_width, kept, lift, scales)

@@ -74,8 +74,8 @@ class RandomFeatures(GraphModel):
         linear_width: columns of a linear block at most; 0 for as many as the features have.
         kept: which of the blocks there are by now; empty for all. A method that leaves blocks behind drops them.
         lift: the constant in X's additional column, 0 for no such column; None to measure it where columns are few.
-        scales: the columns of X that are read as (x − centre) / scale, each as (column, centre, scale); [] leaves all
-            as they are; None to measure them where X is dense. Scale 0: zero until a task has other values than centre.
+        scales: whether columns of dense X are scaled: measured, or given as (column, centre, scale) for each that is read
+            as (x − centre) / scale; scale 0: as zero, until a task has other values than the centre.
     """
 
     reads_edge_weights = True
@@ -87,13 +87,13 @@ class RandomFeatures(GraphModel):
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
         lift: NonNegative | None = None,
-        scales: Sequence[Sequence[float]] | None = None,
+        scales: bool | Sequence[Sequence[float]] = True,
     ) -> None:
         super().__init__()
         self.hidden, self.linear_width = hidden, linear_width
         self.lift = lift
-        self.scales: list[Column] | None = None if scales is None else parse_columns(scales)
-        self._measures = (lift is None, scales is None)  # for another learner anew
+        self.scales = parse_columns(scales)
+        self._measures = (lift is None, scales is True)  # for another learner anew
         self.all_blocks: list[Block] = parse_blocks(blocks)
         self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
         num_random = sum(not block.linear for block in self.all_blocks)
@@ -122,8 +122,8 @@ class RandomFeatures(GraphModel):
             settings["linear_width"] = self.linear_width
         if self.lift is not None:
             settings["lift"] = self.lift
-        if self.scales is not None:
-            settings["scales"] = [list(column) for column in self.scales]
+        if self.scales is not True:
+            settings["scales"] = self.scales and [list(column) for column in self.scales]
         return settings if all(self.kept) else {**settings, "kept": list(self.kept)}
 
     @property
@@ -191,13 +191,14 @@ class RandomFeatures(GraphModel):
         lift, scales = self._measures
         self.scales = measured_columns(graph) if scales else self.scales
         if lift and graph.num_features <= FEW_COLUMNS:
-            self.lift = typical_entry(graph, self.scales or ())
+            self.lift = typical_entry(graph, self._columns())
         self._empty_head()
 
     @capability(rests_on=READS)
     def scale_new_columns(self, graph: Graph) -> None:
         """Measure the scales of columns that had a single value in all graphs so far: no sum is changed by them."""
-        self.scales = self.scales and with_scales(self.scales, graph)
+        if columns := self._columns():
+            self.scales = with_scales(columns, graph)
 
     @capability(rests_on=READS)
     def set_scaling(self, settings: Mapping[str, Any], anew: bool = False) -> None:
@@ -205,18 +206,20 @@ class RandomFeatures(GraphModel):
 
         With `anew` also those that were measured for this model.
         """
-        lift, scales = (
-            None if anew and measures else settings.get(name)
-            for name, measures in zip(("lift", "scales"), self._measures)
-        )
-        self.lift, self.scales = lift, None if scales is None else parse_columns(scales)
-        self._measures = (lift is None, scales is None)
+        known = {**settings, **{name: None for name, own in zip(("lift", "scales"), self._measures) if anew and own}}
+        self.lift, scales = known.get("lift"), known.get("scales")
+        self.scales = True if scales is None else parse_columns(scales)
+        self._measures = (self.lift is None, self.scales is True)
         self._empty_head()
 
     @capability(rests_on=READS)
     def input_scaling(self) -> InputScaling:
         """How X is read before its rows are scaled to length one."""
-        return InputScaling(tuple(self.scales or ()), self.lift or 0.0)
+        return InputScaling(tuple(self._columns()), self.lift or 0.0)
+
+    def _columns(self) -> list[Column]:
+        """The columns that are scaled."""
+        return self.scales if isinstance(self.scales, list) else []
 
     def _empty_head(self) -> None:
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
