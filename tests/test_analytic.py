@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import scipy.sparse as sp
 import torch
@@ -39,6 +41,8 @@ def graph() -> Graph:
 def dense_features(model: eg.RandomFeatures, graph: Graph) -> Tensor:
     """The blocks' formula with dense matrices."""
     x = as_dense(graph.x).double()
+    for column, centre, scale in model.scales or []:
+        x[:, column] = (x[:, column] - centre) / scale
     if model.lift:
         x = torch.cat([x, torch.full((graph.num_nodes, 1), model.lift, dtype=torch.float64)], dim=1)
     x = x / x.norm(dim=1, keepdim=True)
@@ -55,10 +59,10 @@ def dense_features(model: eg.RandomFeatures, graph: Graph) -> Tensor:
 
 @pytest.mark.parametrize("propagate", [True, False], ids=["whole graph", "batches"])
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
-@pytest.mark.parametrize("lift", [0.0, 0.5])
-def test_features_are_the_formula(graph: Graph, propagate: bool, sparse: bool, lift: float) -> None:
+@pytest.mark.parametrize(("lift", "scales"), [(0.0, False), (0.5, False), (0.5, [(2, 0.0, 8.0), (5, 1.5, 0.5)])])
+def test_features_are_the_formula(graph: Graph, propagate: bool, sparse: bool, lift: float, scales: Any) -> None:
     model = built(graph)
-    model.lift = lift
+    model.lift, model.scales = lift, scales
     if sparse:
         dense = as_dense(graph.x)
         graph.x = SparseMatrix.from_scipy(sp.csr_matrix(dense.numpy()))

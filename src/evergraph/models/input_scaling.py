@@ -145,7 +145,7 @@ def _some_rows(graph: Graph) -> Tensor | None:
         return None
     start, total = (0, x.size(0)) if graph.rows is None else (graph.rows.start, graph.rows.starts[-1])
     step = max(1, -(-total // ROWS))
-    own = torch.arange(-start % step, x.size(0), step)
+    own = torch.arange(x.size(0))[-start % step :: step]
     some = x[own.to(x.device)].to("cpu", torch.float64)
     if graph.rows is None:
         return some

@@ -74,8 +74,8 @@ class RandomFeatures(GraphModel):
         linear_width: columns of a linear block at most; 0 for as many as the features have.
         kept: which of the blocks there are by now; empty for all. A method that leaves blocks behind drops them.
         lift: the constant in X's additional column, 0 for no such column; None to measure it where columns are few.
-        scales: whether columns of dense X are scaled: measured, or given as (column, centre, scale) for each that is read
-            as (x − centre) / scale; scale 0: as zero, until a task has other values than the centre.
+        scales: whether columns of dense X are scaled: measured, or given as (column, centre, scale) for each that is
+            read as (x − centre) / scale; scale 0: as zero, until a task has other values than the centre.
     """
 
     reads_edge_weights = True
@@ -133,6 +133,10 @@ class RandomFeatures(GraphModel):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Draw the projection; the head starts at zero."""
+        if unknown := [number for number, _, _ in self._columns() if number >= in_channels]:
+            raise EvergraphError(
+                f"random features: scales names column {unknown[0]}; features have {in_channels}, from 0"
+            )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.register_buffer("projection_seed", torch.zeros((), dtype=torch.long))
         self.head = nn.Parameter(torch.zeros(sum(self.widths()) + 1, out_channels))
