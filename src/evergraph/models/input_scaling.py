@@ -25,6 +25,7 @@ UPPER_QUARTILE = 1.1503  # of distances from the mean, for Gaussian numbers, in 
 ALIKE = 2.0  # a spread between one over this and this is as good as one
 OFF_CENTRE = 2.0  # spreads between zero and a column's median, above which it is centred
 RARE = 0.01  # share of nodes with another value than most below which a column is not scaled up
+FAR = 4.0  # spreads from a column's centre, beyond which a distance counts by its logarithm
 ROWS = 2**14  # of X that are looked at
 
 Column = tuple[int, float, float]
@@ -33,9 +34,11 @@ Column = tuple[int, float, float]
 
 @dataclass(frozen=True)
 class InputScaling:
-    """[(x_j − centre_j) / scale_j, lift], with centre 0 and scale 1 in all columns that are not named.
+    """[s((x_j − centre_j) / scale_j), lift] in the columns that are named, and x_j in all others.
 
-    A column that had only one value so far is read as 0 everywhere, so that its scale is still open.
+    s(z) is z up to `FAR` and grows as its logarithm beyond, with the same slope there: a row with one number far out, in a
+    heavy tail or a later task, still says something else. A column that had only one value so far is read as 0
+    everywhere, so that its scale is still open.
 
     Args:
         columns: those that are scaled.
@@ -51,10 +54,16 @@ class InputScaling:
             x = as_dense(x)
             numbers, centre, scale = (torch.tensor(part, device=x.device) for part in zip(*self.columns))
             over = torch.where(scale > 0, 1 / scale, 0).to(x.dtype)
-            x = x.index_copy(1, numbers, (x[:, numbers] - centre.to(x.dtype)) * over)
+            x = x.index_copy(1, numbers, _drawn_in((x[:, numbers] - centre.to(x.dtype)) * over))
         if not self.lift:
             return x
         return with_column(x, torch.full((x.size(0),), self.lift, dtype=x.dtype, device=x.device))
+
+
+def _drawn_in(z: Tensor) -> Tensor:
+    """s(z), see `InputScaling`."""
+    far = (z.abs() / FAR).clamp(min=1)
+    return torch.where(far > 1, z.sign() * FAR * (1 + far.log()), z)
 
 
 def parse_columns(columns: bool | Sequence[Sequence[float]]) -> bool | list[Column]:
