@@ -25,7 +25,7 @@ UPPER_QUARTILE = 1.1503  # of distances from the mean, for Gaussian numbers, in 
 ALIKE = 2.0  # a spread between one over this and this is as good as one
 OFF_CENTRE = 2.0  # spreads between zero and a column's median, above which it is centred
 RARE = 0.01  # share of nodes with another value than most below which a column is not scaled up
-FAR = 4.0  # spreads from a column's centre, beyond which a distance counts by its logarithm
+FAR = 8.0  # spreads from a column's centre, beyond which a distance counts by its logarithm
 ROWS = 2**14  # of X that are looked at
 
 Column = tuple[int, float, float]
@@ -36,8 +36,8 @@ Column = tuple[int, float, float]
 class InputScaling:
     """[s((x_j − centre_j) / scale_j), lift] in the columns that are named, and x_j in all others.
 
-    s(z) is z up to `FAR` and grows as its logarithm beyond, with the same slope there: a row with one number far out, in a
-    heavy tail or a later task, still says something else. A column that had only one value so far is read as 0
+    s(z) is z up to `FAR` and grows as its logarithm beyond, with the same slope there: a row with one number far out,
+    in a heavy tail or a later task, still says something else. A column that had only one value so far is read as 0
     everywhere, so that its scale is still open.
 
     Args:

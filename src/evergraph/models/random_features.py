@@ -134,9 +134,7 @@ class RandomFeatures(GraphModel):
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Draw the projection; the head starts at zero."""
         if unknown := [number for number, _, _ in self._columns() if number >= in_channels]:
-            raise EvergraphError(
-                f"random features: scales names column {unknown[0]}; features have {in_channels}, from 0"
-            )
+            raise EvergraphError(f"random features: scales names column {unknown[0]}; there are 0 to {in_channels - 1}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.register_buffer("projection_seed", torch.zeros((), dtype=torch.long))
         self.head = nn.Parameter(torch.zeros(sum(self.widths()) + 1, out_channels))
