@@ -209,14 +209,14 @@ def late() -> list[eg.Task]:
     """Column 1 is zero in the first task, column 4 the same everywhere; both vary from the second on."""
     tasks = [eg.Task.of(part.graph) for part in eg.TaskStream(table(), 2)]
     x = tasks[0].graph.x.clone()
-    x[:, 1], x[:, 4] = 0, 290
+    x[:, 1], x[:, 4] = 0, 290.1
     return [eg.Task.of(tasks[0].graph.altered(x=x)), *tasks[1:]]
 
 
 def test_columns_that_come_later_change_no_sum() -> None:
     tasks = late()
     learner = learner_of("mixed-features").fit(tasks[:1])
-    assert {(1, 0.0, 0.0), (4, 290.0, 0.0)} <= set(learner.model.scales)
+    assert {(1, 0.0, 0.0), (4, 290.1, 0.0)} <= set(learner.model.scales)
     scales = with_scales(learner.model.scales, tasks[1].graph)
     assert {1, 4} <= {column for column, _, scale in scales if scale}
     learner.fit(tasks[1:])

@@ -34,7 +34,7 @@ Column = tuple[int, float, float]
 
 @dataclass(frozen=True)
 class InputScaling:
-    """[s((x_j − centre_j) / scale_j), lift] in the columns that are named, and x_j in all others.
+    """s((x_j − centre_j) / scale_j) in the columns that are named, x_j in all others, and `lift` in one more.
 
     s(z) is z up to `FAR` and grows as its logarithm beyond, with the same slope there: a row with one number far out,
     in a heavy tail or a later task, still says something else. A column that had only one value so far is read as 0
@@ -52,9 +52,10 @@ class InputScaling:
         """The features as they are read; X itself where there is nothing to do."""
         if self.columns:
             x = as_dense(x)
-            numbers, centre, scale = (torch.tensor(part, device=x.device) for part in zip(*self.columns))
-            over = torch.where(scale > 0, 1 / scale, 0).to(x.dtype)
-            x = x.index_copy(1, numbers, _drawn_in((x[:, numbers] - centre.to(x.dtype)) * over))
+            numbers = torch.tensor([number for number, _, _ in self.columns], device=x.device)
+            centre = x.new_tensor([centre for _, centre, _ in self.columns])
+            over = x.new_tensor([1 / scale if scale else 0.0 for _, _, scale in self.columns])
+            x = x.index_copy(1, numbers, _drawn_in((x[:, numbers] - centre) * over))
         if not self.lift:
             return x
         return with_column(x, torch.full((x.size(0),), self.lift, dtype=x.dtype, device=x.device))
