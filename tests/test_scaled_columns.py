@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from benchmarks import column_scales
 
 import evergraph as eg
 from evergraph.core.sparse import as_dense
@@ -200,6 +201,16 @@ def test_reasons_add_up_to_the_logit() -> None:
         assert found.logit == pytest.approx(float(logits[node].max()), abs=1e-9)
         assert found.constant + sum(amount for _, amount in found.features) == pytest.approx(found.logit, abs=1e-9)
         assert {name for name, _ in found.features} == {f"feature {column}" for column in range(7)}
+
+
+@pytest.mark.parametrize("name", list(column_scales.STREAMS))
+def test_the_study_s_columns_are_brought_alike(name: str) -> None:
+    """Three in four numbers lie within a few spreads of the middle."""
+    graph = column_scales.graph_of(name, seed=1)
+    read = as_dense(InputScaling(tuple(measured_columns(graph))).apply(graph.x))
+    spreads = (read - read.median(0).values).abs().quantile(0.75, dim=0)
+    assert bool((spreads < 3).all())
+    assert float(as_dense(column_scales.graph_of(name, seed=1, by_hand=True).x).std(0).max()) < 1.01
 
 
 # columns that come later
