@@ -209,7 +209,7 @@ def test_the_study_s_columns_are_brought_alike(name: str) -> None:
     graph = column_scales.graph_of(name, seed=1)
     read = as_dense(InputScaling(tuple(measured_columns(graph))).apply(graph.x))
     spreads = (read - read.median(0).values).abs().quantile(0.75, dim=0)
-    assert bool((spreads < 3).all())
+    assert bool((spreads < 3.3).all())
     assert float(as_dense(column_scales.graph_of(name, seed=1, by_hand=True).x).std(0).max()) < 1.01
 
 
