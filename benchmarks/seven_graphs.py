@@ -116,10 +116,7 @@ def contender_of(row: dict[str, Any]) -> Contender:
 
 def stream_of(cell: Cell, data_root: str, held_out: bool) -> Any:
     """The stream of a run; with `held_out` the one that has no test node of it."""
-    import torch
-
     import evergraph as eg
-    from evergraph.data.arrangement import split_nodes
     from evergraph.data.datasets import DATASETS
 
     name, order, seed = cell
@@ -128,15 +125,24 @@ def stream_of(cell: Cell, data_root: str, held_out: bool) -> Any:
     dataset = DATASETS[name]
     graph = dataset.graph(data_root, "")
     large = [place for place, size in enumerate(graph.class_sizes().tolist()) if size >= max(dataset.min_class_size, 1)]
-    train, val, _ = split_nodes(graph, large, seed)
+    options = {"order": order, "seed": seed, "min_class_size": dataset.min_class_size}
+    return eg.TaskStream(without_test_nodes(graph, large, seed), dataset.classes_per_task, **options)
+
+
+def without_test_nodes(graph: Any, classes: list[int], seed: int) -> Any:
+    """A graph whose test nodes have no part: validation nodes are tested, a quarter of the training nodes validate."""
+    import torch
+
+    from evergraph.data.arrangement import split_nodes
+
+    train, val, _ = split_nodes(graph, classes, seed)
     part = torch.full((graph.num_nodes,), -1)
     part[train], part[val] = 0, 2
-    for place in large:
+    for place in classes:
         nodes = train[graph.y[train] == place]
         mixed = nodes[torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(1_000_003 * seed + place))]
         part[mixed[: nodes.numel() // 4]] = 1
-    options = {"order": order, "seed": seed, "min_class_size": dataset.min_class_size}
-    return eg.TaskStream(graph.altered(splits=part.unsqueeze(1)), dataset.classes_per_task, **options)
+    return graph.altered(splits=part.unsqueeze(1))
 
 
 def measure(cell: Cell, contender: Contender, data_root: str, held_out: bool = False) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import scipy.sparse as sp
 import torch
@@ -39,6 +42,9 @@ def graph() -> Graph:
 def dense_features(model: eg.RandomFeatures, graph: Graph) -> Tensor:
     """The blocks' formula with dense matrices."""
     x = as_dense(graph.x).double()
+    for column, centre, scale in model.scales or []:
+        z = (x[:, column] - centre) / scale
+        x[:, column] = torch.tensor([v if abs(v) <= 8 else math.copysign(8 + 8 * math.log(abs(v) / 8), v) for v in z])
     if model.lift:
         x = torch.cat([x, torch.full((graph.num_nodes, 1), model.lift, dtype=torch.float64)], dim=1)
     x = x / x.norm(dim=1, keepdim=True)
@@ -55,10 +61,10 @@ def dense_features(model: eg.RandomFeatures, graph: Graph) -> Tensor:
 
 @pytest.mark.parametrize("propagate", [True, False], ids=["whole graph", "batches"])
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
-@pytest.mark.parametrize("lift", [0.0, 0.5])
-def test_features_are_the_formula(graph: Graph, propagate: bool, sparse: bool, lift: float) -> None:
+@pytest.mark.parametrize(("lift", "scales"), [(0.0, False), (0.5, False), (0.5, [(2, 0.0, 8.0), (5, 1.5, 0.0625)])])
+def test_features_are_the_formula(graph: Graph, propagate: bool, sparse: bool, lift: float, scales: Any) -> None:
     model = built(graph)
-    model.lift = lift
+    model.lift, model.scales = lift, scales
     if sparse:
         dense = as_dense(graph.x)
         graph.x = SparseMatrix.from_scipy(sp.csr_matrix(dense.numpy()))

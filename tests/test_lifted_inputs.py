@@ -12,7 +12,7 @@ import torch
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import make_graph
-from evergraph.models.feature_blocks import FEW_COLUMNS, typical_entry
+from evergraph.models.input_scaling import FEW_COLUMNS, typical_entry
 
 HIDDEN = 160
 
@@ -29,9 +29,10 @@ def amounts(size: float = 1.0) -> eg.TaskStream:
 @pytest.mark.parametrize("size", [1e-5, 1.0, 1e5])
 def test_one_column_of_positive_numbers_tells_classes_apart(size: float) -> None:
     stream = amounts(size)
-    model = eg.MixedFeatures(hidden=7 * HIDDEN)
-    assert eg.Learner(model, "auto").fit(stream).evaluate(stream).ap > 85
-    assert model.lift == pytest.approx(size, rel=1.0)  # within a factor of two
+    for scales, unit in ((False, size), (True, 1.0)):
+        model = eg.MixedFeatures(hidden=7 * HIDDEN, scales=scales)
+        assert eg.Learner(model, "auto").fit(stream).evaluate(stream).ap > 85
+        assert unit / 2 <= model.lift <= 2 * unit
 
 
 def test_graphs_and_links_of_few_columns_are_told_apart_too() -> None:
@@ -94,8 +95,8 @@ def test_forgetting_the_nodes_that_the_lift_was_measured_at() -> None:
     task = eg.Task.of(first.graph.altered(x=x))
     gone = task.train[x[task.train, 0] > 5]
     assert len(gone) > 20
-    learners = [eg.Learner(eg.RandomFeatures(hidden=100), "auto", dtype=torch.float64) for _ in range(2)]
-    found, never = learners
+    models = [eg.RandomFeatures(hidden=100, scales=False) for _ in range(2)]
+    found, never = (eg.Learner(model, "auto", dtype=torch.float64) for model in models)
     found.fit([task, stream[1]])
     before = found.model.lift
     found.forget(gone, [task, stream[1]])
@@ -118,7 +119,8 @@ def test_forgetting_graphs_that_the_lift_was_measured_at() -> None:
         )
 
     tasks = [eg.Task.of(graphs((place >= low) & (place < low + 2))) for low in (0, 2)]
-    found, never = (eg.Learner("analytic", dtype=torch.float64) for _ in range(2))
+    models = [eg.Pooled(eg.RandomFeatures(hidden=320, scales=False)) for _ in range(2)]
+    found, never = (eg.Learner(model, "analytic", dtype=torch.float64) for model in models)
     found.fit(tasks)
     before = found.model.encoder.lift
     found.forget(classes=["0", "1"], data=tasks)
@@ -144,7 +146,7 @@ def test_a_lift_that_is_given_stays() -> None:
 
 
 def test_a_model_that_had_another_learner_is_lifted_by_the_new_one_s_data() -> None:
-    model = eg.RandomFeatures(hidden=50)
+    model = eg.RandomFeatures(hidden=50, scales=False)
     for size in (1.0, 1024.0):
         eg.Learner(model, "analytic").learn(amounts(size)[0])
         assert model.lift == pytest.approx(size, rel=1.0)

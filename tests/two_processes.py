@@ -148,7 +148,8 @@ def difference(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return float(torch.stack(gaps).max())
 
 
-LARGE = sbm(nodes=203, classes=6, degree=4, features=7, signal=3.0, seed=1)
+ALIKE = sbm(nodes=203, classes=6, degree=4, features=7, signal=3.0, seed=1)
+LARGE = ALIKE.altered(x=ALIKE.x * torch.tensor([1, 1000, 1, 1e-3, 1, 8, 1]) + torch.tensor([0, 0, 99, 0, 0, 290, 0]))
 WEIGHTED = LARGE.altered(
     adjacency=LARGE.adjacency.with_values(
         torch.rand(LARGE.adjacency.nnz, generator=torch.Generator().manual_seed(2)).add_(0.5)
@@ -188,7 +189,7 @@ def one_process(method: str, graph: eg.Graph, folder: Path) -> list[torch.Tensor
 def features_of(learner: eg.Learner, graph: eg.Graph) -> torch.Tensor:
     """What is propagated, side by side."""
     assert isinstance(learner.model, eg.RandomFeatures)
-    found = propagated(graph, learner.model.propagated_inputs(), torch.float64, learner.model.input_lift())
+    found = propagated(graph, learner.model.propagated_inputs(), torch.float64, learner.model.input_scaling())
     return torch.cat([as_dense(features) for features in found], dim=1)
 
 

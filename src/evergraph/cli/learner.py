@@ -186,7 +186,9 @@ def info_command(
     for key, value in about.items():
         if key == "training" and about["tasks"] and not any(task["epochs"] for task in about["tasks"]):
             value = "one pass over each task, without epochs"
-        if key not in ("tasks", "card"):
+        if key == "model":
+            value = {name: setting for name, setting in value.items() if name != "scales" or not setting}
+        if key not in ("tasks", "card") and (key != "scaled_columns" or value):
             table.add_row(key.replace("_", " "), _shown(value))
     for key, value in card_lines(about):
         table.add_row(key, value)

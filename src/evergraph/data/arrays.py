@@ -17,8 +17,7 @@ from evergraph.errors import EvergraphError, first_line, shown, tell
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
 SMALLEST = 1e-18  # where all features are smaller, or one larger than its inverse, their squares are lost in float32
-MANY_ROWS = 100_000  # that are looked at to see how large columns are
-UNEVEN = 100.0  # times the typical size of a column, above which it outweighs the others and a line says so
+UNEVEN = 100.0  # times the typical size of a column, above which it outweighs the others
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -69,23 +68,15 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
         )
     if x.dtype.kind in "iu" and values.numel() and float(values.max()) > 1:
         tell(f"{name}: features are whole numbers, read as amounts; give codes of categories a column of 0 and 1 each")
-    if isinstance(features, Tensor):  # words are counts, with heavy tails
-        _say_if_uneven(features, name, feature_names)
     return features
 
 
-def _say_if_uneven(x: Tensor, name: str, feature_names: Sequence[str] | None) -> None:
-    """Say so where a column outweighs the others, by the root mean squares of what is not zero in each."""
-    some = x[:: max(1, x.size(0) // MANY_ROWS)]
-    counts = some.count_nonzero(0)
-    sizes = torch.linalg.vector_norm(some, dim=0, dtype=torch.float64) / counts.clamp(min=1).sqrt()
+def outweighing_column(x: Tensor) -> int | None:
+    """The column that outweighs the others, by the root mean squares of what is not zero in each; None for none."""
+    counts = x.count_nonzero(0)
+    sizes = torch.linalg.vector_norm(x, dim=0, dtype=torch.float64) / counts.clamp(min=1).sqrt()
     typical, largest = float(sizes[counts > 0].median()) if bool(counts.any()) else 0.0, int(sizes.argmax())
-    if float(sizes[largest]) > UNEVEN * typical > 0:
-        column = largest if feature_names is None else repr(feature_names[largest])
-        tell(
-            f"{name}: column {column} is more than {UNEVEN:g} times as large as a typical one and outweighs it; "
-            "bring the columns to like scales first"
-        )
+    return largest if float(sizes[largest]) > UNEVEN * typical > 0 else None
 
 
 def targets_and_names(

@@ -45,8 +45,8 @@ class GraphModel(nn.Module, metaclass=Checked):
     - `feature_blocks()` and `graph_features(…)`: features that fall into blocks by depth of propagation;
     - `propagated_inputs()` and `features_from(…)`: features as a function, node by node, of inputs propagated before;
       `propagates_once(graph)`: whether a graph is to be read so;
-    - `lift_inputs(graph)`: inputs of few columns get a constant one; `input_lift()`: the constant; `set_lift(lift)`:
-      another;
+    - `scale_inputs(graph)`: measure how inputs are scaled; `scale_new_columns(graph)`: those that were the same at all
+      nodes so far; `input_scaling()`: how they are; `set_scaling(settings)`: take up that of another model;
     - `first_layer(batch)`: the matrices that stand before the first weight matrix in the first layer's output;
       `after_first_layer(batch, hidden)`: the outputs from what that layer has put out; `last_layer(batch)`: P, where
       they are P [σ(H) 1] W of it;

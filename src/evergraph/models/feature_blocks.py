@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows, with_column
-from evergraph.core.workers import workers
-from evergraph.data.graph import Graph
+from evergraph.core.sparse import Features, SparseMatrix, as_dense
 from evergraph.errors import EvergraphError
 
 OTHERS = "others"
 LINEAR = "linear"
-FEW_COLUMNS = 32  # of X, up to which it is lifted: a row's length is one number of so many
 
 
 @dataclass(frozen=True)
@@ -89,28 +85,6 @@ def unit_rows(x: Features) -> Features:
         return x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     length = x.with_values(x.values.square()).row_sums().sqrt().clamp(min=1e-12)
     return x.with_values(x.values / length[x.row_of_entry()])
-
-
-def lifted(x: Features, size: float) -> Features:
-    """[X c], with c = `size` in every row; X itself where that is 0."""
-    return with_column(x, torch.full((x.size(0),), size, dtype=x.dtype, device=x.device)) if size else x
-
-
-def typical_entry(graph: Graph) -> float:
-    """How large X's entries are, in powers of two; 0 where all are zero.
-
-    It is the geometric mean of those that are not zero, which a row or a column in millions moves little, rounded up:
-    of Gaussian numbers it is half the standard deviation. Of a graph in parts, over all processes' nodes; where
-    examples are graphs, over the nodes of those that have a label: one that was forgotten has none.
-    """
-    x = graph.x
-    if graph.members is not None:
-        x = take_rows(x, graph.members.rows(torch.nonzero(graph.labelled).reshape(-1)).indices)
-    values = x.values if isinstance(x, SparseMatrix) else x
-    logs = values[(values != 0) & values.isfinite()].abs().log2()
-    sums = torch.tensor([float(logs.sum(dtype=torch.float64)), float(logs.numel())], dtype=torch.float64)
-    total, number = (workers().sum([sums])[0] if graph.rows is not None else sums).tolist()
-    return 2.0 ** math.ceil(total / number - 1e-6) if number else 0.0  # rounding does not decide
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class MixedFeatures(RandomFeatures):
         linear_width: columns of a linear block at most; 0 for as many as the features have.
         kept: which of the blocks there are by now; empty for all.
         lift: as in `random-features`.
+        scales: as in `random-features`.
     """
 
     def __init__(
@@ -36,5 +37,6 @@ class MixedFeatures(RandomFeatures):
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
         lift: NonNegative | None = None,
+        scales: bool | Sequence[Sequence[float]] = True,
     ) -> None:
-        super().__init__(hidden, blocks, linear_width, kept, lift)
+        super().__init__(hidden, blocks, linear_width, kept, lift, scales)

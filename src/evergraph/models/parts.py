@@ -29,7 +29,8 @@ from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.data.parts import Rows
 from evergraph.errors import EvergraphError
-from evergraph.models.feature_blocks import lifted, over_others, unit_rows
+from evergraph.models.feature_blocks import over_others, unit_rows
+from evergraph.models.input_scaling import InputScaling
 
 if TYPE_CHECKING:
     from evergraph.models.base import GraphModel
@@ -224,9 +225,9 @@ class PartNeighbourhoods(Neighbourhoods):
                 f"{graph.name} is in parts, and {type(model).__name__} cannot be computed on parts; use --method "
                 "analytic with its own model"
             )
-        lift = capable(model, "input_lift")
+        scaling = capable(model, "input_scaling")
         self._features_from = features_from
-        self._parts = propagated(graph, inputs(), dtype, lift() if lift is not None else 0.0)
+        self._parts = propagated(graph, inputs(), dtype, scaling() if scaling is not None else InputScaling())
         empty = torch.zeros(graph.num_nodes + 1, dtype=torch.long)
         nowhere = SparseMatrix(empty, empty[:0], torch.empty(0, dtype=dtype), graph.num_nodes)
         super().__init__(graph.x, nowhere, y, max(depth for depth, _ in inputs()))
@@ -244,12 +245,12 @@ class PartNeighbourhoods(Neighbourhoods):
 
 @torch.no_grad()
 def propagated(
-    graph: Graph, inputs: list[tuple[int, float | None]], dtype: torch.dtype, lift: float = 0.0
+    graph: Graph, inputs: list[tuple[int, float | None]], dtype: torch.dtype, scaling: InputScaling
 ) -> list[Features]:
     """P_b^k X̂ for each pair (k, b), None for `others`: propagated before it is projected, since both are linear."""
-    key = f"propagated {dtype} {inputs} {lift}"
+    key = f"propagated {dtype} {inputs} {scaling}"
     if key not in graph.cache:
-        x = unit_rows(lifted(graph.x.to(dtype), lift))
+        x = unit_rows(scaling.apply(graph.x.to(dtype)))
         rows = graph.rows or Rows([0, graph.num_nodes], ALONE, "", lambda: graph.adjacency)
         exchange = Exchange(rows.edges(), rows, dtype, x.size(1))
         found: dict[tuple[int, float | None], Features] = {pair: x for pair in inputs if not pair[0]}

@@ -8,7 +8,7 @@ matrix of the features, the same at every θ. It is the case in which learning t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,15 +33,15 @@ from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import MODELS, GraphModel
 from evergraph.models.block_steps import Steps, WordsWithin, column, first_columns, first_rows, pieces_of
-from evergraph.models.feature_blocks import (
+from evergraph.models.feature_blocks import Block, Hashing, Layout, parse_blocks, unit_rows
+from evergraph.models.input_scaling import (
     FEW_COLUMNS,
-    Block,
-    Hashing,
-    Layout,
-    lifted,
-    parse_blocks,
+    Column,
+    InputScaling,
+    measured_columns,
+    parse_columns,
     typical_entry,
-    unit_rows,
+    with_scales,
 )
 from evergraph.models.linear_products import Products, linear_products
 from evergraph.models.score_pieces import Piece, arriving, reach_of
@@ -64,8 +64,9 @@ class RandomFeatures(GraphModel):
     mean over the neighbours without the node itself. A block with a third word, "linear", is P^k X̂ itself, rows of
     length one, exactly or, where X has more columns than `linear_width`, hashed (`Hashing`).
 
-    Rows of length one no longer say how long they were: one number of as many as X has columns. Where these are few, X
-    has one more, the constant `lift` (`lift_inputs`).
+    Before that, columns of dense features are centred and scaled where they need it (`scales`). Rows of length one no
+    longer say how long they were: one number of as many as X has columns. Where these are few, X has one more, the
+    constant `lift` (`scale_inputs`).
 
     Args:
         hidden: number of random features, all random blocks together.
@@ -73,6 +74,8 @@ class RandomFeatures(GraphModel):
         linear_width: columns of a linear block at most; 0 for as many as the features have.
         kept: which of the blocks there are by now; empty for all. A method that leaves blocks behind drops them.
         lift: the constant in X's additional column, 0 for no such column; None to measure it where columns are few.
+        scales: whether columns of dense X are scaled: measured, or given as (column, centre, scale) for each that is
+            read as (x − centre) / scale; scale 0: as zero, until a task has other values than the centre.
     """
 
     reads_edge_weights = True
@@ -84,10 +87,13 @@ class RandomFeatures(GraphModel):
         linear_width: NonNegativeInt = 0,
         kept: Sequence[bool] = (),
         lift: NonNegative | None = None,
+        scales: bool | Sequence[Sequence[float]] = True,
     ) -> None:
         super().__init__()
         self.hidden, self.linear_width = hidden, linear_width
-        self.lift, self._measured = lift, False  # what was measured is measured anew for another learner
+        self.lift = lift
+        self.scales = parse_columns(scales)
+        self._measures = (lift is None, scales is True)  # for another learner anew
         self.all_blocks: list[Block] = parse_blocks(blocks)
         self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
         num_random = sum(not block.linear for block in self.all_blocks)
@@ -107,7 +113,7 @@ class RandomFeatures(GraphModel):
     def of_width(self, width: int) -> RandomFeatures:
         """A model with fewer or more random features of the same kinds; training changes none of them."""
         blocks = [block.written() for block in self.all_blocks]
-        return RandomFeatures(width, blocks, self.linear_width, self.kept, self.lift)
+        return RandomFeatures(width, blocks, self.linear_width, self.kept, self.lift, self.scales)
 
     def hyperparameters(self) -> dict[str, object]:
         """Constructor arguments that make an equal model."""
@@ -116,6 +122,8 @@ class RandomFeatures(GraphModel):
             settings["linear_width"] = self.linear_width
         if self.lift is not None:
             settings["lift"] = self.lift
+        if self.scales is not True:
+            settings["scales"] = self.scales and [list(column) for column in self.scales]
         return settings if all(self.kept) else {**settings, "kept": list(self.kept)}
 
     @property
@@ -125,6 +133,8 @@ class RandomFeatures(GraphModel):
 
     def setup(self, in_channels: int, out_channels: int) -> None:
         """Draw the projection; the head starts at zero."""
+        if unknown := [number for number, _, _ in self._columns() if number >= in_channels]:
+            raise EvergraphError(f"random features: scales names column {unknown[0]}; there are 0 to {in_channels - 1}")
         self.in_channels, self.out_channels = in_channels, out_channels
         self.register_buffer("projection_seed", torch.zeros((), dtype=torch.long))
         self.head = nn.Parameter(torch.zeros(sum(self.widths()) + 1, out_channels))
@@ -173,31 +183,52 @@ class RandomFeatures(GraphModel):
     # features
 
     @capability(rests_on=READS)
-    def lift_inputs(self, graph: Graph) -> None:
-        """Add a constant column to few columns, as large as a graph's entries are; once, with an empty head.
+    def scale_inputs(self, graph: Graph) -> None:
+        """Measure at a graph how X is read, but for what was given; once, with an empty head.
 
-        On rows [x, c] of length one a random ReLU has its threshold anywhere, on rows x at zero alone: with a single
-        column of positive numbers these are all the same. The constant is a power of two, so that it says next to
-        nothing of the nodes that it was measured at.
+        Columns are brought to like scales, and few columns get a constant one, as large as a typical entry. On rows
+        [x, c] of length one a random ReLU has its threshold anywhere, on rows x at zero alone: with a single column of
+        positive numbers these are all the same. The constant is a power of two too.
         """
-        if (self.lift is None or self._measured) and graph.num_features <= FEW_COLUMNS:
-            self.set_lift(typical_entry(graph))
-            self._measured = True
+        lift, scales = self._measures
+        self.scales = measured_columns(graph) if scales else self.scales
+        if lift and graph.num_features <= FEW_COLUMNS:
+            self.lift = typical_entry(graph, self._columns())
+        self._empty_head()
 
     @capability(rests_on=READS)
-    def set_lift(self, lift: float | None) -> None:
-        """Take up a lift, with an empty head; None to measure it."""
-        self.lift, self._measured = lift, False
+    def scale_new_columns(self, graph: Graph) -> None:
+        """Measure the scales of columns that had a single value in all graphs so far: no sum is changed by them."""
+        if columns := self._columns():
+            self.scales = with_scales(columns, graph)
+
+    @capability(rests_on=READS)
+    def set_scaling(self, settings: Mapping[str, Any], anew: bool = False) -> None:
+        """Take up `lift` and `scales` of a model's settings, with an empty head; those that are missing are measured.
+
+        With `anew` also those that were measured for this model.
+        """
+        known = {**settings, **{name: None for name, own in zip(("lift", "scales"), self._measures) if anew and own}}
+        self.lift, scales = known.get("lift"), known.get("scales")
+        self.scales = True if scales is None else parse_columns(scales)
+        self._measures = (self.lift is None, self.scales is True)
+        self._empty_head()
+
+    @capability(rests_on=READS)
+    def input_scaling(self) -> InputScaling:
+        """How X is read before its rows are scaled to length one."""
+        return InputScaling(tuple(self._columns()), self.lift or 0.0)
+
+    def _columns(self) -> list[Column]:
+        """The columns that are scaled."""
+        return self.scales if isinstance(self.scales, list) else []
+
+    def _empty_head(self) -> None:
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
-    @capability(rests_on=READS)
-    def input_lift(self) -> float:
-        """The constant in X's additional column; 0 for no such column."""
-        return self.lift or 0.0
-
     def _own_rows(self, x: Features) -> Features:
-        """X̂: X, lifted where it has few columns, with rows of length one."""
-        return unit_rows(lifted(x, self.input_lift()))
+        """X̂: X, its columns scaled, lifted where there are few, with rows of length one."""
+        return unit_rows(self.input_scaling().apply(x))
 
     def operator(self, graph: Graph) -> SparseMatrix:
         """A + I, unnormalized: the blocks normalize each in its own way."""
@@ -370,7 +401,7 @@ class RandomFeatures(GraphModel):
     def lay_out(self, kept: Sequence[bool], linear_width: int) -> None:
         """Take up a layout of blocks, with an empty head."""
         self.kept, self.linear_width = [bool(keep) for keep in kept], linear_width
-        self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
+        self._empty_head()
 
     @capability(rests_on=READS)
     def feature_layout(self) -> Layout:
@@ -406,7 +437,8 @@ class RandomFeatures(GraphModel):
     def linear_products(self, graph: Graph, nodes: Tensor, counted: Tensor) -> dict[int, Products]:
         """What linear blocks that were dropped say of some nodes, by their place among all blocks; exactly."""
         dropped = [place for place, kept in enumerate(self.kept) if self.all_blocks[place].linear and not kept]
-        x, operator = lifted(graph.x.to(self.head.dtype), self.input_lift()), self.operator(graph).to(self.head.dtype)
+        x, operator = graph.x.to(self.head.dtype), self.operator(graph).to(self.head.dtype)
+        x = self.input_scaling().apply(x)
         blocks = [self.all_blocks[place] for place in dropped]
         products = linear_products(x.to(nodes.device), operator.to(nodes.device), blocks, nodes, counted)
         return dict(zip(dropped, (Products(found.between * (self._energy / 2), found.words) for found in products)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from evergraph.data.batching import Batch, Neighbourhoods
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.models.base import Form, GraphModel, unpadded
+from evergraph.models.input_scaling import InputScaling
 from evergraph.models.receptive_field import measure_width
 from evergraph.models.weights import draw, grown_with_bias
 
@@ -54,18 +56,33 @@ class Readout(GraphModel):
         return self.node_model.inputs(graph, operator, propagate)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
-    def lift_inputs(self, graph: Graph) -> None:
+    def scale_inputs(self, graph: Graph) -> None:
         """As the model of nodes."""
-        claim = capable(self.node_model, "lift_inputs")
+        claim = capable(self.node_model, "scale_inputs")
         assert claim is not None
         claim(graph)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
-    def set_lift(self, lift: float | None) -> None:
+    def scale_new_columns(self, graph: Graph) -> None:
         """As the model of nodes."""
-        claim = capable(self.node_model, "set_lift")
+        claim = capable(self.node_model, "scale_new_columns")
         assert claim is not None
-        claim(lift)
+        claim(graph)
+
+    @capability(rests_on=("operator", "inputs"), through="node_model")
+    def set_scaling(self, settings: Mapping[str, Any], anew: bool = False) -> None:
+        """As the model of nodes."""
+        claim = capable(self.node_model, "set_scaling")
+        assert claim is not None
+        claim(settings, anew)
+
+    @capability(rests_on=("operator", "inputs"), through="node_model")
+    def input_scaling(self) -> InputScaling:
+        """As the model of nodes."""
+        claim = capable(self.node_model, "input_scaling")
+        assert claim is not None
+        found: InputScaling = claim()
+        return found
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
     def input_key(self) -> str:

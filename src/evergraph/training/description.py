@@ -33,6 +33,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
             "saved": index["saved"],
             "model": {"name": tree["model"]["name"], **tree["model"]["hyperparameters"]},
             "features": tree["model"]["channels"][0],
+            "scaled_columns": _scaled_columns(tree),
             "outputs": tree["model"]["channels"][1],
             "parameters": sum(value.numel() for value in tree["model"]["state"].values()),
             "method": {"name": method_title(tree["method"]), **_hyperparameters(tree["method"])},
@@ -51,6 +52,16 @@ def describe(folder: str | Path) -> dict[str, Any]:
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise EvergraphError(f"{folder}: the checkpoint does not fit this evergraph ({first_line(error)})") from None
+
+
+def _scaled_columns(tree: dict[str, Any]) -> list[str]:
+    """How columns are read, in words."""
+    names, scales = tree.get("feature_names"), tree["model"]["hyperparameters"].get("scales") or []
+    return [
+        f"{names[column] if names else column}: "
+        + (f"(x − {centre:g}) / {scale:g}" if scale else f"not read yet, {centre:g} everywhere so far")
+        for column, centre, scale in scales
+    ]
 
 
 def _told(record: dict[str, Any]) -> dict[str, Any]:

@@ -78,8 +78,9 @@ def forget(
 
 
 def _same_features(learner: Learner, number: int) -> bool:
-    """Whether features are those of before a task; before the first one they are made anew."""
-    return not number or bool(learner.records[number]["layout"] == learner.model.hyperparameters())
+    """Whether features are those of before a task, but for scales measured since; before the first all are anew."""
+    before, now = learner.records[number]["layout"], learner.model.hyperparameters()
+    return not number or all(before.get(key) == now.get(key) for key in {*before, *now} - {"scales"})
 
 
 def _forgetting(learner: Learner) -> Forgetting:
@@ -152,8 +153,8 @@ def _learn_again(
         if lay_out is not None and layout != learner.model.hyperparameters():
             kept = layout.get("kept") or [True] * len(layout["blocks"])
             lay_out(kept, layout.get("linear_width", 0))
-        if (set_lift := capable(learner.model, "set_lift")) is not None:
-            set_lift(layout.get("lift"))
+    if (set_scaling := capable(learner.model, "set_scaling")) is not None:
+        set_scaling(records[first]["layout"], anew=not first)
     learner.num_tasks, learner.records, learner.history = first, records[:first], history[:first]
     learner.first_accuracies = learner.first_accuracies[:first]
     if first:

@@ -9,9 +9,12 @@ from torch import nn
 
 from evergraph.core.capabilities import capable
 from evergraph.core.finite import has_nan, is_finite, is_overflow
-from evergraph.data import Task
+from evergraph.core.sparse import SparseMatrix
+from evergraph.data import Graph, Task
+from evergraph.data.arrays import UNEVEN, outweighing_column
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
+from evergraph.models.base import GraphModel
 from evergraph.problems import problem_of
 from evergraph.training.card import task_card
 from evergraph.training.evidence import after_learning, before_learning
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
 LARGE = 30  # numbers of this size (root mean square) are told of: weights start near 1, and a step moves them by lr
+MANY_ROWS = 100_000  # that are looked at to see how large columns are
 
 
 def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[str, float]]:
@@ -103,6 +107,20 @@ def check_fit(learner: Learner, task: Task) -> None:
         new_names(learner.classes_, task)  # a class under two names is refused here
 
 
+def _say_if_uneven(model: GraphModel, graph: Graph) -> None:
+    """Say so where a column outweighs the others, as the model reads them; words are counts, with heavy tails."""
+    if isinstance(graph.x, SparseMatrix) or graph.rows is not None:
+        return
+    some, scaling = graph.x[:: max(1, graph.num_nodes // MANY_ROWS)], capable(model, "input_scaling")
+    column = outweighing_column(some if scaling is None else scaling().apply(some))
+    if column is not None:
+        name = column if graph.feature_names is None else repr(graph.feature_names[column])
+        tell(
+            f"{graph.name}: column {name} is more than {UNEVEN:g} times as large as a typical one and outweighs it; "
+            "bring the columns to like scales first, as auto and analytic do by themselves"
+        )
+
+
 def _set_up(learner: Learner, task: Task) -> None:
     """Build the model at the first task; let the method adapt it to later ones."""
     if learner.model.in_channels is None:
@@ -111,6 +129,8 @@ def _set_up(learner: Learner, task: Task) -> None:
     if not learner.model.reads_edge_weights and bool((task.graph.adjacency.values != 1).any()):
         tell(f"{task.graph.name}: {type(learner.model).__name__} does not use edge weights; it reads every edge alike")
     learner.method.adapt_model(learner.model, task)
+    if not learner.num_tasks:
+        _say_if_uneven(learner.model, task.graph)
     learner.model.to(device=learner.device, dtype=learner.dtype)
     if any(isinstance(value, nn.UninitializedParameter) for value in learner.model.parameters()):
         learner.model.eval()

@@ -135,9 +135,8 @@ def _fill(model: GraphModel, saved: dict[str, Any]) -> None:
     if [model.in_channels, model.out_channels] != saved["channels"]:
         sizes = [model.in_channels, model.out_channels]
         raise EvergraphError(f"its model has {saved['channels']} inputs and outputs, the one given {sizes}")
-    lift, set_lift = saved["hyperparameters"].get("lift"), capable(model, "set_lift")
-    if set_lift is not None and lift != model.hyperparameters().get("lift"):
-        set_lift(lift)  # measured, if nobody gave it: a model made by hand does not know it
+    if (set_scaling := capable(model, "set_scaling")) is not None:
+        set_scaling(saved["hyperparameters"])  # measured, if nobody gave it: a model made by hand does not know it
     state = saved["state"]
     types = {value.dtype for value in state.values() if value.is_floating_point()}
     if len(types) == 1:

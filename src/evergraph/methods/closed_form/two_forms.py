@@ -61,9 +61,10 @@ class TwoForms(Method):
         return EXACT
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """At the first task, lift few columns; note how the features fall into blocks."""
-        if not self.cross_ and (lift := capable(model, "lift_inputs")) is not None:
-            lift(task.graph)
+        """Measure how columns are scaled, at the first task that says so; note how the features fall into blocks."""
+        measure = capable(model, "scale_new_columns" if self.cross_ else "scale_inputs")
+        if measure is not None:
+            measure(task.graph)
         layout = capable(model, "feature_layout")
         self.block_widths_ = [] if layout is None else list(layout().widths)
 

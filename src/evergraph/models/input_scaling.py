@@ -1,0 +1,172 @@
+"""How fixed features read X: columns of unlike scales and offsets are brought alike, and few columns get a constant.
+
+Rows are scaled to length one as a whole, so that a column in euros would outweigh one in years. What is done to a
+column is measured at the first task in which it has more than one value, and stands from then on; what was summed
+before stays right, since until then the column is read as zero. Scales are powers of two and centres multiples of them,
+so that they say next to nothing of the nodes that they were measured at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from evergraph.core.sparse import Features, SparseMatrix, as_dense, take_rows, with_column
+from evergraph.core.workers import workers
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError
+
+FEW_COLUMNS = 32  # of X, up to which it is lifted: a row's length is one number of so many
+UPPER_QUARTILE = 1.1503  # of distances from the mean, for Gaussian numbers, in standard deviations
+ALIKE = 2.0  # a spread between one over this and this is as good as one
+OFF_CENTRE = 2.0  # spreads between zero and a column's median, above which it is centred
+RARE = 0.01  # share of nodes with another value than most below which a column is not scaled up
+FAR = 8.0  # spreads from a column's centre, beyond which a distance counts by its logarithm
+ROWS = 2**14  # of X that are looked at
+
+Column = tuple[int, float, float]
+"""A column of X, its centre and its scale; 0 for a scale that is not known: every value so far is the centre."""
+
+
+@dataclass(frozen=True)
+class InputScaling:
+    """s((x_j − centre_j) / scale_j) in the columns that are named, x_j in all others, and `lift` in one more.
+
+    s(z) is z up to `FAR` and grows as its logarithm beyond, with the same slope there: a row with one number far out,
+    in a heavy tail or a later task, still says something else. A column that had only one value so far is read as 0
+    everywhere, so that its scale is still open.
+
+    Args:
+        columns: those that are scaled.
+        lift: the constant in one more column; 0 for no such column.
+    """
+
+    columns: tuple[Column, ...] = ()
+    lift: float = 0.0
+
+    def apply(self, x: Features) -> Features:
+        """The features as they are read; X itself where there is nothing to do."""
+        if self.columns:
+            x = as_dense(x)
+            numbers = torch.tensor([number for number, _, _ in self.columns], device=x.device)
+            centre = x.new_tensor([centre for _, centre, _ in self.columns])
+            over = x.new_tensor([1 / scale if scale else 0.0 for _, _, scale in self.columns])
+            x = x.index_copy(1, numbers, _drawn_in((x[:, numbers] - centre) * over))
+        if not self.lift:
+            return x
+        return with_column(x, torch.full((x.size(0),), self.lift, dtype=x.dtype, device=x.device))
+
+
+def _drawn_in(z: Tensor) -> Tensor:
+    """s(z), see `InputScaling`."""
+    far = (z.abs() / FAR).clamp(min=1)
+    return torch.where(far > 1, z.sign() * FAR * (1 + far.log()), z)
+
+
+def parse_columns(columns: bool | Sequence[Sequence[float]]) -> bool | list[Column]:
+    """Columns as a setting gives them; or whether there are any."""
+    if isinstance(columns, bool):
+        return columns
+    try:
+        parsed = [(int(number), float(centre), float(scale)) for number, centre, scale in columns]
+        if any(number < 0 or scale < 0 or not math.isfinite(centre + scale) for number, centre, scale in parsed):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise EvergraphError(
+            f"scales={columns!r} is not a list of columns, each with its centre and its scale, e.g. [[2, 273, 16]]; "
+            "False leaves all columns as they are"
+        ) from None
+    return parsed
+
+
+def measured_columns(graph: Graph) -> list[Column]:
+    """What is to be done to the columns of a graph's features; nothing where they are sparse, or 0 and 1 alone."""
+    x = _some_rows(graph)
+    if x is None or bool(((x == 0) | (x == 1)).all()):
+        return []
+    return _changed(_measured(number, values, None) for number, values in enumerate(x.T.contiguous()))
+
+
+def with_scales(columns: Sequence[Column], graph: Graph) -> list[Column]:
+    """Columns with the scales that were not known and can be measured at a graph; centres stand."""
+    x = None if all(scale for _, _, scale in columns) else _some_rows(graph)
+    if x is None:
+        return list(columns)
+    return _changed(column if column[2] else _measured(column[0], x[:, column[0]], column[1]) for column in columns)
+
+
+def _changed(columns: Iterable[Column]) -> list[Column]:
+    """Those to which anything is done."""
+    return [column for column in columns if column[1:] != (0.0, 1.0)]
+
+
+def _measured(number: int, values: Tensor, centre: float | None) -> Column:
+    """Centre and scale of a column, or its scale about a centre that stands.
+
+    The spread is the upper quartile of the distances from the median, in units that make it the standard deviation of
+    Gaussian numbers. But of those that are not zero, which may stand for what is missing, one in twenty is `FAR` out
+    at most: a column that is mostly at one end, as pixels are, is not narrow. Where most numbers are one and the same
+    it is the median distance of the others. A column of 0 and 1 stays as it is, and so does one whose spread is about
+    one.
+    """
+    values = values[values.isfinite()]
+    if not centre and bool(values.any()) and bool(((values == 0) | (values == 1)).all()):
+        return number, 0.0, 1.0
+    middle = float(values.median()) if centre is None and values.numel() else centre or 0.0
+    away = (values - middle).abs()
+    others = away[away > 0]
+    if not others.numel():
+        return number, middle, 0.0
+    spread = max(_quantile(away, 0.75) / UPPER_QUARTILE, _quantile(away[values != 0], 0.95) / FAR)
+    spread = spread or float(others.median())
+    scale = 2.0 ** round(math.log2(max(spread, 1.0) if others.numel() < RARE * away.numel() else spread))
+    if centre is None:
+        centre = round(middle / scale) * scale if abs(middle) > OFF_CENTRE * scale else 0.0
+    return number, centre, scale if centre or not 1 / ALIKE <= scale <= ALIKE else 1.0
+
+
+def _quantile(values: Tensor, share: float) -> float:
+    """The smallest of some numbers that such a share of them is not above; 0 of none."""
+    return float(values.kthvalue(math.ceil(share * values.numel())).values) if values.numel() else 0.0
+
+
+def typical_entry(graph: Graph, columns: Sequence[Column] = ()) -> float:
+    """How large X's entries are, its columns scaled, in powers of two; 0 where all are zero.
+
+    It is the geometric mean of those that are not zero, which a row or a column in millions moves little, rounded up:
+    of Gaussian numbers it is half the standard deviation. Of a graph in parts, over all processes' nodes; where
+    examples are graphs, over the nodes of those that have a label: one that was forgotten has none.
+    """
+    x = InputScaling(tuple(columns)).apply(_measured_rows(graph))
+    values = x.values if isinstance(x, SparseMatrix) else x
+    logs = values[(values != 0) & values.isfinite()].abs().log2()
+    sums = torch.tensor([float(logs.sum(dtype=torch.float64)), float(logs.numel())], dtype=torch.float64)
+    total, number = (workers().sum([sums])[0] if graph.rows is not None else sums).tolist()
+    return 2.0 ** math.ceil(total / number - 1e-6) if number else 0.0  # rounding does not decide
+
+
+def _measured_rows(graph: Graph) -> Features:
+    """X at all nodes; where examples are graphs, at those of examples with a label: one that was forgotten has none."""
+    if graph.members is None:
+        return graph.x
+    return take_rows(graph.x, graph.members.rows(torch.nonzero(graph.labelled).reshape(-1)).indices)
+
+
+def _some_rows(graph: Graph) -> Tensor | None:
+    """Every so manieth row of dense features, in float64; of a graph in parts, of all processes' nodes."""
+    x = _measured_rows(graph)
+    if isinstance(x, SparseMatrix):
+        return None
+    start, total = (0, x.size(0)) if graph.rows is None else (graph.rows.start, graph.rows.starts[-1])
+    step = max(1, -(-total // ROWS))
+    own = torch.arange(x.size(0))[-start % step :: step]
+    some = x[own.to(x.device)].to("cpu", torch.float64)
+    if graph.rows is None:
+        return some
+    rows = some.new_zeros(-(-total // step), x.size(1))
+    rows[(own + start) // step] = some
+    return workers().sum([rows])[0]
