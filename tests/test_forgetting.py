@@ -324,6 +324,52 @@ def test_from_the_command_line(evergraph, small_graph: eg.Graph, tmp_path: Path)
     assert not (tmp_path / "none").exists()
 
 
+@pytest.fixture
+def month(small_graph: eg.Graph, tmp_path: Path) -> Path:
+    from torch_geometric.data import Data
+
+    y = torch.where(small_graph.y < 3, small_graph.y, -1)
+    names = ["a, b", "c", "d", *"efghij"][: small_graph.num_classes]
+    torch.save(Data(x=small_graph.x, edge_index=small_graph.edge_index, y=y, class_names=names), tmp_path / "month.pt")
+    return tmp_path / "month.pt"
+
+
+def test_what_was_forgotten_does_not_come_back_by_learning_the_same_data(evergraph, month: Path) -> None:
+    kept = month.parent / "kept"
+    words = ("--checkpoint", kept)
+    assert evergraph("learn", month, *words, "--hidden", "20")[0] == 0
+    nodes = eg.Task.of(month).train[:2]
+    assert evergraph("forget", month, *words, "--nodes", ",".join(map(str, nodes.tolist())))[0] == 0
+    before = eg.Learner.load(kept).logits(month)
+    status, out, error = evergraph("learn", month, *words)
+    assert (status, out) == (0, "")
+    assert "was learned already, as task 1 (nodes forgotten since: 2); --again learns it once more" in error
+    assert torch.equal(eg.Learner.load(kept).logits(month), before)
+    with pytest.warns(eg.EvergraphWarning, match=r"learned already, as task 0.*with nodes forgotten since \(2\)"):
+        eg.Learner.load(kept).learn(month)
+    assert evergraph("learn", month, *words, "--again")[0] == 0
+    assert eg.Learner.load(kept).num_tasks == 2
+
+
+def test_a_graph_that_was_learned_in_pieces_is_not_learned_again_as_a_whole(evergraph, month: Path) -> None:
+    words = ("learn", month, "--checkpoint", month.parent / "kept", "--hidden", "20")
+    assert evergraph(*words, "--classes", '"a, b"')[0] == 0
+    status, out, error = evergraph(*words)
+    assert (status, out) == (2, "")
+    own, every = (eg.Task.of(month, classes).train.numel() for classes in (["a, b"], None))
+    assert f"{own} of {every} training nodes were learned already, in task 1; --classes c,d learns the oth" in error
+    assert evergraph(*words, "--classes", "c,d")[0] == 0
+    status, out, error = evergraph(*words)
+    assert (status, out) == (0, "")
+    assert "was learned already, in task 1 and 2; --again learns it once more; nothing was done" in error
+    learner = eg.Learner.load(month.parent / "kept")
+    assert learner.num_tasks == 2
+    with pytest.warns(eg.EvergraphWarning, match=f"{every} of {every} training nodes were learned already, in task 0 "):
+        learner.learn(month)
+    assert evergraph(*words, "--all-nodes")[0] == 2  # the same nodes among others
+    assert evergraph(*words, "--again")[0] == 0
+
+
 @pytest.mark.parametrize("keep_in_graph", [False, True])
 def test_one_graph_that_was_learned_in_two_tasks(stream: eg.TaskStream, keep_in_graph: bool) -> None:
     """As `learn --classes` does: a node leaves the graph of both."""

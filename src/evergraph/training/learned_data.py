@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from evergraph.data import Graph, Task, TaskStream, as_graph
-from evergraph.errors import EvergraphError
+from evergraph.data import ClassName, Graph, Task, TaskStream, as_graph
+from evergraph.errors import EvergraphError, EvergraphWarning
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -60,6 +61,55 @@ class Learned:
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
+@dataclass
+class LearnedBefore:
+    """What of a task was learned before.
+
+    Args:
+        numbers: of the tasks in which it was, from 0.
+        examples: how many of its training examples these had.
+        forgotten: examples of the same data that were forgotten since.
+        whole: it is one of these tasks itself, as its data were given.
+        other_classes: those of its classes that none of them had.
+    """
+
+    numbers: list[int]
+    examples: int
+    forgotten: int
+    whole: bool
+    other_classes: list[ClassName]
+
+
+def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> LearnedBefore | None:
+    """What of a task was learned before, whatever was forgotten since; None where nothing was.
+
+    Args:
+        learner: who learned.
+        task: what is to be learned.
+        graph: the graph that the task is made of by `Task.of`: other tasks made of it are found too.
+    """
+    mark = task.mark()
+    for number, record in enumerate(learner.records):
+        if mark in (record["mark"], record.get("given")):
+            return LearnedBefore([number], task.train.numel(), len(_forgotten(record)), True, [])
+    if graph is None or graph.level == "link" or graph.rows is not None or not graph.has_classes:
+        return None  # among links, the edges of one task are not those of another
+    found = [learned for learned in _matches(learner, graph) if torch.isin(task.train, learned.given.train).any()]
+    if not found:
+        return None
+    known = torch.cat([learned.given.train for learned in found])
+    forgotten = {example for learned in found for example in _forgotten(learner.records[learned.number])}
+    met = {name for learned in found for name in learned.given.class_names}
+    others = [name for name in task.class_names if name not in met]
+    examples = int(torch.isin(task.train, known).sum())
+    return LearnedBefore([learned.number for learned in found], examples, len(forgotten), False, others)
+
+
+def _forgotten(record: dict[str, Any]) -> set[int]:
+    """The numbers of examples that were forgotten, in the data as they were given."""
+    return {number for numbers in record.get("forgotten", {}).values() for number in numbers}
+
+
 def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
     """For each piece of data (a task, a graph, a path; of a list or a stream) the tasks that were learned from it."""
     pieces = [data[i] for i in range(len(data))] if isinstance(data, TaskStream) else data
@@ -86,6 +136,8 @@ def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
     graph = None if isinstance(piece, Task) else as_graph(piece)
     for number, record in enumerate(learner.records):
         for task in [piece] if graph is None else _as_learned(learner, graph, number):
+            if "given" not in record and _sizes(task) != record.get("examples", _sizes(task)):
+                continue  # found out without a look at all of the data
             if task.mark() == record["mark"]:
                 yield Learned(number, task, nothing, nothing)
             elif task.mark() == record.get("given"):
@@ -101,6 +153,13 @@ def _as_learned(learner: Learner, graph: Graph, number: int) -> Iterator[Task]:
     classes = names if graph.has_classes else None
     for hold_out in (True, False):
         try:
-            yield Task.of(graph, classes, hold_out=hold_out, seed=learner.seed, index=number)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", EvergraphWarning)  # what is to be said of it was, as it was learned
+                task = Task.of(graph, classes, hold_out=hold_out, seed=learner.seed, index=number)
         except EvergraphError:  # it has no examples of these classes: not the one
             return
+        yield task
+
+
+def _sizes(task: Task) -> dict[str, int]:
+    return {"training": task.train.numel(), "validation": task.val.numel(), "test": task.test.numel()}
