@@ -1,6 +1,7 @@
 """Graphs on disk: what comes back is what was written, and training cannot tell."""
 
 import json
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -256,3 +257,43 @@ def test_features_of_a_graph_in_parts_keep_their_names(small_graph: Graph, tmp_p
     graph = with_all_that_is_known(small_graph)
     found, _ = read_parts(write_parts(graph, tmp_path / "parts", 2))
     assert found.feature_names == graph.feature_names
+
+
+def test_converted_graphs_with_other_features_edges_or_weights_are_other_data(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    """They have the same labels, and features are not read to tell them apart."""
+    edges = small_graph.adjacency
+    weights = torch.ones(edges.nnz)
+    weights[:2] = 2.0
+    another = edges.indices.clone()
+    another[0] = (another[0] + 1) % small_graph.num_nodes
+    graphs = {
+        "one": small_graph,
+        "other features": small_graph.altered(x=as_dense(small_graph.x) + 1),
+        "other edges": small_graph.altered(
+            adjacency=SparseMatrix(edges.indptr, another, edges.values, edges.num_columns)
+        ),
+        "other weights": small_graph.altered(
+            adjacency=SparseMatrix(edges.indptr, edges.indices, weights, edges.num_columns)
+        ),
+    }
+    folders = {name: write_mapped(graph, tmp_path / name) for name, graph in graphs.items()}
+    marks = {eg.Task.of(folder).mark() for folder in folders.values()}
+    assert len(marks) == len(graphs)
+    kept = {eg.Task.of(folder).without(torch.tensor([3]), keep_in_graph=True).mark() for folder in folders.values()}
+    assert len(kept | marks) == 2 * len(graphs)
+    learner = eg.Learner("analytic", dtype=torch.float64)
+    learner.learn(folders["one"])
+    with pytest.raises(EvergraphError, match="is not data that this learner learned from"):
+        learner.forget([3], folders["other features"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.learn(folders["other features"])
+    for name in ("one", "other features"):
+        assert learner.forget([3], folders[name]) == 1
+    wanted = eg.Learner("analytic", dtype=torch.float64)
+    for name in ("one", "other features"):
+        wanted.learn(eg.Task.of(folders[name]).without(torch.tensor([3])))
+    found, right = learner.logits(small_graph), wanted.logits(small_graph)
+    assert float((found - right).abs().max()) <= 1e-8 * max(1.0, float(right.abs().max()))

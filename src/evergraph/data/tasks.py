@@ -19,6 +19,7 @@ from evergraph.data.examples import with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
+from evergraph.persistence.reading import content_hash
 
 Part = Literal["train", "val", "test"]
 
@@ -154,7 +155,8 @@ class Task:
             empty = -1 if self.graph.has_classes else torch.nan
             y = self.graph.y.clone()
             y[gone] = empty
-            graph = self.graph.altered(y=y)
+            mark = self.graph.mark and content_hash([self.graph.mark, torch.nonzero(gone).reshape(-1).tolist()])
+            graph = self.graph.altered(y=y, mark=mark)
         else:
             left = torch.nonzero(~gone).reshape(-1)
             position = torch.full((gone.numel(),), -1)
@@ -170,14 +172,14 @@ class Task:
     def mark(self) -> str:
         """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.
 
-        Of a graph on disk the features are not read for it.
+        Where the graph's own hash is known (of a converted one it is), features and edges are not read for it.
         """
         if self._mark:
             return self._mark
         names = [self.class_names, self.graph.num_features, self.graph.num_edges]
-        digest = hashlib.sha256(json.dumps(names).encode())
+        digest = hashlib.sha256(json.dumps([*names, self.graph.mark] if self.graph.mark else names).encode())
         x, edges = self.graph.x, self.graph.adjacency
-        read = [] if self.graph.on_disk else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
+        read = [] if self.graph.mark else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
         members = [] if self.graph.members is None else [self.graph.members.indices]
         for part in (self.train, self.val, self.test, self.graph.y, *read, *members):
             digest.update(part.cpu().contiguous().numpy().data)
