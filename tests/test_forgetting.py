@@ -400,3 +400,39 @@ def test_what_is_calibrated_by_heads_of_many_features_is_that_of_never_having_le
     for ours, theirs in zip(found.records, wanted.records):
         assert near(ours["calibration"], theirs["calibration"])
     assert near(found.temperature, wanted.temperature)
+
+
+def links_without(gone: list[int], hold_edges: bool = False) -> eg.Graph:
+    """Links of two kinds, some twice, some of them edges besides; without a few, which may stay as edges."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 8, generator=random)
+    pairs = torch.unique(torch.randint(40, (2, 130), generator=random).sort(0).values, dim=1)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    pairs = torch.cat([pairs, pairs[:, 5:8], pairs[:, 2:3].flip(0)], 1)  # the same ends again, also the other way round
+    edges = pairs[:, [1, 8, 9]]
+    y = (x[pairs[0], 0] * x[pairs[1], 0] > 0).long()
+    part = torch.where(torch.arange(pairs.size(1)) % 5 == 4, 2, 0)
+    kept = torch.tensor([i for i in range(pairs.size(1)) if i not in gone])
+    if hold_edges:
+        edges = torch.cat([edges, pairs[:, [i for i in gone if part[i] == 0]]], 1)
+    return eg.make_links(
+        x, pairs[:, kept], y[kept], edge_index=edges, splits=part[kept], class_names=["dislike", "like"]
+    )
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_forgotten_links_are_no_edges(keep_in_graph: bool) -> None:
+    """0 and 3 are edges as nothing but links; 1 is one besides, 2 and 6 are trained on twice, and 4 is tested on."""
+    gone = [0, 1, 2, 3, 4, 6]
+    graph, never = links_without([]), links_without(gone, hold_edges=keep_in_graph)
+    task = eg.Task.of(graph).without(torch.tensor(gone), keep_in_graph=keep_in_graph)
+    assert torch.equal(task.graph.adjacency.dense(), eg.Task.of(never).graph.adjacency.dense())
+    left = torch.tensor([i for i in range(graph.num_examples) if i not in gone])
+    for data in (graph, eg.Task.of(graph)):
+        found = eg.Learner("analytic", dtype=torch.float64).fit([graph])
+        assert found.forget(gone[:2], data, keep_in_graph=keep_in_graph) == 2
+        assert found.forget(gone, data, keep_in_graph=keep_in_graph) == 4
+        wanted = eg.Learner("analytic", dtype=torch.float64).fit([never])
+        assert near(sums(found), sums(wanted))
+        assert near(found.logits(eg.Task.of(never).graph), wanted.logits(eg.Task.of(never).graph))
+        assert near(found.logits(graph, left), wanted.logits(graph, left))

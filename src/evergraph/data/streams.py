@@ -21,7 +21,7 @@ from evergraph.data.examples import narrowed, problem_of, with_negatives, with_t
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
-from evergraph.data.tasks import Part, Task
+from evergraph.data.tasks import Part, Task, link_edges
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
@@ -131,6 +131,7 @@ class TaskStream(metaclass=Checked):
         tasks = int(self._task_of.max()) + 1
         self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
         self._names = names
+        self._token = object()  # tasks with this one number their examples alike
         self._tasks: dict[int, Task] = {}
         self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # by whether test nodes join alone
 
@@ -329,12 +330,14 @@ class TaskStream(metaclass=Checked):
         else:
             graph = narrowed(self.graph, examples, groups)
         part, task_of = self._part[examples], self._task_of[examples]
-        graph = with_training_edges(graph, torch.nonzero(part == 0).reshape(-1))
+        links = torch.nonzero(part == 0).reshape(-1)
+        edges, graph = link_edges(graph, links), with_training_edges(graph, links)
         mine = torch.isin(task_of, torch.tensor(list(members)))
         parts = (0, 1, self._test_part)
         train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)
         classes = sorted({position for task in members for position in self.tasks_classes[task]})
-        return Task(index, classes, graph, train, val, test, self.num_classes)
+        origin = (self._token, examples)
+        return Task(index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
 
     def __repr__(self) -> str:
         counts = f"{self.num_classes} classes, {self.graph.num_examples} {self.graph.level}s"

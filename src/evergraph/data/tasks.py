@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -36,6 +36,9 @@ class Task:
         num_classes: classes of the whole stream, so that the output layer can have its final size.
         so_far: gives all tasks up to this one as a single task, where the stream still has them. For methods that
             declare access to all data, such as joint training; anybody else leaves it alone.
+        origin: of a stream's task: what stands for the stream, and the numbers of the examples in its whole graph.
+        link_edges: where examples are links: the edges that are there without them, and the links that are edges
+            besides.
     """
 
     index: int
@@ -46,6 +49,8 @@ class Task:
     test: Tensor
     num_classes: int
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
+    origin: tuple[object, Tensor] | None = field(default=None, repr=False)
+    link_edges: tuple[SparseMatrix, Tensor] | None = field(default=None, repr=False)
     _mark: str = field(default="", init=False, repr=False)
 
     @property
@@ -102,8 +107,8 @@ class Task:
             val = test = train[:0]
         if not hold_out:
             val = test = train[:0]
-        graph = with_training_edges(graph, train)
-        return cls(index, present, graph, train, val, test, graph.num_classes)
+        known, graph = link_edges(graph, train), with_training_edges(graph, train)
+        return cls(index, present, graph, train, val, test, graph.num_classes, link_edges=known)
 
     @classmethod
     def _of_columns(
@@ -121,8 +126,9 @@ class Task:
         train, val, test = (torch.nonzero(part == number).reshape(-1) for number in range(3))
         if not train.numel():
             raise EvergraphError(f"{graph.name}: no {graph.level} has a target; there is nothing to learn")
-        graph = with_training_edges(graph, train)
-        return cls(index, list(range(graph.num_classes)), graph, train, val, test, graph.num_classes)
+        known, graph = link_edges(graph, train), with_training_edges(graph, train)
+        columns = list(range(graph.num_classes))
+        return cls(index, columns, graph, train, val, test, graph.num_classes, link_edges=known)
 
     @checked
     def pieces(self, size: PositiveInt) -> Iterator[Task]:
@@ -138,36 +144,43 @@ class Task:
             classes = self.class_positions
             if self.graph.has_classes:
                 classes = torch.unique(self.graph.y[chosen]).tolist()
-            yield Task(self.index, classes, self.graph, chosen, chosen[:0], chosen[:0], self.num_classes)
+            none = chosen[:0]
+            yield replace(self, class_positions=classes, train=chosen, val=none, test=none, so_far=None)
 
     def without(self, examples: Tensor, *, keep_in_graph: bool = False) -> Task:
         """The task without some examples, as if they had never been there.
 
         Args:
             examples: their numbers in the task's graph.
-            keep_in_graph: where examples are nodes, leave them in the graph, without a label, as neighbours of others;
-                else the graph is the one induced on all other nodes, renumbered in their order.
+            keep_in_graph: leave them in the graph, nodes without a label as neighbours of others, links as edges; else
+                the graph is the one induced on all other nodes, renumbered in their order, or has the edges of all
+                other links.
         """
         gone = torch.zeros(self.graph.num_examples, dtype=torch.bool)
         gone[examples] = True
         parts = [part[~gone[part]] for part in (self.train, self.val, self.test)]
+        origin, edges = self.origin, self.link_edges
         if keep_in_graph or self.graph.level != "node":
             empty = -1 if self.graph.has_classes else torch.nan
             y = self.graph.y.clone()
             y[gone] = empty
             mark = self.graph.mark and content_hash([self.graph.mark, torch.nonzero(gone).reshape(-1).tolist()])
             graph = self.graph.altered(y=y, mark=mark)
+            if edges is not None and not keep_in_graph:
+                edges = (edges[0], edges[1][~gone[edges[1]]])
+                graph = with_training_edges(graph.altered(adjacency=edges[0]), edges[1])
         else:
             left = torch.nonzero(~gone).reshape(-1)
             position = torch.full((gone.numel(),), -1)
             position[left] = torch.arange(left.numel())
             graph, parts = self.graph.subgraph(left), [position[part] for part in parts]
+            origin = None if origin is None else (origin[0], origin[1][left])
         classes = self.class_positions
         if graph.has_classes:
             present = set(graph.y[torch.cat(parts)].tolist())
             classes = [place for place in classes if place in present]
         train, val, test = parts
-        return Task(self.index, classes, graph, train, val, test, self.num_classes)
+        return Task(self.index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
 
     def mark(self) -> str:
         """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.
@@ -213,6 +226,11 @@ class Task:
         return cls(
             packed["index"], list(packed["class_positions"]), graph, num_classes=packed["num_classes"], **tensors
         )
+
+
+def link_edges(graph: Graph, links: Tensor) -> tuple[SparseMatrix, Tensor] | None:
+    """`Task.link_edges` of a graph that is about to get these links as edges; None where examples are no links."""
+    return (graph.adjacency, links) if graph.level == "link" else None
 
 
 def _parts(matrix: SparseMatrix) -> list[Tensor]:

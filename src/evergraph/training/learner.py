@@ -158,8 +158,9 @@ class Learner(metaclass=Checked):
             data: what they were learned from, as it was learned: a task, a graph, a path; or a list, with later tasks
                 behind; or the stream.
             classes: forget all examples of these classes, in all tasks.
-            keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others; else they and their edges
-                are gone from it too, and what their neighbours were learned with is as if they had never been there.
+            keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others (links as edges); else they
+                and their edges are gone from it too, and what their neighbours were learned with is as if they had
+                never been there.
         """
         if isinstance(nodes, str) and nodes in map(str, self.classes_) and classes is None:
             nodes, classes = None, [nodes]
