@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -429,10 +431,141 @@ def test_forgotten_links_are_no_edges(keep_in_graph: bool) -> None:
     assert torch.equal(task.graph.adjacency.dense(), eg.Task.of(never).graph.adjacency.dense())
     left = torch.tensor([i for i in range(graph.num_examples) if i not in gone])
     for data in (graph, eg.Task.of(graph)):
-        found = eg.Learner("analytic", dtype=torch.float64).fit([graph])
+        found = make(method="analytic", hidden=40).fit([graph])
         assert found.forget(gone[:2], data, keep_in_graph=keep_in_graph) == 2
         assert found.forget(gone, data, keep_in_graph=keep_in_graph) == 4
-        wanted = eg.Learner("analytic", dtype=torch.float64).fit([never])
+        wanted = make(method="analytic", hidden=40).fit([never])
         assert near(sums(found), sums(wanted))
         assert near(found.logits(eg.Task.of(never).graph), wanted.logits(eg.Task.of(never).graph))
         assert near(found.logits(graph, left), wanted.logits(graph, left))
+
+
+PEOPLE = 120
+
+
+def people(number: int, *, without: Sequence[int] = (), unlabelled: Sequence[int] = ()) -> eg.Graph:
+    """A month of people with ids: the first 60; all, with labels at the new ones and two old; all, with some labels."""
+    random = torch.Generator().manual_seed(3)
+    y = torch.arange(PEOPLE) % 4
+    x = torch.randn(PEOPLE, 6, generator=random)
+    x[torch.arange(PEOPLE), y] += 3
+    edges = torch.randint(PEOPLE, (2, 400), generator=random)
+    here = [i for i in range(60 if number == 0 else PEOPLE) if i not in without]
+    place = torch.full((PEOPLE,), -1)
+    place[here] = torch.arange(len(here))
+    told = {0: set(range(60)), 1: {5, 9, *range(60, 120)}, 2: set(range(0, 120, 3))}[number] - set(unlabelled)
+    joined = place[edges][:, (place[edges] >= 0).all(0)]
+    return eg.make_graph(
+        x[here],
+        joined,
+        [int(y[i]) if i in told else -1 for i in here],
+        class_names=list("abcd"),
+        undirected=True,
+        name=f"month{number}",
+        attributes={"id": [f"p{i}" for i in here]},
+        splits=[[0, 0, 0, 1, 2][i // 4 % 5] for i in here],
+    )
+
+
+FIXED = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "balance": 0.0}
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
+def test_whoever_comes_again_in_later_data_is_forgotten_there_too(keep_in_graph: bool, settings) -> None:
+    """By id: 7 is a neighbour in the second month, 9 is labelled there again."""
+    found, wanted = make(**settings).fit([people(0), people(1)]), make(**settings)
+    options: Any = {"unlabelled": (7, 9)} if keep_in_graph else {"without": (7, 9)}
+    months = [people(0), people(1)]
+    assert found.forget(["p7", "p9"], months, keep_in_graph=keep_in_graph) == 2
+    wanted.fit([people(0, **options), people(1, **options)])
+    if keep_in_graph:
+        assert near(sums(found), sums(wanted))
+    else:
+        assert_same(found, wanted)
+    assert near(found.logits(people(2)), wanted.logits(people(2)))
+    assert found.forget(["p7", "p9"], months, keep_in_graph=keep_in_graph) == 0
+
+
+def test_later_data_that_are_not_given_are_named() -> None:
+    """Those given are put right all the same, and the call with the others undoes the rest."""
+    months = [people(number) for number in range(3)]
+    found, wanted = make(**FIXED).fit(months), make(**FIXED)
+    line = r"the data of task 3 \(month2\) are not given: where they hold these nodes too.*learned from them stands"
+    found.forget(["p7"], months)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.forget(["p9", "p5"], months, keep_in_graph=True)
+    with pytest.warns(eg.EvergraphWarning, match=line):
+        assert found.forget("p11", months[:2]) == 1
+    wanted.fit([people(0, without=(7, 11), unlabelled=(5, 9)), people(1, without=(7, 11), unlabelled=(5, 9)),
+                people(2, without=(7,), unlabelled=(5, 9))])  # fmt: skip
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(1)), wanted.logits(people(1)))
+    assert found.forget(["p11"], months) == 1
+    wanted = make(**FIXED).fit([people(number, without=(7, 11), unlabelled=(5, 9)) for number in range(3)])
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(1)), wanted.logits(people(1)))
+
+
+def test_a_class_leaves_later_graphs_too() -> None:
+    """Its people are neighbours without a label there."""
+    gone = [i for i in range(PEOPLE) if i % 4 == 2]
+    found, wanted = make().fit([people(0), people(1)]), make()
+    assert found.forget(classes="c", data=[people(0), people(1)]) == len(gone)
+    wanted.fit([people(0, without=gone), people(1, without=gone)])
+    assert found.classes_ == wanted.classes_
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(2)), wanted.logits(people(2)))
+
+
+def test_whoever_has_another_class_later_stays_there() -> None:
+    """5 was in class b, which is forgotten, and is in class a since."""
+    later = people(1)
+    later.y[5] = 0
+    gone = [i for i in range(PEOPLE) if i % 4 == 1]
+    found, wanted = make().fit([people(0), later]), make()
+    assert found.forget(classes="b", data=[people(0), later]) == len(gone)
+    left = torch.tensor([i for i in gone if i != 5])
+    wanted.fit([people(0, without=gone), eg.Task.of(later).without(left)])
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(2)), wanted.logits(people(2)))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nodes_leave_all_tasks_of_a_stream_that_hold_them(whole: bool) -> None:
+    graph = sbm(nodes=150, classes=6, degree=4, features=8, signal=1.5, seed=1)
+    stream = eg.TaskStream(graph, 2, edges_between_tasks=True)
+    found, wanted = make().fit(stream), make()
+    nodes = some_nodes(stream[0])
+    assert found.forget(nodes, stream if whole else list(stream)) == nodes.numel()
+    number = stream[0].origin[1][nodes]
+    for task in stream:
+        wanted.learn(task.without(torch.nonzero(torch.isin(task.origin[1], number)).reshape(-1)))
+    assert_same(found, wanted)
+    with pytest.warns(eg.EvergraphWarning, match="the data of task 3 "):
+        found.forget(stream[1].train[:2], stream[1])
+
+
+def test_links_leave_the_edges_of_all_tasks_of_a_stream() -> None:
+    stream = eg.TaskStream(links_without([]), 1, edges_between_tasks=True)
+    links = stream[0].train[:6]
+    found, wanted = (make(method="analytic", hidden=40) for _ in range(2))
+    assert found.fit(stream).forget(links, stream) == 6
+    number = stream[0].origin[1][links]
+    for task in stream:
+        left = task.without(torch.nonzero(torch.isin(task.origin[1], number)).reshape(-1))
+        assert left.graph.num_edges < task.graph.num_edges
+        wanted.learn(left)
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+
+
+def test_tasks_made_of_one_graph_hold_the_same_nodes(stream: eg.TaskStream) -> None:
+    """Read twice, too."""
+    graph, names = stream[0].graph, stream[0].class_names
+    tasks = [eg.Task.of(graph.altered(), [name]) for name in names]
+    found, wanted = make().fit(tasks), make()
+    nodes = tasks[0].train[:4]
+    assert found.forget(nodes, tasks) == 4
+    assert_same(found, wanted.fit([task.without(nodes) for task in tasks]))

@@ -336,7 +336,7 @@ class TaskStream(metaclass=Checked):
         parts = (0, 1, self._test_part)
         train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)
         classes = sorted({position for task in members for position in self.tasks_classes[task]})
-        origin = (self._token, examples)
+        origin = (self._token, examples) if self.edges_between_tasks else None
         return Task(index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
 
     def __repr__(self) -> str:

@@ -36,7 +36,8 @@ class Task:
         num_classes: classes of the whole stream, so that the output layer can have its final size.
         so_far: gives all tasks up to this one as a single task, where the stream still has them. For methods that
             declare access to all data, such as joint training; anybody else leaves it alone.
-        origin: of a stream's task: what stands for the stream, and the numbers of the examples in its whole graph.
+        origin: of a stream whose tasks hold examples of earlier ones: what stands for the stream, and the numbers of
+            the examples in its whole graph.
         link_edges: where examples are links: the edges that are there without them, and the links that are edges
             besides.
     """

@@ -22,12 +22,17 @@ FALSE_ALARMS = 0.05
 
 
 def task_card(task: Task) -> dict[str, Any]:
-    """What a record says of a task besides its mark: when, from which graph, how many examples of each class."""
+    """What a record says of a task besides its mark: when, from which graph, how many examples of each class.
+
+    And whether other tasks may hold the same nodes: by `ids`, or since the graphs of a stream are `joined`.
+    """
     parts = {"training": task.train, "validation": task.val, "test": task.test}
     card: dict[str, Any] = {
         "learned": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "graph": task.graph.name,
         "examples": dict(zip(parts, _over_all(task, [nodes.numel() for nodes in parts.values()]))),
+        "ids": "id" in task.graph.attributes,
+        "joined": task.origin is not None,
     }
     if task.graph.has_classes:
         own = torch.bincount(task.graph.y[task.train], minlength=task.graph.num_classes)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from evergraph.core.sparse import SparseMatrix
 from evergraph.data import ClassName, Graph, Task, TaskStream, as_graph
 from evergraph.errors import EvergraphError, EvergraphWarning
+from evergraph.training.inputs import example_ids
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -108,6 +110,55 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
 def _forgotten(record: dict[str, Any]) -> set[int]:
     """The numbers of examples that were forgotten, in the data as they were given."""
     return {number for numbers in record.get("forgotten", {}).values() for number in numbers}
+
+
+Identities = tuple[Any, Tensor]
+"""What examples are told apart by, and a number for each: two with the same number by the same are one example."""
+
+
+def identities(tasks: Sequence[Task]) -> list[Identities]:
+    """Which examples of several tasks are the same.
+
+    They are told by their ids, where all examples of a graph have one each; among tasks of one stream, by their numbers
+    in the stream's graph; among tasks of one graph, by their numbers in it.
+    """
+    known: dict[str, int] = {}
+    graphs: list[Graph] = []
+    found: list[Identities] = []
+    for task in tasks:
+        if (ids := unique_ids(task.graph)) is not None:
+            found.append(("id", torch.tensor([known.setdefault(name, len(known)) for name in ids])))
+        elif task.origin is not None:
+            found.append(task.origin)
+        else:
+            place = next((i for i, graph in enumerate(graphs) if _same_graph(graph, task.graph)), len(graphs))
+            graphs += [task.graph] if place == len(graphs) else []
+            found.append((place, torch.arange(task.graph.num_examples)))
+    return found
+
+
+def unique_ids(graph: Graph) -> list[str] | None:
+    """What the examples are called; None where they have no names, or some share one."""
+    ids = example_ids(graph)
+    names = None if ids is None else [str(name) for name in ids]
+    return names if names is not None and len(set(names)) == len(names) else None
+
+
+def _same_graph(one: Graph, other: Graph) -> bool:
+    """Whether two graphs have the same nodes, edges and examples."""
+    if one is other:
+        return True
+    if one.level != other.level or one.num_examples != other.num_examples or one.x.shape != other.x.shape:
+        return False
+    pairs = [(one.y, other.y), *zip(_arrays(one), _arrays(other))]
+    return len(_arrays(one)) == len(_arrays(other)) and all(torch.equal(*pair) for pair in pairs)
+
+
+def _arrays(graph: Graph) -> list[Tensor]:
+    """Of links their ends, since training links are among a task's edges; else edges; and the features."""
+    x = list(graph.x.parts()) if isinstance(graph.x, SparseMatrix) else [graph.x]
+    matrix = graph.members if graph.level == "link" and graph.members is not None else graph.adjacency
+    return [*matrix.parts(), *x]
 
 
 def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:

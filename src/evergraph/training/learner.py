@@ -154,7 +154,8 @@ class Learner(metaclass=Checked):
         validation examples have made; those are not made anew.
 
         Args:
-            nodes: the examples, as numbers, ids or a mask in `data` (the first of a list); the name of a class.
+            nodes: the examples, as numbers, ids or a mask in `data` (the first of a list); the name of a class. They
+                are forgotten wherever the data hold them: by id, or by number in one stream or graph.
             data: what they were learned from, as it was learned: a task, a graph, a path; or a list, with later tasks
                 behind; or the stream.
             classes: forget all examples of these classes, in all tasks.
