@@ -19,7 +19,7 @@ from torch import Tensor
 from evergraph.core.settings import PositiveInt, checked
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import Workers, share_of, workers
-from evergraph.data.arrangement import given_split, split_what_can_be
+from evergraph.data.arrangement import given_split, split_what_can_be, trained_classes
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
@@ -196,8 +196,11 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
         present = [position_of[str(name)] for name in classes]
     chosen, part = torch.isin(graph.y, torch.tensor(present, dtype=torch.long)), graph.splits[:, 0]
     train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
-    if not int(graph.rows.group.sum([torch.tensor([train.numel()])])[0]):
+    sizes = graph.rows.group.sum([torch.bincount(graph.y[train], minlength=graph.num_classes)])[0]
+    if not int(sizes.sum()):
         raise EvergraphError(f"{graph.name}: no training nodes")
+    present = trained_classes(graph, present, sizes)
+    val = val[torch.isin(graph.y[val], torch.tensor(present, dtype=torch.long))]
     task = Task(index, present, graph, train, val, test[:0], graph.num_classes)
     task._mark = content_hash([graph.rows.mark, present])  # the same in every process
     return task, test

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
-from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks
+from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks, trained_classes
 from evergraph.data.arrays import ClassName
 from evergraph.data.examples import with_negatives, with_training_edges
 from evergraph.data.files import as_graph
@@ -76,7 +76,9 @@ class Task:
     ) -> Task:
         """A task made of the labelled examples of a graph; all its nodes and edges are there to read from.
 
-        A split that the data came with (`train_mask`, …) is respected: what it does not train on is not trained on.
+        A split that the data came with (`train_mask`, …) is respected: what it does not train on is not trained on. A
+        class without a training example is none of the task's: its validation examples are left aside, and its test
+        examples stay, of a class that is not known.
 
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them (`evergraph.data.conversion`) or the path of a file.
@@ -101,6 +103,8 @@ class Task:
         chosen, part = torch.isin(graph.y, torch.tensor(present)), given_split(graph, seed)
         if part is not None:
             train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
+            present = trained_classes(graph, present, torch.bincount(graph.y[train], minlength=graph.num_classes))
+            val = val[torch.isin(graph.y[val], torch.tensor(present, dtype=torch.long))]
         elif hold_out:
             train, val, test = split_what_can_be(graph, present, seed)
         else:
@@ -176,11 +180,12 @@ class Task:
             position[left] = torch.arange(left.numel())
             graph, parts = self.graph.subgraph(left), [position[part] for part in parts]
             origin = None if origin is None else (origin[0], origin[1][left])
-        classes = self.class_positions
+        classes, (train, val, test) = self.class_positions, parts
         if graph.has_classes:
-            present = set(graph.y[torch.cat(parts)].tolist())
+            present = set(graph.y[train].tolist())
+            lost = [place for place in classes if place not in present]
             classes = [place for place in classes if place in present]
-        train, val, test = parts
+            val = val[~torch.isin(graph.y[val], torch.tensor(lost, dtype=torch.long))]
         return Task(self.index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
 
     def mark(self) -> str:

@@ -279,14 +279,15 @@ class _Exchange:
         _drop_tests_of_forgotten(learner)
 
     def _validation_lost(self, number: int) -> Task:
-        """The task with the validation examples alone that are to be forgotten."""
-        old, learned = self.old[number], self.after[number]
+        """The task with the validation examples alone that are to be forgotten, or whose class is gone from it."""
+        old, learned, before = self.old[number], self.after[number], self.found[number]
         gone = torch.cat([learned.unlabelled, learned.removed])
-        before = self.found[number]
-        earlier = torch.cat([before.unlabelled, before.removed])
-        lost = before.given.val[torch.isin(before.given.val, gone) & ~torch.isin(before.given.val, earlier)]
-        numbers = before.numbers_now(lost)
-        return dataclasses.replace(old, val=numbers)
+        left = torch.tensor(self.new[number].class_positions, dtype=torch.long)
+        classes = [place for place in old.class_positions if place not in left]
+        forgotten = torch.zeros(old.graph.num_examples, dtype=torch.bool)
+        forgotten[before.numbers_now(gone[~torch.isin(gone, torch.cat([before.unlabelled, before.removed]))])] = True
+        lost = forgotten[old.val] | torch.isin(old.graph.y[old.val], torch.tensor(classes, dtype=torch.long))
+        return dataclasses.replace(old, val=old.val[lost])
 
     # the sums
 
