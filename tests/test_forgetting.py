@@ -13,6 +13,7 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
+from evergraph.training.description import describe
 
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
 
@@ -559,6 +560,24 @@ def test_links_leave_the_edges_of_all_tasks_of_a_stream() -> None:
         wanted.learn(left)
     assert near(sums(found), sums(wanted))
     assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+
+
+def test_the_card_counts_every_forgotten_node_once(stream: eg.TaskStream, tmp_path: Path) -> None:
+    """One graph that was learned as two tasks: each says how many of its own examples were forgotten."""
+    graph, names = stream[0].graph, stream[0].class_names
+    learner = make().fit([eg.Task.of(graph, [name]) for name in names])
+    sizes = [6, 3]
+    nodes = [torch.nonzero(graph.y == place).reshape(-1)[:size] for place, size in enumerate(sizes)]
+    assert learner.forget(torch.cat(nodes), graph) == 9
+    learner.save(tmp_path / "kept")
+    about = describe(tmp_path / "kept")
+    assert [task["forgotten"] for task in about["tasks"]] == sizes
+    assert about["card"]["forgotten"] == 9
+    assert learner.forget(torch.cat(nodes), graph) == 0
+    neighbours = make().fit([people(0), people(1)])
+    neighbours.forget("p7", [people(0), people(1)])
+    assert [record["forgotten_examples"] for record in neighbours.records] == [1, 0]
+    assert neighbours.forget("p7", [people(0), people(1)]) == 0
 
 
 def test_tasks_made_of_one_graph_hold_the_same_nodes(stream: eg.TaskStream) -> None:

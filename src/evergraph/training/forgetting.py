@@ -220,7 +220,8 @@ def _learn_again(
 def _remembered(record: dict[str, Any], learned: Learned) -> dict[str, Any]:
     """What stays of a task's record: when it was learned, of which data."""
     classes = record.get("given_classes") or [[name, 0] for name in learned.given.class_names]
-    note = {**learned.note(), "given_classes": classes} if learned.note()["forgotten_examples"] else {}
+    lost = learned.unlabelled.numel() or learned.removed.numel()
+    note = {**learned.note(), "given_classes": classes} if lost else {}
     return {**note, **({"learned": record["learned"]} if "learned" in record else {})}
 
 

@@ -59,7 +59,8 @@ class Learned:
     def note(self) -> dict[str, Any]:
         """What the learner's record says of it, so that the same data are known again."""
         forgotten = {"unlabelled": self.unlabelled.tolist(), "removed": self.removed.tolist()}
-        count = len({*forgotten["unlabelled"], *forgotten["removed"]})
+        own = torch.cat([self.given.train, self.given.val, self.given.test])  # its neighbours are counted elsewhere
+        count = int(torch.isin(own, torch.cat([self.unlabelled, self.removed])).sum())
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
