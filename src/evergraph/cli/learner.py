@@ -232,9 +232,10 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
         yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
     yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, settled on validation examples"
-    if card["unknown_above"] is not None:
-        above = f"{card['unknown_above']:.3g}"
-        yield "unknown classes", f"put aside above {above}, at {100 * card['false_alarms']:g} % false alarms"
+    if kind is None or kind.kind == "classes":
+        above, alarms = card["unknown_above"], f"at {100 * card['false_alarms']:g} % false alarms"
+        few = "too few validation examples to put any aside"
+        yield "unknown classes", f"{few if above is None else f'put aside above {above:.3g}'}, {alarms}"
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -54,12 +55,13 @@ def learner_card(
 ) -> dict[str, Any]:
     """What is kept of all tasks, and what their validation examples settled."""
     familiar = familiar_of(records)
+    above = math.inf if familiar is None else familiar.threshold(FALSE_ALARMS)
     kept = {key.rstrip("_"): size for key, value in state.items() if (size := count_bytes(value)) > 8}
     return {
         "keeps": list(access.keeps) if access is not None else None,
         "kept_bytes": kept,
         "temperature": temperature_of(records),
-        "unknown_above": None if familiar is None else familiar.threshold(FALSE_ALARMS),
+        "unknown_above": above if math.isfinite(above) else None,  # nothing is above it where examples are too few
         "false_alarms": FALSE_ALARMS,
         "forgotten": sum(int(record.get("forgotten_examples", 0)) for record in records),
     }
