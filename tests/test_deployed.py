@@ -333,3 +333,19 @@ def test_the_model_card_says_what_was_learned_and_what_is_kept(evergraph, learne
     text = " ".join(evergraph("info", tmp_path / "kept")[1].split())
     for part in ("kept of tasks", "statistics", "probabilities", "unknown classes", "to choose by", "% false alarms"):
         assert part in text
+
+
+def test_a_card_of_few_validation_nodes_is_json(evergraph, small_graph: eg.Graph, tmp_path: Path) -> None:
+    """At 5 % false alarms nothing can be put aside by fewer than 19 of them; the card says so, in words and by null."""
+    for number in (18, 19):
+        task = eg.Task.of(small_graph)
+        task.val = torch.cat([task.val, task.test])[:number]
+        learner = eg.Learner(eg.RandomFeatures(hidden=20), "auto")
+        learner.learn(task)
+        learner.save(tmp_path / str(number))
+        text = evergraph("info", tmp_path / str(number), "--json")[1]
+        card = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["card"]
+        shown = " ".join(evergraph("info", tmp_path / str(number))[1].replace("│", " ").split())
+        few = "too few validation examples to put any aside, at 5 % false alarms"
+        assert (card["unknown_above"] is None) == (number == 18) == (few in shown)
+        assert "inf" not in shown.split("unknown classes")[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor
 
 import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
+from evergraph.training.description import describe
 
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
 
@@ -324,6 +327,52 @@ def test_from_the_command_line(evergraph, small_graph: eg.Graph, tmp_path: Path)
     assert not (tmp_path / "none").exists()
 
 
+@pytest.fixture
+def month(small_graph: eg.Graph, tmp_path: Path) -> Path:
+    from torch_geometric.data import Data
+
+    y = torch.where(small_graph.y < 3, small_graph.y, -1)
+    names = ["a, b", "c", "d", *"efghij"][: small_graph.num_classes]
+    torch.save(Data(x=small_graph.x, edge_index=small_graph.edge_index, y=y, class_names=names), tmp_path / "month.pt")
+    return tmp_path / "month.pt"
+
+
+def test_what_was_forgotten_does_not_come_back_by_learning_the_same_data(evergraph, month: Path) -> None:
+    kept = month.parent / "kept"
+    words = ("--checkpoint", kept)
+    assert evergraph("learn", month, *words, "--hidden", "20")[0] == 0
+    nodes = eg.Task.of(month).train[:2]
+    assert evergraph("forget", month, *words, "--nodes", ",".join(map(str, nodes.tolist())))[0] == 0
+    before = eg.Learner.load(kept).logits(month)
+    status, out, error = evergraph("learn", month, *words)
+    assert (status, out) == (0, "")
+    assert "was learned already, as task 1 (nodes forgotten since: 2); --again learns it once more" in error
+    assert torch.equal(eg.Learner.load(kept).logits(month), before)
+    with pytest.warns(eg.EvergraphWarning, match=r"learned already, as task 0.*with nodes forgotten since \(2\)"):
+        eg.Learner.load(kept).learn(month)
+    assert evergraph("learn", month, *words, "--again")[0] == 0
+    assert eg.Learner.load(kept).num_tasks == 2
+
+
+def test_a_graph_that_was_learned_in_pieces_is_not_learned_again_as_a_whole(evergraph, month: Path) -> None:
+    words = ("learn", month, "--checkpoint", month.parent / "kept", "--hidden", "20")
+    assert evergraph(*words, "--classes", '"a, b"')[0] == 0
+    status, out, error = evergraph(*words)
+    assert (status, out) == (2, "")
+    own, every = (eg.Task.of(month, classes).train.numel() for classes in (["a, b"], None))
+    assert f"{own} of {every} training nodes were learned already, in task 1; --classes c,d learns the oth" in error
+    assert evergraph(*words, "--classes", "c,d")[0] == 0
+    status, out, error = evergraph(*words)
+    assert (status, out) == (0, "")
+    assert "was learned already, in task 1 and 2; --again learns it once more; nothing was done" in error
+    learner = eg.Learner.load(month.parent / "kept")
+    assert learner.num_tasks == 2
+    with pytest.warns(eg.EvergraphWarning, match=f"{every} of {every} training nodes were learned already, in task 0 "):
+        learner.learn(month)
+    assert evergraph(*words, "--all-nodes")[0] == 2  # the same nodes among others
+    assert evergraph(*words, "--again")[0] == 0
+
+
 @pytest.mark.parametrize("keep_in_graph", [False, True])
 def test_one_graph_that_was_learned_in_two_tasks(stream: eg.TaskStream, keep_in_graph: bool) -> None:
     """As `learn --classes` does: a node leaves the graph of both."""
@@ -354,3 +403,188 @@ def test_what_is_calibrated_by_heads_of_many_features_is_that_of_never_having_le
     for ours, theirs in zip(found.records, wanted.records):
         assert near(ours["calibration"], theirs["calibration"])
     assert near(found.temperature, wanted.temperature)
+
+
+def links_without(gone: list[int], hold_edges: bool = False) -> eg.Graph:
+    """Links of two kinds, some twice, some of them edges besides; without a few, which may stay as edges."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 8, generator=random)
+    pairs = torch.unique(torch.randint(40, (2, 130), generator=random).sort(0).values, dim=1)
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    pairs = torch.cat([pairs, pairs[:, 5:8], pairs[:, 2:3].flip(0)], 1)  # the same ends again, also the other way round
+    edges = pairs[:, [1, 8, 9]]
+    y = (x[pairs[0], 0] * x[pairs[1], 0] > 0).long()
+    part = torch.where(torch.arange(pairs.size(1)) % 5 == 4, 2, 0)
+    kept = torch.tensor([i for i in range(pairs.size(1)) if i not in gone])
+    if hold_edges:
+        edges = torch.cat([edges, pairs[:, [i for i in gone if part[i] == 0]]], 1)
+    return eg.make_links(
+        x, pairs[:, kept], y[kept], edge_index=edges, splits=part[kept], class_names=["dislike", "like"]
+    )
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_forgotten_links_are_no_edges(keep_in_graph: bool) -> None:
+    """0 and 3 are edges as nothing but links; 1 is one besides, 2 and 6 are trained on twice, and 4 is tested on."""
+    gone = [0, 1, 2, 3, 4, 6]
+    graph, never = links_without([]), links_without(gone, hold_edges=keep_in_graph)
+    task = eg.Task.of(graph).without(torch.tensor(gone), keep_in_graph=keep_in_graph)
+    assert torch.equal(task.graph.adjacency.dense(), eg.Task.of(never).graph.adjacency.dense())
+    left = torch.tensor([i for i in range(graph.num_examples) if i not in gone])
+    for data in (graph, eg.Task.of(graph)):
+        found = make(method="analytic", hidden=40).fit([graph])
+        assert found.forget(gone[:2], data, keep_in_graph=keep_in_graph) == 2
+        assert found.forget(gone, data, keep_in_graph=keep_in_graph) == 4
+        wanted = make(method="analytic", hidden=40).fit([never])
+        assert near(sums(found), sums(wanted))
+        assert near(found.logits(eg.Task.of(never).graph), wanted.logits(eg.Task.of(never).graph))
+        assert near(found.logits(graph, left), wanted.logits(graph, left))
+
+
+PEOPLE = 120
+
+
+def people(number: int, *, without: Sequence[int] = (), unlabelled: Sequence[int] = ()) -> eg.Graph:
+    """A month of people with ids: the first 60; all, with labels at the new ones and two old; all, with some labels."""
+    random = torch.Generator().manual_seed(3)
+    y = torch.arange(PEOPLE) % 4
+    x = torch.randn(PEOPLE, 6, generator=random)
+    x[torch.arange(PEOPLE), y] += 3
+    edges = torch.randint(PEOPLE, (2, 400), generator=random)
+    here = [i for i in range(60 if number == 0 else PEOPLE) if i not in without]
+    place = torch.full((PEOPLE,), -1)
+    place[here] = torch.arange(len(here))
+    told = {0: set(range(60)), 1: {5, 9, *range(60, 120)}, 2: set(range(0, 120, 3))}[number] - set(unlabelled)
+    joined = place[edges][:, (place[edges] >= 0).all(0)]
+    return eg.make_graph(
+        x[here],
+        joined,
+        [int(y[i]) if i in told else -1 for i in here],
+        class_names=list("abcd"),
+        undirected=True,
+        name=f"month{number}",
+        attributes={"id": [f"p{i}" for i in here]},
+        splits=[[0, 0, 0, 1, 2][i // 4 % 5] for i in here],
+    )
+
+
+FIXED = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "balance": 0.0}
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
+def test_whoever_comes_again_in_later_data_is_forgotten_there_too(keep_in_graph: bool, settings) -> None:
+    """By id: 7 is a neighbour in the second month, 9 is labelled there again."""
+    found, wanted = make(**settings).fit([people(0), people(1)]), make(**settings)
+    options: Any = {"unlabelled": (7, 9)} if keep_in_graph else {"without": (7, 9)}
+    months = [people(0), people(1)]
+    assert found.forget(["p7", "p9"], months, keep_in_graph=keep_in_graph) == 2
+    wanted.fit([people(0, **options), people(1, **options)])
+    if keep_in_graph:
+        assert near(sums(found), sums(wanted))
+    else:
+        assert_same(found, wanted)
+    assert near(found.logits(people(2)), wanted.logits(people(2)))
+    assert found.forget(["p7", "p9"], months, keep_in_graph=keep_in_graph) == 0
+
+
+def test_later_data_that_are_not_given_are_named() -> None:
+    """Those given are put right all the same, and the call with the others undoes the rest."""
+    months = [people(number) for number in range(3)]
+    found, wanted = make(**FIXED).fit(months), make(**FIXED)
+    line = r"the data of task 3 \(month2\) are not given: where they hold these nodes too.*learned from them stands"
+    found.forget(["p7"], months)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.forget(["p9", "p5"], months, keep_in_graph=True)
+    with pytest.warns(eg.EvergraphWarning, match=line):
+        assert found.forget("p11", months[:2]) == 1
+    wanted.fit([people(0, without=(7, 11), unlabelled=(5, 9)), people(1, without=(7, 11), unlabelled=(5, 9)),
+                people(2, without=(7,), unlabelled=(5, 9))])  # fmt: skip
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(1)), wanted.logits(people(1)))
+    assert found.forget(["p11"], months) == 1
+    wanted = make(**FIXED).fit([people(number, without=(7, 11), unlabelled=(5, 9)) for number in range(3)])
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(1)), wanted.logits(people(1)))
+
+
+def test_a_class_leaves_later_graphs_too() -> None:
+    """Its people are neighbours without a label there."""
+    gone = [i for i in range(PEOPLE) if i % 4 == 2]
+    found, wanted = make().fit([people(0), people(1)]), make()
+    assert found.forget(classes="c", data=[people(0), people(1)]) == len(gone)
+    wanted.fit([people(0, without=gone), people(1, without=gone)])
+    assert found.classes_ == wanted.classes_
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(2)), wanted.logits(people(2)))
+
+
+def test_whoever_has_another_class_later_stays_there() -> None:
+    """5 was in class b, which is forgotten, and is in class a since."""
+    later = people(1)
+    later.y[5] = 0
+    gone = [i for i in range(PEOPLE) if i % 4 == 1]
+    found, wanted = make().fit([people(0), later]), make()
+    assert found.forget(classes="b", data=[people(0), later]) == len(gone)
+    left = torch.tensor([i for i in gone if i != 5])
+    wanted.fit([people(0, without=gone), eg.Task.of(later).without(left)])
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(people(2)), wanted.logits(people(2)))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_nodes_leave_all_tasks_of_a_stream_that_hold_them(whole: bool) -> None:
+    graph = sbm(nodes=150, classes=6, degree=4, features=8, signal=1.5, seed=1)
+    stream = eg.TaskStream(graph, 2, edges_between_tasks=True)
+    found, wanted = make().fit(stream), make()
+    nodes = some_nodes(stream[0])
+    assert found.forget(nodes, stream if whole else list(stream)) == nodes.numel()
+    number = stream[0].origin[1][nodes]
+    for task in stream:
+        wanted.learn(task.without(torch.nonzero(torch.isin(task.origin[1], number)).reshape(-1)))
+    assert_same(found, wanted)
+    with pytest.warns(eg.EvergraphWarning, match="the data of task 3 "):
+        found.forget(stream[1].train[:2], stream[1])
+
+
+def test_links_leave_the_edges_of_all_tasks_of_a_stream() -> None:
+    stream = eg.TaskStream(links_without([]), 1, edges_between_tasks=True)
+    links = stream[0].train[:6]
+    found, wanted = (make(method="analytic", hidden=40) for _ in range(2))
+    assert found.fit(stream).forget(links, stream) == 6
+    number = stream[0].origin[1][links]
+    for task in stream:
+        left = task.without(torch.nonzero(torch.isin(task.origin[1], number)).reshape(-1))
+        assert left.graph.num_edges < task.graph.num_edges
+        wanted.learn(left)
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+
+
+def test_the_card_counts_every_forgotten_node_once(stream: eg.TaskStream, tmp_path: Path) -> None:
+    """One graph that was learned as two tasks: each says how many of its own examples were forgotten."""
+    graph, names = stream[0].graph, stream[0].class_names
+    learner = make().fit([eg.Task.of(graph, [name]) for name in names])
+    sizes = [6, 3]
+    nodes = [torch.nonzero(graph.y == place).reshape(-1)[:size] for place, size in enumerate(sizes)]
+    assert learner.forget(torch.cat(nodes), graph) == 9
+    learner.save(tmp_path / "kept")
+    about = describe(tmp_path / "kept")
+    assert [task["forgotten"] for task in about["tasks"]] == sizes
+    assert about["card"]["forgotten"] == 9
+    assert learner.forget(torch.cat(nodes), graph) == 0
+    neighbours = make().fit([people(0), people(1)])
+    neighbours.forget("p7", [people(0), people(1)])
+    assert [record["forgotten_examples"] for record in neighbours.records] == [1, 0]
+    assert neighbours.forget("p7", [people(0), people(1)]) == 0
+
+
+def test_tasks_made_of_one_graph_hold_the_same_nodes(stream: eg.TaskStream) -> None:
+    """Read twice, too."""
+    graph, names = stream[0].graph, stream[0].class_names
+    tasks = [eg.Task.of(graph.altered(), [name]) for name in names]
+    found, wanted = make().fit(tasks), make()
+    nodes = tasks[0].train[:4]
+    assert found.forget(nodes, tasks) == 4
+    assert_same(found, wanted.fit([task.without(nodes) for task in tasks]))

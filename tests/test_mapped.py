@@ -1,6 +1,7 @@
 """Graphs on disk: what comes back is what was written, and training cannot tell."""
 
 import json
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ from evergraph.data import mapped
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import read_mapped, write_mapped, write_mapped_blocks
+from evergraph.data.parts import read_parts, write_parts
 from evergraph.errors import EvergraphError
+from evergraph.persistence.reading import read_record, write_record
 
 
 def with_words(graph: Graph) -> Graph:
@@ -186,3 +189,111 @@ def test_pages_of_a_mapped_file_can_go_unless_they_were_written_to(tmp_path: Pat
     assert float(array[7]) == -1.0
     assert not let_go(torch.ones(100_000))
     assert not let_go(torch.ones(0))
+
+
+def with_all_that_is_known(graph: Graph) -> Graph:
+    """With a split, ids and numbers of nodes, and named features."""
+    count = graph.num_nodes
+    attributes = {"id": [f"p{i} «é»" for i in reversed(range(count))], "year": np.arange(count) // 3 % 2}
+    made = make_graph(graph.x, graph.edge_index, graph.y, attributes=attributes, splits=np.arange(count) % 3)
+    return made.altered(feature_names=[f"f{i}" for i in range(graph.num_features)], directed=True)
+
+
+def test_split_ids_attributes_and_feature_names_come_back(small_graph: Graph, tmp_path: Path) -> None:
+    graph = with_all_that_is_known(small_graph)
+    found = read_mapped(write_mapped(graph, tmp_path / "graph"))
+    assert torch.equal(found.splits, graph.splits)
+    assert list(found.attributes) == ["id", "year"]
+    for name, known in graph.attributes.items():
+        assert torch.equal(found.attributes[name].values, known.values)
+        assert found.attributes[name].names == known.names
+    assert (found.feature_names, found.directed) == (graph.feature_names, True)
+    for part in ("train", "val", "test"):
+        assert torch.equal(getattr(eg.Task.of(found), part), getattr(eg.Task.of(graph), part))
+    for ours, theirs in zip(eg.stream(found, by="year"), eg.stream(graph, by="year"), strict=True):
+        assert torch.equal(ours.train, theirs.train)
+    assert eg.Learner("analytic").fit([found]).predict(graph, "p3 «é»").nodes.tolist() == [graph.num_nodes - 4]
+
+
+def test_masks_of_pyg_and_attributes_survive_convert(small_graph: Graph, tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    count = small_graph.num_nodes
+    masks = {f"{part}_mask": torch.arange(count) % 3 == number for number, part in enumerate(("train", "val", "test"))}
+    year = torch.arange(count) % 4
+    data = Data(x=small_graph.x, edge_index=small_graph.edge_index, y=small_graph.y, year=year, **masks)
+    torch.save(data, tmp_path / "graph.pt")
+    result = CliRunner().invoke(make_app(), ["convert", str(tmp_path / "graph.pt"), str(tmp_path / "folder")])
+    assert result.exit_code == 0, result.output
+    found = eg.Task.of(tmp_path / "folder")
+    assert torch.equal(found.train, torch.nonzero(masks["train_mask"]).reshape(-1))
+    assert torch.equal(found.graph.attributes["year"].values, year)
+
+
+def test_a_folder_of_an_earlier_version_still_opens(small_graph: Graph, tmp_path: Path) -> None:
+    """Its header knows nothing of attributes, names and directions."""
+    folder = write_mapped(small_graph, tmp_path / "graph")
+    header = read_record(folder / "graph.json")
+    for key in ("directed", "attributes"):
+        del header[key]
+    write_record(folder / "graph.json", header)
+    found = read_mapped(folder)
+    assert (found.splits, found.attributes, found.feature_names) == (None, {}, None)
+    assert torch.equal(found.y, small_graph.y)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("attributes", "id"), ("feature_names", ["one"]), ("attributes", ["id", "year", "third"])]
+)
+def test_a_header_that_does_not_fit_is_one_line(small_graph: Graph, key: str, value: object, tmp_path: Path) -> None:
+    folder = write_mapped(with_all_that_is_known(small_graph), tmp_path / "graph")
+    header = read_record(folder / "graph.json")
+    write_record(folder / "graph.json", {**header, key: value})
+    with pytest.raises(EvergraphError, match="damaged"):
+        read_mapped(folder)
+
+
+def test_features_of_a_graph_in_parts_keep_their_names(small_graph: Graph, tmp_path: Path) -> None:
+    graph = with_all_that_is_known(small_graph)
+    found, _ = read_parts(write_parts(graph, tmp_path / "parts", 2))
+    assert found.feature_names == graph.feature_names
+
+
+def test_converted_graphs_with_other_features_edges_or_weights_are_other_data(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    """They have the same labels, and features are not read to tell them apart."""
+    edges = small_graph.adjacency
+    weights = torch.ones(edges.nnz)
+    weights[:2] = 2.0
+    another = edges.indices.clone()
+    another[0] = (another[0] + 1) % small_graph.num_nodes
+    graphs = {
+        "one": small_graph,
+        "other features": small_graph.altered(x=as_dense(small_graph.x) + 1),
+        "other edges": small_graph.altered(
+            adjacency=SparseMatrix(edges.indptr, another, edges.values, edges.num_columns)
+        ),
+        "other weights": small_graph.altered(
+            adjacency=SparseMatrix(edges.indptr, edges.indices, weights, edges.num_columns)
+        ),
+    }
+    folders = {name: write_mapped(graph, tmp_path / name) for name, graph in graphs.items()}
+    marks = {eg.Task.of(folder).mark() for folder in folders.values()}
+    assert len(marks) == len(graphs)
+    kept = {eg.Task.of(folder).without(torch.tensor([3]), keep_in_graph=True).mark() for folder in folders.values()}
+    assert len(kept | marks) == 2 * len(graphs)
+    learner = eg.Learner("analytic", dtype=torch.float64)
+    learner.learn(folders["one"])
+    with pytest.raises(EvergraphError, match="is not data that this learner learned from"):
+        learner.forget([3], folders["other features"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.learn(folders["other features"])
+    for name in ("one", "other features"):
+        assert learner.forget([3], folders[name]) == 1
+    wanted = eg.Learner("analytic", dtype=torch.float64)
+    for name in ("one", "other features"):
+        wanted.learn(eg.Task.of(folders[name]).without(torch.tensor([3])))
+    found, right = learner.logits(small_graph), wanted.logits(small_graph)
+    assert float((found - right).abs().max()) <= 1e-8 * max(1.0, float(right.abs().max()))

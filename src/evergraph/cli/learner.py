@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
 from evergraph.training.description import describe
 from evergraph.training.driver import learn_in_folder
+from evergraph.training.learned_data import LearnedBefore, learned_before
 from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.snapshot import model_name
 
@@ -103,9 +105,8 @@ def learn_command(
             task = Task.of(
                 data, parsing.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
             )
-        before = None if again else learner.learned_as(task)
-        if before is not None:
-            raise _LearnedAlready(f"{graph} was learned already, as task {before + 1}; --again learns it once more")
+        if not again and (before := learned_before(learner, task, data)) is not None:
+            _refuse_again(graph, task, before)
         return learner, task
 
     def test(learner: Learner) -> None:
@@ -156,6 +157,22 @@ def learn_command(
 
 class _LearnedAlready(Exception):  # noqa: N818
     """The task is one that the learner knows; it is left as it is."""
+
+
+def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
+    """Nothing is learned twice unless it is asked for; what is left to learn is named."""
+    level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
+    gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
+    too = ", those that were forgotten too" if before.forgotten else ""
+    if before.whole or before.examples == task.train.numel():
+        where = f"as task {numbers}" if before.whole else f"in task {numbers}"
+        raise _LearnedAlready(f"{graph} was learned already, {where}{gone}; --again learns it once more{too}")
+    names = ",".join(f'"{name}"' if "," in str(name) else str(name) for name in before.other_classes)
+    others = f"--classes {shlex.quote(names)} learns the others, " if names else ""
+    raise EvergraphError(
+        f"{graph}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "
+        f"{numbers}{gone}; {others}--again learns all of them once more{too}"
+    )
 
 
 def _make_learner(method: str, num_classes: int | None, seed: int, options: dict[str, Any]) -> Learner:
@@ -217,9 +234,10 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
         yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
     yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, settled on validation examples"
-    if card["unknown_above"] is not None:
-        above = f"{card['unknown_above']:.3g}"
-        yield "unknown classes", f"put aside above {above}, at {100 * card['false_alarms']:g} % false alarms"
+    if kind is None or kind.kind == "classes":
+        above, alarms = card["unknown_above"], f"at {100 * card['false_alarms']:g} % false alarms"
+        few = "too few validation examples to put any aside"
+        yield "unknown classes", f"{few if above is None else f'put aside above {above:.3g}'}, {alarms}"
 
 
 def _was_given(context: typer.Context, name: str) -> bool:

@@ -133,6 +133,18 @@ def given_split(graph: Graph, seed: int) -> Tensor | None:
     return None if graph.splits is None else graph.splits[:, seed % graph.splits.size(1)].clone()
 
 
+def trained_classes(graph: Graph, classes: Sequence[int], sizes: Tensor) -> list[int]:
+    """Those of the classes that have training examples, of which `sizes` counts each class's; others are named."""
+    without = [graph.class_names[position] for position in classes if not sizes[position]]
+    if without:
+        listed = ", ".join(map(repr, without[:8])) + (f" and {len(without) - 8} more" if len(without) > 8 else "")
+        tell(
+            f"{graph.name}: its split has no training {graph.level}s of class {listed}: not learned; validation "
+            f"{graph.level}s of it are left aside, and test {graph.level}s are of a class that is not known"
+        )
+    return [position for position in classes if sizes[position]]
+
+
 def split_within_tasks(graph: Graph, task_of: Tensor, seed: int) -> Tensor:
     """60/20/20 of each task's examples, where they have classes of each class in it; the part of each example.
 

@@ -1,12 +1,13 @@
 """Graphs larger than memory: a folder of plain arrays that are mapped, not read.
 
-The folder holds `graph.json` (counts, class names) and arrays in numpy's own format: the labels, the
-in-neighbour lists, and the features, dense or sparse. Training reads the rows it needs; the operating
-system keeps what is used often. Nothing in a folder is executed.
+The folder holds `graph.json` (counts, names) and arrays in numpy's own format: the labels, the in-neighbour lists, the
+features, dense or sparse, the split, and attributes such as ids. Training reads the rows it needs; the operating system
+keeps what is used often. Nothing in a folder is executed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from torch import Tensor
 from evergraph.core.settings import PositiveInt
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import ClassName
+from evergraph.data.attributes import Attribute
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import file_hash
@@ -42,7 +44,15 @@ class Described(TypedDict):
     sha256: str
 
 
-class Header(TypedDict):
+class Known(TypedDict, total=False):
+    """What a header holds besides, where it is known; folders of earlier versions have none of it."""
+
+    directed: bool
+    feature_names: list[str]
+    attributes: list[str]  # the array `attribute-2` holds the values of the third, …
+
+
+class Header(Known):
     """What `graph.json` holds."""
 
     name: str
@@ -67,10 +77,24 @@ def write_mapped(graph: Graph, folder: str | Path) -> Path:
             arrays |= {"x_indptr": graph.x.indptr, "x_indices": graph.x.indices, "x_values": graph.x.values}
         else:
             arrays["x"] = graph.x
+        if graph.splits is not None:
+            arrays["splits"] = graph.splits
+        for number, known in enumerate(graph.attributes.values()):
+            arrays[f"attribute-{number}"] = known.values
+            if known.names is not None:
+                arrays[f"attribute-{number}-names"] = _text_as_array(known.names)
         for name, array in {**arrays, "y": graph.y}.items():
             np.save(path / f"{name}.npy", array.contiguous().numpy())
-        _write_header(path, graph.name, graph.class_names, graph.num_features)
+        extra: dict[str, Any] = {"directed": graph.directed, "attributes": list(graph.attributes)}
+        if graph.feature_names is not None:
+            extra["feature_names"] = graph.feature_names
+        _write_header(path, graph.name, graph.class_names, graph.num_features, **extra)
     return Path(folder)
+
+
+def _text_as_array(names: list[str]) -> Tensor:
+    """Names as the bytes of a JSON list: as many as there are nodes, they are too many for the header."""
+    return torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8)
 
 
 def write_mapped_blocks(
@@ -184,9 +208,39 @@ def read_mapped(folder: str | Path) -> Graph:
             x = SparseMatrix(arrays["x_indptr"], arrays["x_indices"], arrays["x_values"], num_features)
         if tuple(x.shape) != (y.numel(), num_features):
             raise ValueError("the arrays do not fit together")
+        splits = arrays.get("splits")
+        if splits is not None and (splits.dim() != 2 or splits.size(0) != y.numel() or splits.dtype != torch.int64):
+            raise ValueError("the split does not fit the nodes")
+        columns = header.get("feature_names")
+        if columns is not None and len(columns) != num_features:
+            raise ValueError("the features' names do not fit the features")
+        attributes = {
+            name: _attribute(arrays, f"attribute-{number}", y.numel())
+            for number, name in enumerate(header.get("attributes", ()))
+        }
     except DAMAGE as error:
         raise EvergraphError(f"{path}: damaged or not a converted graph ({first_line(error)}); convert again") from None
-    return Graph(x, adjacency, y, names, header["name"], on_disk=True, mark=content_hash(header["arrays"]))
+    return Graph(
+        x,
+        adjacency,
+        y,
+        names,
+        header["name"],
+        on_disk=True,
+        mark=content_hash(header["arrays"]),
+        directed=header.get("directed", False),
+        attributes=attributes,
+        splits=splits,
+        feature_names=columns,
+    )
+
+
+def _attribute(arrays: dict[str, Tensor], place: str, count: int) -> Attribute:
+    values, text = arrays[place], arrays.get(f"{place}-names")
+    names = None if text is None else json.loads(text.numpy().tobytes())
+    if values.shape != (count,) or (names is not None and not 0 <= int(values.min()) <= int(values.max()) < len(names)):
+        raise ValueError("an attribute does not fit the nodes")
+    return Attribute(values, names)
 
 
 def map_array(path: Path, name: str, described: Described) -> Tensor:
@@ -215,13 +269,13 @@ def _check_rows(indptr: Tensor, indices: Tensor, rows: int, columns: int) -> int
     return entries
 
 
-def _write_header(path: Path, name: str, class_names: list[ClassName], num_features: int) -> None:
+def _write_header(path: Path, name: str, class_names: list[ClassName], num_features: int, **extra: Any) -> None:
     arrays: dict[str, Described] = {}
     for file in sorted(path.glob("*.npy")):
         array = np.load(file, mmap_mode="r")
         arrays[file.stem] = {"type": array.dtype.str, "shape": list(array.shape), "sha256": file_hash(file)}
     header = {"name": name, "class_names": class_names, "num_features": num_features, "arrays": arrays}
-    write_record(path / HEADER, header)
+    write_record(path / HEADER, {**header, **extra})
 
 
 @contextmanager

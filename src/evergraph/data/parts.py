@@ -19,11 +19,11 @@ from torch import Tensor
 from evergraph.core.settings import PositiveInt, checked
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import Workers, share_of, workers
-from evergraph.data.arrangement import given_split, split_what_can_be
+from evergraph.data.arrangement import given_split, split_what_can_be, trained_classes
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
-from evergraph.data.mapped import Described, map_array, new_folder
+from evergraph.data.mapped import Described, Known, map_array, new_folder
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError, first_line, unknown
 from evergraph.persistence.files import file_hash
@@ -33,7 +33,7 @@ PART = "part.json"
 EDGES = ("indptr", "indices", "weights")  # the arrays of a part that only propagation reads
 
 
-class PartsHeader(TypedDict):
+class PartsHeader(Known):
     """What `parts.json` holds."""
 
     name: str
@@ -94,7 +94,8 @@ def write_parts(graph: Graph, folder: str | Path, parts: PositiveInt, seed: int 
             else:
                 arrays["x"] = graph.x[rows]
             write_part(path, number, {name: array.numpy() for name, array in arrays.items()})
-        write_parts_header(path, graph.name, graph.class_names, graph.num_features, [*(s.start for s in shares)])
+        starts = [share.start for share in shares]
+        write_parts_header(path, graph.name, graph.class_names, graph.num_features, starts, graph.feature_names)
     return Path(folder)
 
 
@@ -111,12 +112,19 @@ def write_part(folder: Path, number: int, arrays: Mapping[str, np.ndarray]) -> N
 
 
 def write_parts_header(
-    folder: Path, name: str, class_names: list[ClassName], num_features: int, starts: list[int]
+    folder: Path,
+    name: str,
+    class_names: list[ClassName],
+    num_features: int,
+    starts: list[int],
+    feature_names: list[str] | None = None,
 ) -> None:
     """Write what the parts have in common, when all of them are there; `starts` are their first rows."""
     headers = [read_record(folder / f"part-{number:05d}" / PART, PartHeader) for number in range(len(starts))]
     total = starts[-1] + headers[-1]["arrays"]["y"]["shape"][0]
     header = {"name": name, "class_names": class_names, "num_features": num_features, "starts": [*starts, total]}
+    if feature_names is not None:
+        header["feature_names"] = feature_names
     write_record(folder / HEADER, {**header, "parts": [content_hash(part) for part in headers]})
 
 
@@ -150,7 +158,8 @@ def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
     nowhere = torch.zeros(1, dtype=torch.long).expand(number + 1)
     none = SparseMatrix(nowhere, nowhere[:0], torch.ones(0), number)
     graph = Graph(x, none, joined["y"].long(), list(header["class_names"]), header["name"], on_disk=True)
-    return graph.altered(splits=joined["split"].long().unsqueeze(1), rows=rows), list(own)
+    splits = joined["split"].long().unsqueeze(1)
+    return graph.altered(splits=splits, rows=rows, feature_names=header.get("feature_names")), list(own)
 
 
 @contextmanager
@@ -187,8 +196,11 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
         present = [position_of[str(name)] for name in classes]
     chosen, part = torch.isin(graph.y, torch.tensor(present, dtype=torch.long)), graph.splits[:, 0]
     train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
-    if not int(graph.rows.group.sum([torch.tensor([train.numel()])])[0]):
+    sizes = graph.rows.group.sum([torch.bincount(graph.y[train], minlength=graph.num_classes)])[0]
+    if not int(sizes.sum()):
         raise EvergraphError(f"{graph.name}: no training nodes")
+    present = trained_classes(graph, present, sizes)
+    val = val[torch.isin(graph.y[val], torch.tensor(present, dtype=torch.long))]
     task = Task(index, present, graph, train, val, test[:0], graph.num_classes)
     task._mark = content_hash([graph.rows.mark, present])  # the same in every process
     return task, test

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from evergraph import registry
 from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveInt, Seed
-from evergraph.data.arrangement import Order, given_split, tasks_of_classes
+from evergraph.data.arrangement import Order, given_split, tasks_of_classes, trained_classes
 from evergraph.data.class_parts import parts_of_classes
 from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
 from evergraph.data.examples import narrowed, problem_of, with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
-from evergraph.data.tasks import Part, Task
+from evergraph.data.tasks import Part, Task, link_edges
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
@@ -105,6 +105,9 @@ class TaskStream(metaclass=Checked):
             division = divided_by_classes(graph, order, classes_per_task, min_class_size, part, seed)
         else:
             graph, division = divided_by_columns(graph, order, classes_per_task, min_class_size, part, seed)
+        if graph.has_classes:
+            trains = (division.task_of >= 0) & (division.part == 0)
+            trained_classes(graph, division.classes, torch.bincount(graph.y[trains], minlength=graph.num_classes))
         self._split, task_of, part = division.split, division.task_of, division.part
         if blur:
             task_of = blurred(task_of, part, blur, seed)
@@ -129,17 +132,20 @@ class TaskStream(metaclass=Checked):
         self.graph = whole.altered(y=y[kept], class_names=class_names, on_disk=graph.on_disk)
         self._task_of, self._part = task_of[kept], part[kept]
         tasks = int(self._task_of.max()) + 1
+        if graph.has_classes:
+            self._part = _validated_where_known(self.graph, self._task_of, self._part)
         self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
         self._names = names
+        self._token = object()  # tasks with this one number their examples alike
         self._tasks: dict[int, Task] = {}
         self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # by whether test nodes join alone
 
     def _classes_in(self, chosen: Tensor) -> list[int]:
-        """The classes among some examples, as positions; of several targets the columns that make the task, or all."""
+        """The classes that some examples train, as positions; of several targets the task's columns, or all."""
         if not self.graph.has_classes:
             known = (~self.graph.y[chosen].isnan()).any(0) | self.scenario.by_attribute
             return torch.nonzero(known).reshape(-1).tolist()
-        y = self.graph.y[chosen]
+        y = self.graph.y[chosen & (self._part == 0)]
         return torch.unique(y[y >= 0]).tolist()
 
     @property
@@ -329,13 +335,25 @@ class TaskStream(metaclass=Checked):
         else:
             graph = narrowed(self.graph, examples, groups)
         part, task_of = self._part[examples], self._task_of[examples]
-        graph = with_training_edges(graph, torch.nonzero(part == 0).reshape(-1))
+        links = torch.nonzero(part == 0).reshape(-1)
+        edges, graph = link_edges(graph, links), with_training_edges(graph, links)
         mine = torch.isin(task_of, torch.tensor(list(members)))
         parts = (0, 1, self._test_part)
         train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)
         classes = sorted({position for task in members for position in self.tasks_classes[task]})
-        return Task(index, classes, graph, train, val, test, self.num_classes)
+        origin = (self._token, examples) if self.edges_between_tasks else None
+        return Task(index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
 
     def __repr__(self) -> str:
         counts = f"{self.num_classes} classes, {self.graph.num_examples} {self.graph.level}s"
         return f"TaskStream({self.name!r}, {len(self)} tasks, {counts})"
+
+
+def _validated_where_known(graph: Graph, task_of: Tensor, part: Tensor) -> Tensor:
+    """The parts without validation examples of classes that no training example has had up to their task."""
+    used = (task_of >= 0) & (graph.y >= 0)
+    train, val = (torch.nonzero(used & (part == number)).reshape(-1) for number in (0, 1))
+    begins = torch.full((graph.num_classes,), int(task_of.max()) + 1)
+    begins.scatter_reduce_(0, graph.y[train], task_of[train], "amin")
+    early = val[task_of[val] < begins[graph.y[val]]]
+    return part.index_fill(0, early, -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
-from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks
+from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks, trained_classes
 from evergraph.data.arrays import ClassName
 from evergraph.data.examples import with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
+from evergraph.persistence.reading import content_hash
 
 Part = Literal["train", "val", "test"]
 
@@ -35,6 +36,10 @@ class Task:
         num_classes: classes of the whole stream, so that the output layer can have its final size.
         so_far: gives all tasks up to this one as a single task, where the stream still has them. For methods that
             declare access to all data, such as joint training; anybody else leaves it alone.
+        origin: of a stream whose tasks hold examples of earlier ones: what stands for the stream, and the numbers of
+            the examples in its whole graph.
+        link_edges: where examples are links: the edges that are there without them, and the links that are edges
+            besides.
     """
 
     index: int
@@ -45,6 +50,8 @@ class Task:
     test: Tensor
     num_classes: int
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
+    origin: tuple[object, Tensor] | None = field(default=None, repr=False)
+    link_edges: tuple[SparseMatrix, Tensor] | None = field(default=None, repr=False)
     _mark: str = field(default="", init=False, repr=False)
 
     @property
@@ -69,7 +76,9 @@ class Task:
     ) -> Task:
         """A task made of the labelled examples of a graph; all its nodes and edges are there to read from.
 
-        A split that the data came with (`train_mask`, …) is respected: what it does not train on is not trained on.
+        A split that the data came with (`train_mask`, …) is respected: what it does not train on is not trained on. A
+        class without a training example is none of the task's: its validation examples are left aside, and its test
+        examples stay, of a class that is not known.
 
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them (`evergraph.data.conversion`) or the path of a file.
@@ -94,6 +103,8 @@ class Task:
         chosen, part = torch.isin(graph.y, torch.tensor(present)), given_split(graph, seed)
         if part is not None:
             train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
+            present = trained_classes(graph, present, torch.bincount(graph.y[train], minlength=graph.num_classes))
+            val = val[torch.isin(graph.y[val], torch.tensor(present, dtype=torch.long))]
         elif hold_out:
             train, val, test = split_what_can_be(graph, present, seed)
         else:
@@ -101,8 +112,8 @@ class Task:
             val = test = train[:0]
         if not hold_out:
             val = test = train[:0]
-        graph = with_training_edges(graph, train)
-        return cls(index, present, graph, train, val, test, graph.num_classes)
+        known, graph = link_edges(graph, train), with_training_edges(graph, train)
+        return cls(index, present, graph, train, val, test, graph.num_classes, link_edges=known)
 
     @classmethod
     def _of_columns(
@@ -120,8 +131,9 @@ class Task:
         train, val, test = (torch.nonzero(part == number).reshape(-1) for number in range(3))
         if not train.numel():
             raise EvergraphError(f"{graph.name}: no {graph.level} has a target; there is nothing to learn")
-        graph = with_training_edges(graph, train)
-        return cls(index, list(range(graph.num_classes)), graph, train, val, test, graph.num_classes)
+        known, graph = link_edges(graph, train), with_training_edges(graph, train)
+        columns = list(range(graph.num_classes))
+        return cls(index, columns, graph, train, val, test, graph.num_classes, link_edges=known)
 
     @checked
     def pieces(self, size: PositiveInt) -> Iterator[Task]:
@@ -137,47 +149,56 @@ class Task:
             classes = self.class_positions
             if self.graph.has_classes:
                 classes = torch.unique(self.graph.y[chosen]).tolist()
-            yield Task(self.index, classes, self.graph, chosen, chosen[:0], chosen[:0], self.num_classes)
+            none = chosen[:0]
+            yield replace(self, class_positions=classes, train=chosen, val=none, test=none, so_far=None)
 
     def without(self, examples: Tensor, *, keep_in_graph: bool = False) -> Task:
         """The task without some examples, as if they had never been there.
 
         Args:
             examples: their numbers in the task's graph.
-            keep_in_graph: where examples are nodes, leave them in the graph, without a label, as neighbours of others;
-                else the graph is the one induced on all other nodes, renumbered in their order.
+            keep_in_graph: leave them in the graph, nodes without a label as neighbours of others, links as edges; else
+                the graph is the one induced on all other nodes, renumbered in their order, or has the edges of all
+                other links.
         """
         gone = torch.zeros(self.graph.num_examples, dtype=torch.bool)
         gone[examples] = True
         parts = [part[~gone[part]] for part in (self.train, self.val, self.test)]
+        origin, edges = self.origin, self.link_edges
         if keep_in_graph or self.graph.level != "node":
             empty = -1 if self.graph.has_classes else torch.nan
             y = self.graph.y.clone()
             y[gone] = empty
-            graph = self.graph.altered(y=y)
+            mark = self.graph.mark and content_hash([self.graph.mark, torch.nonzero(gone).reshape(-1).tolist()])
+            graph = self.graph.altered(y=y, mark=mark)
+            if edges is not None and not keep_in_graph:
+                edges = (edges[0], edges[1][~gone[edges[1]]])
+                graph = with_training_edges(graph.altered(adjacency=edges[0]), edges[1])
         else:
             left = torch.nonzero(~gone).reshape(-1)
             position = torch.full((gone.numel(),), -1)
             position[left] = torch.arange(left.numel())
             graph, parts = self.graph.subgraph(left), [position[part] for part in parts]
-        classes = self.class_positions
+            origin = None if origin is None else (origin[0], origin[1][left])
+        classes, (train, val, test) = self.class_positions, parts
         if graph.has_classes:
-            present = set(graph.y[torch.cat(parts)].tolist())
+            present = set(graph.y[train].tolist())
+            lost = [place for place in classes if place not in present]
             classes = [place for place in classes if place in present]
-        train, val, test = parts
-        return Task(self.index, classes, graph, train, val, test, self.num_classes)
+            val = val[~torch.isin(graph.y[val], torch.tensor(lost, dtype=torch.long))]
+        return Task(self.index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
 
     def mark(self) -> str:
         """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.
 
-        Of a graph on disk the features are not read for it.
+        Where the graph's own hash is known (of a converted one it is), features and edges are not read for it.
         """
         if self._mark:
             return self._mark
         names = [self.class_names, self.graph.num_features, self.graph.num_edges]
-        digest = hashlib.sha256(json.dumps(names).encode())
+        digest = hashlib.sha256(json.dumps([*names, self.graph.mark] if self.graph.mark else names).encode())
         x, edges = self.graph.x, self.graph.adjacency
-        read = [] if self.graph.on_disk else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
+        read = [] if self.graph.mark else [*(_parts(x) if isinstance(x, SparseMatrix) else [x]), *_parts(edges)]
         members = [] if self.graph.members is None else [self.graph.members.indices]
         for part in (self.train, self.val, self.test, self.graph.y, *read, *members):
             digest.update(part.cpu().contiguous().numpy().data)
@@ -211,6 +232,11 @@ class Task:
         return cls(
             packed["index"], list(packed["class_positions"]), graph, num_classes=packed["num_classes"], **tensors
         )
+
+
+def link_edges(graph: Graph, links: Tensor) -> tuple[SparseMatrix, Tensor] | None:
+    """`Task.link_edges` of a graph that is about to get these links as edges; None where examples are no links."""
+    return (graph.adjacency, links) if graph.level == "link" else None
 
 
 def _parts(matrix: SparseMatrix) -> list[Tensor]:

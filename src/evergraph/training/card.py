@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,17 @@ FALSE_ALARMS = 0.05
 
 
 def task_card(task: Task) -> dict[str, Any]:
-    """What a record says of a task besides its mark: when, from which graph, how many examples of each class."""
+    """What a record says of a task besides its mark: when, from which graph, how many examples of each class.
+
+    And whether other tasks may hold the same nodes: by `ids`, or since the graphs of a stream are `joined`.
+    """
     parts = {"training": task.train, "validation": task.val, "test": task.test}
     card: dict[str, Any] = {
         "learned": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "graph": task.graph.name,
         "examples": dict(zip(parts, _over_all(task, [nodes.numel() for nodes in parts.values()]))),
+        "ids": "id" in task.graph.attributes,
+        "joined": task.origin is not None,
     }
     if task.graph.has_classes:
         own = torch.bincount(task.graph.y[task.train], minlength=task.graph.num_classes)
@@ -49,12 +55,13 @@ def learner_card(
 ) -> dict[str, Any]:
     """What is kept of all tasks, and what their validation examples settled."""
     familiar = familiar_of(records)
+    above = math.inf if familiar is None else familiar.threshold(FALSE_ALARMS)
     kept = {key.rstrip("_"): size for key, value in state.items() if (size := count_bytes(value)) > 8}
     return {
         "keeps": list(access.keeps) if access is not None else None,
         "kept_bytes": kept,
         "temperature": temperature_of(records),
-        "unknown_above": None if familiar is None else familiar.threshold(FALSE_ALARMS),
+        "unknown_above": above if math.isfinite(above) else None,  # nothing is above it where examples are too few
         "false_alarms": FALSE_ALARMS,
         "forgotten": sum(int(record.get("forgotten_examples", 0)) for record in records),
     }

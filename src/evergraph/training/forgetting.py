@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.data import ClassName, Task
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.methods.closed_form.forgetting import (
     Forgetting,
@@ -29,7 +29,7 @@ from evergraph.methods.closed_form.forgetting import (
 from evergraph.training.card import task_card
 from evergraph.training.evidence import after_learning
 from evergraph.training.inputs import chosen_examples
-from evergraph.training.learned_data import Learned, find_learned
+from evergraph.training.learned_data import Identities, Learned, find_learned, identities
 from evergraph.training.learning import learn, make_context
 from evergraph.training.predicting import tested
 from evergraph.training.transaction import remembered
@@ -57,24 +57,30 @@ def forget(
     pieces = find_learned(learner, data)
     found = {learned.number: learned for piece in pieces for learned in piece}
     if classes is not None:
-        gone = _of_classes(learner, found, classes)
+        asked = _of_classes(learner, found, classes)
     else:
-        gone = {learned.number: _of_nodes(nodes, learned) for learned in pieces[0]}
-    gone = {number: examples for number, examples in gone.items() if examples.numel()}
+        first = torch.unique(chosen_examples(nodes, pieces[0][0].given.graph))
+        asked = {learned.number: first for learned in pieces[0]}
+    known = dict(zip(found, identities([learned.given for learned in found.values()])))
+    gone = _everywhere(found, asked, known, keep_in_graph, classes is not None)
     if not gone:
         return 0
     after = {
         number: learned.forgetting(gone[number], keep_in_graph) if number in gone else learned
         for number, learned in found.items()
     }
-    earliest = min(gone)
+    earliest, others = min(gone), [] if keep_in_graph else _others_that_may_hold(learner, found, asked)
     with _all_or_nothing(learner), torch.no_grad():
         if set(range(earliest, learner.num_tasks)) <= set(found) and _same_features(learner, earliest):
             _learn_again(learner, forgetting, found, after, earliest)
         else:
             _Exchange(learner, forgetting, found, after, sorted(gone)).run()
-    several = [[gone[learned.number] for learned in piece if learned.number in gone] for piece in pieces]
-    return sum(torch.unique(torch.cat(examples)).numel() for examples in several if examples)
+    if others:
+        tell(
+            f"the data of task {', '.join(others)} are not given: where they hold these {learner.problem.level}s too, "
+            "as examples or neighbours, what was learned from them stands; give them in the list (--later) to undo it"
+        )
+    return sum(numbers.numel() for numbers in _by_identity(gone, known).values())
 
 
 def _same_features(learner: Learner, number: int) -> bool:
@@ -105,10 +111,55 @@ def _forgetting(learner: Learner) -> Forgetting:
     return found
 
 
-def _of_nodes(nodes: Any, learned: Learned) -> Tensor:
-    examples = torch.unique(chosen_examples(nodes, learned.given.graph))
-    left = set(examples.tolist()) - {*learned.unlabelled.tolist(), *learned.removed.tolist()}
-    return torch.tensor(sorted(left), dtype=torch.long)
+def _everywhere(
+    found: dict[int, Learned],
+    asked: dict[int, Tensor],
+    known: dict[int, Identities],
+    keep_in_graph: bool,
+    of_classes: bool,
+) -> dict[int, Tensor]:
+    """What is to be forgotten in each task: the examples asked for, wherever a task holds one of them.
+
+    It may be one of a task's own (unless classes are forgotten, and it has another one there), or a neighbour of these,
+    which it is no longer unless nodes stay in the graph.
+    """
+    wanted, gone = _by_identity(asked, known), {}
+    for number, learned in found.items():
+        by, numbers = known[number]
+        chosen = torch.isin(numbers, wanted.get(by, numbers[:0]))
+        task = learned.given
+        if keep_in_graph:
+            own = torch.zeros_like(chosen)
+            own[torch.cat([task.train, task.val, task.test])] = True
+            chosen &= own
+        if of_classes:
+            chosen &= ~task.graph.labelled
+        chosen[asked.get(number, numbers[:0])] = True
+        chosen[torch.cat([learned.unlabelled, learned.removed])] = False
+        if chosen.any():
+            gone[number] = torch.nonzero(chosen).reshape(-1)
+    return gone
+
+
+def _by_identity(examples: dict[int, Tensor], known: dict[int, Identities]) -> dict[Any, Tensor]:
+    """The numbers of examples of several tasks by what they are told apart by, each once."""
+    numbers: dict[Any, list[Tensor]] = {}
+    for number, some in examples.items():
+        by, every = known[number]
+        numbers.setdefault(by, []).append(every[some])
+    return {by: torch.unique(torch.cat(some)) for by, some in numbers.items()}
+
+
+def _others_that_may_hold(learner: Learner, found: dict[int, Learned], asked: dict[int, Tensor]) -> list[str]:
+    """The tasks that are not at hand and may hold the same nodes, for people."""
+    some = [found[number].given for number, examples in asked.items() if examples.numel()]
+    by_id = any("id" in task.graph.attributes for task in some)
+    joined = min((number for number in asked if found[number].given.origin is not None), default=learner.num_tasks)
+    return [
+        f"{number + 1} ({record.get('graph', 'unknown')})"
+        for number, record in enumerate(learner.records)
+        if number not in found and ((by_id and record.get("ids")) or (record.get("joined") and number > joined))
+    ]
 
 
 def _of_classes(
@@ -131,8 +182,7 @@ def _of_classes(
     for number, learned in found.items():
         graph = learned.given.graph
         places = [place for place, name in enumerate(graph.class_names) if name in wanted]
-        examples = torch.nonzero(torch.isin(graph.y, torch.tensor(places, dtype=torch.long))).reshape(-1)
-        gone[number] = _of_nodes(examples, learned)
+        gone[number] = torch.nonzero(torch.isin(graph.y, torch.tensor(places, dtype=torch.long))).reshape(-1)
     return gone
 
 
@@ -171,7 +221,8 @@ def _learn_again(
 def _remembered(record: dict[str, Any], learned: Learned) -> dict[str, Any]:
     """What stays of a task's record: when it was learned, of which data."""
     classes = record.get("given_classes") or [[name, 0] for name in learned.given.class_names]
-    note = {**learned.note(), "given_classes": classes} if learned.note()["forgotten_examples"] else {}
+    lost = learned.unlabelled.numel() or learned.removed.numel()
+    note = {**learned.note(), "given_classes": classes} if lost else {}
     return {**note, **({"learned": record["learned"]} if "learned" in record else {})}
 
 
@@ -230,14 +281,15 @@ class _Exchange:
         _drop_tests_of_forgotten(learner)
 
     def _validation_lost(self, number: int) -> Task:
-        """The task with the validation examples alone that are to be forgotten."""
-        old, learned = self.old[number], self.after[number]
+        """The task with the validation examples alone that are to be forgotten, or whose class is gone from it."""
+        old, learned, before = self.old[number], self.after[number], self.found[number]
         gone = torch.cat([learned.unlabelled, learned.removed])
-        before = self.found[number]
-        earlier = torch.cat([before.unlabelled, before.removed])
-        lost = before.given.val[torch.isin(before.given.val, gone) & ~torch.isin(before.given.val, earlier)]
-        numbers = before.numbers_now(lost)
-        return dataclasses.replace(old, val=numbers)
+        left = torch.tensor(self.new[number].class_positions, dtype=torch.long)
+        classes = [place for place in old.class_positions if place not in left]
+        forgotten = torch.zeros(old.graph.num_examples, dtype=torch.bool)
+        forgotten[before.numbers_now(gone[~torch.isin(gone, torch.cat([before.unlabelled, before.removed]))])] = True
+        lost = forgotten[old.val] | torch.isin(old.graph.y[old.val], torch.tensor(classes, dtype=torch.long))
+        return dataclasses.replace(old, val=old.val[lost])
 
     # the sums
 

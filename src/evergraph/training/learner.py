@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evergraph.core import large
 from evergraph.core.settings import Bounds, Checked, ClassCount, Seed, checked
-from evergraph.data import ClassName, Graph, Part, Task, TaskStream
+from evergraph.data import ClassName, Graph, Part, Task, TaskStream, as_graph
 from evergraph.errors import EvergraphError, is_out_of_memory, tell
 from evergraph.evaluation import Evaluation
 from evergraph.methods import Method, as_method, is_method
@@ -24,6 +24,7 @@ from evergraph.training.defaults import default_method, pick_device, targets_kno
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks
+from evergraph.training.learned_data import LearnedBefore, learned_before
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
@@ -127,10 +128,11 @@ class Learner(metaclass=Checked):
         An error leaves the learner as it was before the call. Only what `on_epoch` itself raises, between two
         epochs, leaves it in the middle of the task, ready to be saved or to go on.
         """
-        task = as_task(task, seed=self.seed, index=self.num_tasks)
+        graph = None if isinstance(task, (Task, TaskStream, list, tuple)) else as_graph(task)
+        task = as_task(task if graph is None else graph, seed=self.seed, index=self.num_tasks)
         self.check(task)
-        if not self.in_mid_task and (before := self.learned_as(task)) is not None:
-            tell(f"{task.graph.name}: this very task was learned already, as task {before}; it is learned once more")
+        if not self.in_mid_task and (before := learned_before(self, task, graph)) is not None:
+            tell(_once_more(task, before))
         with large.reused():
             return learn(self, task, on_epoch)
 
@@ -156,12 +158,14 @@ class Learner(metaclass=Checked):
         validation examples have made; those are not made anew.
 
         Args:
-            nodes: the examples, as numbers, ids or a mask in `data` (the first of a list); the name of a class.
+            nodes: the examples, as numbers, ids or a mask in `data` (the first of a list); the name of a class. They
+                are forgotten wherever the data hold them: by id, or by number in one stream or graph.
             data: what they were learned from, as it was learned: a task, a graph, a path; or a list, with later tasks
                 behind; or the stream.
             classes: forget all examples of these classes, in all tasks.
-            keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others; else they and their edges
-                are gone from it too, and what their neighbours were learned with is as if they had never been there.
+            keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others (links as edges); else they
+                and their edges are gone from it too, and what their neighbours were learned with is as if they had
+                never been there.
         """
         if isinstance(nodes, str) and nodes in map(str, self.classes_) and classes is None:
             nodes, classes = None, [nodes]
@@ -178,7 +182,7 @@ class Learner(metaclass=Checked):
         return self
 
     def learned_as(self, task: Task) -> int | None:
-        """The number of the task under which this very one was learned; None if it was not."""
+        """The number of the task under which this very one was learned, and stands as it was; None if it does not."""
         marks = [record["mark"] for record in self.records]
         return marks.index(task.mark()) if task.mark() in marks else None
 
@@ -333,3 +337,17 @@ class Learner(metaclass=Checked):
     ) -> Learner:
         """A saved learner. A model or method that is not registered has to be passed in."""
         return restore(cls, path, load_tree(path), model, method, device)
+
+
+def _once_more(task: Task, before: LearnedBefore) -> str:
+    """The line for a task that has been learned, whole or in part."""
+    level, numbers = task.graph.level, " and ".join(map(str, before.numbers))
+    gone = f", with {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
+    if before.whole:
+        return (
+            f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned once more{gone}"
+        )
+    return (
+        f"{task.graph.name}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "
+        f"{numbers}; they are learned once more{gone}"
+    )
