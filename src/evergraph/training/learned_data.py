@@ -81,6 +81,12 @@ def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
     return found
 
 
+def first_graph(data: Any) -> Graph:
+    """The graph that examples are named in: the first one's, of a list or a stream."""
+    first = data[0] if isinstance(data, (list, tuple, TaskStream)) else data
+    return first.graph if isinstance(first, Task) else as_graph(first)
+
+
 def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
     nothing = torch.empty(0, dtype=torch.long)
     graph = None if isinstance(piece, Task) else as_graph(piece)

@@ -1,0 +1,126 @@
+"""What people call their nodes and classes is kept as they wrote it, and a node is asked for by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+import evergraph as eg
+from evergraph.cli.forget import forget_command
+from evergraph.cli.predict import parse_nodes
+from evergraph.data import as_graph
+
+pytestmark = pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
+COUNT = 40
+
+
+def columns(ids: Any, seed: int = 0) -> dict[str, Any]:
+    """A node table of two classes that one feature tells apart."""
+    random = np.random.default_rng(seed)
+    y = np.arange(len(ids)) % 2
+    x = random.normal(size=(len(ids), 3))
+    x[:, 0] += 4 * y
+    return {"id": list(ids), **{f"f{i}": x[:, i] for i in range(3)}, "label": y}
+
+
+def write(path: Path, table: dict[str, Any]) -> str:
+    rows = zip(*table.values())
+    path.write_text("\n".join(",".join(map(str, row)) for row in [tuple(table), *rows]) + "\n")
+    return str(path)
+
+
+def learner_of(graph: Any) -> eg.Learner:
+    learner = eg.Learner(eg.RandomFeatures(hidden=30), "analytic", dtype=torch.float64)
+    learner.learn(graph)
+    return learner
+
+
+SHUFFLED = np.random.default_rng(3).permutation(COUNT)
+
+
+def test_nodes_with_whole_numbers_as_ids_are_asked_for_by_these(tmp_path: Path) -> None:
+    graph = eg.from_tables(columns(SHUFFLED))
+    learner = learner_of(graph)
+    assert learner.predict(graph, [7, 3]).names == [7, 3]
+    assert learner.predict(graph, ["7"]).names == learner.predict(graph, 7).names == [7]
+    assert learner.why(graph, 7).node == 7
+    assert parse_nodes("7,3", graph) == ["7", "3"]
+    rows = learner.predict(graph, torch.tensor([7]))  # a tensor holds numbers of rows, as a task's parts do
+    assert rows.names == [int(SHUFFLED[7])]
+    mask = torch.zeros(COUNT, dtype=torch.bool)
+    mask[7] = True
+    assert learner.predict(graph, mask).names == learner.predict(graph, mask.tolist()).names == rows.names
+    assert not len(learner.predict(graph, []))
+    with pytest.raises(eg.EvergraphError, match="ids of nodes, or numbers of its rows"):
+        learner.predict(graph, np.array([7]))
+    with pytest.raises(eg.EvergraphError, match=r"no node has the id '40'.*by a tensor"):
+        learner.predict(graph, [40])
+    assert learner.predict(graph, np.array(["7"])).names == [7]
+
+
+def test_networkx_nodes_are_asked_for_by_their_names() -> None:
+    table = columns(SHUFFLED)
+    network = nx.Graph()
+    for row, node in enumerate(SHUFFLED.tolist()):
+        network.add_node(node, x=[table[f"f{i}"][row] for i in range(3)], label=int(table["label"][row]))
+    network.add_edges_from(zip(SHUFFLED.tolist(), SHUFFLED[2:].tolist()))
+    learner = learner_of(network)
+    assert learner.predict(network, [7]).names == [7]
+    grid = nx.relabel_nodes(network, {node: (node, 0) for node in network})
+    assert learner.predict(grid, [(7, 0)]).names == ["(7, 0)"]
+
+
+def test_whoever_is_named_is_forgotten(tmp_path: Path) -> None:
+    table = columns(SHUFFLED)
+    graph = eg.from_tables(table)
+    task = eg.Task.of(graph, hold_out=False)
+    learner, never = (eg.Learner(eg.RandomFeatures(hidden=30), "analytic", dtype=torch.float64) for _ in range(2))
+    learner.learn(task)
+    assert learner.forget([7, 3], task) == 2
+    rows = torch.tensor([SHUFFLED.tolist().index(node) for node in (7, 3)])
+    never.learn(task.without(rows))
+    assert float((learner.logits(graph) - never.logits(graph)).abs().max()) < 1e-8
+
+
+def test_the_command_forgets_the_nodes_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"{write(tmp_path / 'nodes.csv', columns(SHUFFLED))}:edges=none"
+    folder = tmp_path / "kept"
+    learner_of(source).save(folder)
+    asked: list[Any] = []
+    monkeypatch.setattr(eg.Learner, "forget", lambda self, nodes, *_, **__: asked.append(nodes) or 0)
+    forget_command(source, folder, nodes="7,3", device="cpu")
+    assert asked == [["7", "3"]]
+
+
+def test_nodes_without_ids_are_asked_for_by_number() -> None:
+    table = columns(range(COUNT))
+    graph = eg.make_graph(np.stack([table[f"f{i}"] for i in range(3)], 1), np.zeros((2, 0), int), table["label"])
+    learner = learner_of(graph)
+    for nodes in ([7, 3], torch.tensor([7, 3]), np.array([7, 3]), (7, 3)):
+        assert learner.predict(graph, nodes).nodes.tolist() == [7, 3]
+    assert parse_nodes("7,3", graph) == [7, 3]
+
+
+def test_a_class_and_a_node_of_one_name_are_told_apart() -> None:
+    graph = eg.from_tables(columns([str(number) for number in range(COUNT)]))
+    learner = learner_of(graph)
+    with pytest.raises(
+        eg.EvergraphError, match=r"'1' is a class and the id of a node: forget\(\['1'\], data\).*classes"
+    ):
+        learner.forget("1", graph)
+    assert learner.forget(["1"], graph) == 1
+    assert learner.forget(classes="1", data=graph) == COUNT // 2 - 1
+
+
+def test_an_id_that_two_examples_have_names_neither() -> None:
+    data = as_graph(eg.from_tables(columns(range(COUNT)))).altered()
+    data.attributes["id"].values[3] = 7
+    learner = learner_of(data)
+    with pytest.raises(eg.EvergraphError, match="several nodes have the id '7'"):
+        learner.predict(data, [7])
+    assert learner.predict(data, [8]).nodes.tolist() == [8]
