@@ -14,6 +14,7 @@ import evergraph as eg
 from evergraph.cli.forget import forget_command
 from evergraph.cli.predict import parse_nodes
 from evergraph.data import as_graph
+from evergraph.errors import EvergraphWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
 COUNT = 40
@@ -124,3 +125,47 @@ def test_an_id_that_two_examples_have_names_neither() -> None:
     with pytest.raises(eg.EvergraphError, match="several nodes have the id '7'"):
         learner.predict(data, [7])
     assert learner.predict(data, [8]).nodes.tolist() == [8]
+
+
+def test_ids_are_kept_as_they_are_written(tmp_path: Path) -> None:
+    for ids, kept in (
+        (["007", "07", "7"], ["007", "07", "7"]),
+        (["2.10", "2.1", "2.2"], ["2.10", "2.1", "2.2"]),
+        (["1_0", "10", "+3"], ["1_0", "10", "+3"]),
+        (["_", "1__0", "9" * 5000], ["_", "1__0", "9" * 5000]),
+        (["12345678901234567890", "12345678901234567891", "3"], ["12345678901234567890", "12345678901234567891", "3"]),
+        (["NA", "none", "null"], ["NA", "none", "null"]),
+        (["1e5", "100000", "nan"], ["1e5", "100000", "nan"]),
+        (["12", "-3", "0"], [12, -3, 0]),
+    ):
+        nodes = write(tmp_path / "nodes.csv", columns(ids))
+        edges = write(tmp_path / "edges.csv", {"source": [ids[0], ids[1]], "target": [ids[1], ids[2]]})
+        graph = eg.from_tables(nodes, edges, undirected=False)
+        assert graph.edge_index.tolist() == [[0, 1], [1, 2]]
+        assert learner_of(graph).predict(graph, ids[::-1]).names == kept[::-1]
+
+
+def test_classes_are_kept_as_they_are_written(tmp_path: Path) -> None:
+    for labels, names, y in (
+        (["01", "1", "01", ""], ["01", "1"], [0, 1, 0, -1]),
+        (["1", "0", "NA", ""], [0, 1], [1, 0, -1, -1]),
+        (["1.0", "0.0", "", "1.0"], [0, 1], [1, 0, -1, 1]),
+        (["none", "art", "", "none"], ["art", "none"], [1, 0, -1, 1]),
+        (["NA", "n/a", "", "null"], [], [-1, -1, -1, -1]),
+        (["12345678901234567890", "12345678901234567891", "3", "3"], None, [0, 1, 2, 2]),
+    ):
+        nodes = write(tmp_path / "nodes.csv", {**columns("abcd"), "label": labels})
+        graph = eg.from_tables(nodes)
+        assert graph.class_names == (sorted({*labels}) if names is None else names)
+        assert graph.y.tolist() == y
+
+
+def test_a_class_called_none_is_told_of(tmp_path: Path) -> None:
+    nodes = write(tmp_path / "nodes.csv", {**columns("abcd"), "label": ["none", "art", "", "none"]})
+    with pytest.warns(EvergraphWarning, match=r"a class is called 'none' \(2 of 4 rows\); leave the cell empty"):
+        eg.from_tables(nodes)
+
+
+def test_missing_numbers_are_still_missing(tmp_path: Path) -> None:
+    nodes = write(tmp_path / "nodes.csv", {**columns("abcd"), "f0": ["NA", "none", "1", "3"]})
+    assert eg.from_tables(nodes, missing="mean").x[:, 0].tolist() == [2, 2, 1, 3]

@@ -49,7 +49,8 @@ def from_tables(
         nodes: the node table, one row per node.
         edges: the edge list, one row per edge; None where there are no edges.
         label: the column of the classes, text or whole numbers, empty where a node has none; by default `label`,
-            `class` or `y`, where there is one.
+            `class` or `y`, where there is one. Names of classes, and ids, are kept as a text file has them: `007` is
+            not 7.
         id: the column of the nodes' ids; by default `id`, `node` or `node_id`; else nodes are called by the number of
             their row, from 0.
         source: the edge list's column of sources; by default `source`, `src` or `from`, else its first column.
@@ -66,24 +67,24 @@ def from_tables(
     id_column = pick(table, id, IDS, "the nodes' ids", name)
     label_column = pick(table, label, LABELS, "the classes", name)
     split_column = pick(table, None, ("split",), "the split", name)
-    keys = (
-        as_keys(table[id_column]) if id_column else [str(number) for number in range(len(next(iter(table.values()))))]
-    )
+    ids = table.ids(id_column) if id_column else np.arange(len(next(iter(table.values()))))
+    keys = as_keys(ids)
     reserved = {id_column, label_column, split_column}
-    unnamed = (
-        {} if id_column else {column: table[column] for column in table if column not in (label_column, split_column)}
-    )
+    unnamed = None
+    if not id_column:
+        whole = [column for column, values in table.items() if values.ndim == 1 and values.dtype.kind not in "fb"]
+        unnamed = {column: table.ids(column) for column in whole if column not in reserved}
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
     return make_graph(
         x,
         edge_index,
-        table[label_column] if label_column else None,
+        table.labels(label_column, name) if label_column else None,
         edge_weight=weights,
         class_names=class_names,
         undirected=undirected,
         name=name,
-        attributes={"id": _ids(table[id_column], keys, name)} if id_column else {},
+        attributes={"id": _ids(ids, keys, name)} if id_column else {},
         splits=_splits(table[split_column], name) if split_column else None,
         feature_names=feature_names,
     )
@@ -146,11 +147,16 @@ def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.
 
 
 def _edges(
-    edges: Any, keys: list[str], ends: tuple[str | None, str | None], weight: str | None, name: str, unnamed: Columns
+    edges: Any,
+    keys: list[str],
+    ends: tuple[str | None, str | None],
+    weight: str | None,
+    name: str,
+    unnamed: dict[str, np.ndarray] | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Pairs of row numbers of the node table, and the edges' weights where there are any.
 
-    Where no column of the node table is known to hold ids, `unnamed` has those that might.
+    Where no column of the node table is known to hold ids, `unnamed` has those that might; else it is None.
     """
     if edges is None:
         return np.zeros((2, 0), dtype=np.int64), None
@@ -165,16 +171,15 @@ def _edges(
     rows = []
     for column in columns:
         assert column is not None
-        found = [number.get(key, -1) for key in as_keys(table[column])]
+        named = as_keys(table.ids(column))
+        found = [number.get(key, -1) for key in named]
         if -1 in found:
             row = found.index(-1)
             fix = "give every node a row in the node table"
-            if unnamed:
+            if unnamed is not None:
                 other = _ids_of(unnamed, table, columns) or "COLUMN"
                 fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
-            raise EvergraphError(
-                f"{called}: row {row + 1} names node {as_keys(table[column])[row]!r}, which is not in {name}; {fix}"
-            )
+            raise EvergraphError(f"{called}: row {row + 1} names node {named[row]!r}, which is not in {name}; {fix}")
         rows.append(found)
     if unnamed and (other := _ids_of(unnamed, table, columns)):
         tell(
@@ -184,14 +189,13 @@ def _edges(
     return np.array(rows, dtype=np.int64), table[weight_column] if weight_column else None
 
 
-def _ids_of(unnamed: Columns, edges: Columns, ends: Sequence[str | None]) -> str:
+def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str | None]) -> str:
     """The column of a node table that holds all that its edges name, each once and in another order than the rows'."""
-    named = {key for column in ends if column for key in as_keys(edges[column])}
+    named = {key for column in ends if column for key in as_keys(edges.ids(column))}
     for column, values in unnamed.items():
-        if values.ndim == 1 and values.dtype.kind not in "fb":
-            keys = as_keys(values)
-            if named <= set(keys) and len(set(keys)) == len(keys) and keys != [str(row) for row in range(len(keys))]:
-                return column
+        keys = as_keys(values)
+        if named <= set(keys) and len(set(keys)) == len(keys) and keys != [str(row) for row in range(len(keys))]:
+            return column
     return ""
 
 
