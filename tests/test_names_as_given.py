@@ -7,6 +7,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -169,3 +170,44 @@ def test_a_class_called_none_is_told_of(tmp_path: Path) -> None:
 def test_missing_numbers_are_still_missing(tmp_path: Path) -> None:
     nodes = write(tmp_path / "nodes.csv", {**columns("abcd"), "f0": ["NA", "none", "1", "3"]})
     assert eg.from_tables(nodes, missing="mean").x[:, 0].tolist() == [2, 2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "wanted"),
+    [
+        ("id,u,v\n9,a,b\n8,b,c\n", "", [[0, 1], [1, 2]]),
+        ("Source,Target,Type\na,b,x\nb,c,x\n", "", [[0, 1], [1, 2]]),
+        ("one,other,weight\na,b,1\nb,c,1\n", "", [[0, 1], [1, 2]]),
+        ("year,one,other\n9,a,b\n8,b,c\n", "source=one,target=other", [[0, 1], [1, 2]]),
+        ("a,b\na,b\nb,c\n", "source=a,target=b", [[0, 1], [1, 2]]),
+        ("one,other\na,b\nb,c\n", "source=other", [[1, 2], [0, 1]]),
+        ("a,b\nb,c\n", "", "first line, a,b, looks like an edge.*source,target"),
+        ("a,b,0.5\nb,c,1\n", "", "first line, a,b,0.5, looks like an edge"),
+        ("0,1\nb,c\n", "", "first line, 0,1, looks like an edge"),
+        ("year,one,other\n9,a,b\n", "", "which columns are the ends.*year, one, other; name them: source=COLUMN"),
+        ("source,target\na,b\nb,\n", "", "row 2 has nothing in column 'target'"),
+        ("source,target\na,b\nb,zoe\n", "", "row 2 names node 'zoe'"),
+        ("source\na\n", "", "one column alone"),
+    ],
+)
+def test_edge_lists_say_which_columns_are_ends(text: str, settings: str, wanted: Any, tmp_path: Path) -> None:
+    nodes = write(tmp_path / "nodes.csv", columns("abc"))
+    (tmp_path / "edges.csv").write_text(text)
+    named = dict(item.split("=") for item in settings.split(",") if item)
+    if isinstance(wanted, str):
+        with pytest.raises(eg.EvergraphError, match=wanted):
+            eg.from_tables(nodes, tmp_path / "edges.csv", **named)
+        return
+    assert sorted(eg.from_tables(nodes, tmp_path / "edges.csv", undirected=False, **named).edge_index.T.tolist()) == (
+        sorted(map(list, zip(*wanted)))
+    )
+
+
+def test_numbers_as_names_of_columns_are_fine_where_no_line_was_lost() -> None:
+    nodes = {**columns(range(3))}
+    frame = pd.DataFrame([[0, 1], [1, 2]])
+    assert eg.from_tables(nodes, frame, undirected=False).edge_index.tolist() == [[0, 1], [1, 2]]
+    with pytest.raises(eg.EvergraphError, match="row 2 has nothing in column '1'"):
+        eg.from_tables(nodes, pd.DataFrame([[0, 1], [1, None]]))
+    with pytest.raises(eg.EvergraphError, match="row 2 has nothing in column 'id'"):
+        eg.from_tables({**columns("abc"), "id": ["a", None, "c"]})

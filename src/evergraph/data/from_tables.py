@@ -16,7 +16,7 @@ from evergraph.data.tables import TABLE_FILES, Columns, as_keys, pick, read_tabl
 from evergraph.errors import EvergraphError, shown, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
-ENDS = (("source", "target"), ("src", "dst"), ("from", "to"))
+ENDS = (("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"))
 SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
 
 Missing = Literal["refuse", "zero", "mean"]
@@ -53,8 +53,9 @@ def from_tables(
             not 7.
         id: the column of the nodes' ids; by default `id`, `node` or `node_id`; else nodes are called by the number of
             their row, from 0.
-        source: the edge list's column of sources; by default `source`, `src` or `from`, else its first column.
-        target: likewise of targets; by default `target`, `dst` or `to`, else its second column.
+        source: the edge list's column of sources; by default `source`, `src`, `from` or `u`, else the first of the two
+            that there are besides weights.
+        target: likewise of targets; by default `target`, `dst`, `to` or `v`, else the second.
         weight: the edge list's column of weights; by default `weight`, where there is one.
         features: the columns that are features; by default all other columns of numbers.
         missing: what to do where a feature is missing: `refuse`, or fill in `zero` or the column's `mean`.
@@ -68,7 +69,7 @@ def from_tables(
     label_column = pick(table, label, LABELS, "the classes", name)
     split_column = pick(table, None, ("split",), "the split", name)
     ids = table.ids(id_column) if id_column else np.arange(len(next(iter(table.values()))))
-    keys = as_keys(ids)
+    keys = _complete(ids, id_column or "", name)
     reserved = {id_column, label_column, split_column}
     unnamed = None
     if not id_column:
@@ -162,16 +163,17 @@ def _edges(
         return np.zeros((2, 0), dtype=np.int64), None
     called = Path(edges).name if isinstance(edges, (str, Path)) else f"{name}'s edges"
     table = read_table(edges, called)
-    usual = next((pair for pair in ENDS if set(pair) <= set(table)), tuple(table)[:2])
-    if len(usual) < 2:
-        raise EvergraphError(f"{called}: one column alone; an edge list has a column of sources and one of targets")
-    columns = [pick(table, given, (fallback,), "ends of edges", called) for given, fallback in zip(ends, usual)]
     weight_column = pick(table, weight, WEIGHTS, "weights", called)
     number = {key: row for row, key in enumerate(keys)}
+    if table.is_text and None in ends and all(column in number or _is_number(column) for column in table):
+        raise EvergraphError(
+            f"{called}: its first line, {','.join(table)}, looks like an edge; write the names of the columns above it, "
+            "source,target (if these are names, source=… and target=… say which)"
+        )
+    columns = _ends(table, ends, weight_column, called)
     rows = []
     for column in columns:
-        assert column is not None
-        named = as_keys(table.ids(column))
+        named = _complete(table.ids(column), column, called)
         found = [number.get(key, -1) for key in named]
         if -1 in found:
             row = found.index(-1)
@@ -189,9 +191,46 @@ def _edges(
     return np.array(rows, dtype=np.int64), table[weight_column] if weight_column else None
 
 
-def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str | None]) -> str:
+def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | None, called: str) -> list[str]:
+    """The columns of sources and targets: those that are named, those with usual names, or the only two there are."""
+    for column in given:
+        pick(table, column, (), "ends of edges", called)
+    lower = {column.lower(): column for column in table}
+    usual = next(([lower[end] for end in pair] for pair in ENDS if set(pair) <= set(lower)), [None, None])
+    found = [named or fallback for named, fallback in zip(given, usual)]
+    others = [column for column in table if column != weight and column not in found]
+    missing = found.count(None)
+    if missing and len(others) != missing:
+        if len(table) < 2:
+            raise EvergraphError(f"{called}: one column alone; an edge list has a column of sources and one of targets")
+        raise EvergraphError(
+            f"{called}: which columns are the ends of edges? Its columns are: {', '.join(table)}; "
+            "name them: source=COLUMN,target=COLUMN"
+        )
+    return [others.pop(0) if column is None else column for column in found]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _complete(values: np.ndarray, column: str, name: str) -> list[str]:
+    """The ids in a column as keys; or the error that names the row without one."""
+    kind = values.dtype.kind
+    empty = np.isnan(values) if kind == "f" else values == "" if kind == "O" else np.zeros(1, dtype=bool)
+    if empty.any():
+        row = int(np.argmax(empty)) + 1
+        raise EvergraphError(f"{name}: row {row} has nothing in column {column!r}; fill it in, or leave the row out")
+    return as_keys(values)
+
+
+def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str]) -> str:
     """The column of a node table that holds all that its edges name, each once and in another order than the rows'."""
-    named = {key for column in ends if column for key in as_keys(edges.ids(column))}
+    named = {key for column in ends for key in as_keys(edges.ids(column))}
     for column, values in unnamed.items():
         keys = as_keys(values)
         if named <= set(keys) and len(set(keys)) == len(keys) and keys != [str(row) for row in range(len(keys))]:

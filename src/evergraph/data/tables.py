@@ -34,6 +34,11 @@ class Columns(dict[str, np.ndarray]):
         super().__init__(columns)
         self._cells = cells or {}
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text file, whose first line was taken for the names of its columns."""
+        return bool(self._cells)
+
     def ids(self, column: str) -> np.ndarray:
         """A column of ids as it is written; whole numbers if every cell is one, written the usual way."""
         cells = self._cells.get(column)
