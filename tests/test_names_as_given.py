@@ -211,3 +211,21 @@ def test_numbers_as_names_of_columns_are_fine_where_no_line_was_lost() -> None:
         eg.from_tables(nodes, pd.DataFrame([[0, 1], [1, None]]))
     with pytest.raises(eg.EvergraphError, match="row 2 has nothing in column 'id'"):
         eg.from_tables({**columns("abc"), "id": ["a", None, "c"]})
+
+
+def test_a_named_index_of_a_data_frame_holds_the_ids() -> None:
+    frame = pd.DataFrame(columns(["ada", "bob", "cy"]))
+    edges = pd.DataFrame({"source": ["ada", "bob"], "target": ["bob", "cy"]})
+    wanted = eg.from_tables(frame, edges)
+    renamed = frame.rename(columns={"id": "person"}).set_index("person")
+    for nodes, given, settings in (
+        (frame.set_index("id"), edges, {}),
+        (renamed, edges, {"id": "person"}),
+        (frame, edges.assign(weight=1.0).set_index(["source", "target"]), {}),
+    ):
+        graph = eg.from_tables(nodes, given, **settings)
+        assert graph.attributes["id"].names == ["ada", "bob", "cy"]
+        assert graph.feature_names == wanted.feature_names
+        assert torch.equal(graph.edge_index, wanted.edge_index)
+    with pytest.warns(EvergraphWarning, match=r"index of the data frame is not read.*rename_axis\('id'\)"):
+        eg.from_tables(frame.drop(columns="id")[frame["label"] == 0], pd.DataFrame({"source": [0], "target": [1]}))

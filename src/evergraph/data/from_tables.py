@@ -12,7 +12,7 @@ import numpy as np
 from evergraph.core.settings import checked
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.tables import TABLE_FILES, Columns, as_keys, pick, read_table
+from evergraph.data.tables import TABLE_FILES, Columns, as_keys, is_renumbered, pick, read_table
 from evergraph.errors import EvergraphError, shown, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
@@ -51,8 +51,8 @@ def from_tables(
         label: the column of the classes, text or whole numbers, empty where a node has none; by default `label`,
             `class` or `y`, where there is one. Names of classes, and ids, are kept as a text file has them: `007` is
             not 7.
-        id: the column of the nodes' ids; by default `id`, `node` or `node_id`; else nodes are called by the number of
-            their row, from 0.
+        id: the column of the nodes' ids, which may be a data frame's index; by default `id`, `node` or `node_id`; else
+            nodes are called by the number of their row, from 0.
         source: the edge list's column of sources; by default `source`, `src`, `from` or `u`, else the first of the two
             that there are besides weights.
         target: likewise of targets; by default `target`, `dst`, `to` or `v`, else the second.
@@ -64,7 +64,7 @@ def from_tables(
         name: what to call the graph in messages; by default the file's name.
     """
     name = name or (Path(nodes).stem if isinstance(nodes, (str, Path)) else "nodes")
-    table = read_table(nodes, name)
+    table = read_table(nodes, name, index=(id,) if id else IDS)
     id_column = pick(table, id, IDS, "the nodes' ids", name)
     label_column = pick(table, label, LABELS, "the classes", name)
     split_column = pick(table, None, ("split",), "the split", name)
@@ -75,6 +75,11 @@ def from_tables(
     if not id_column:
         whole = [column for column, values in table.items() if values.ndim == 1 and values.dtype.kind not in "fb"]
         unnamed = {column: table.ids(column) for column in whole if column not in reserved}
+        if is_renumbered(nodes):
+            tell(
+                f"{name}: the index of the data frame is not read, and nodes are called by the number of their row; "
+                "if it names them, give frame.rename_axis('id')"
+            )
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
     return make_graph(
@@ -162,13 +167,13 @@ def _edges(
     if edges is None:
         return np.zeros((2, 0), dtype=np.int64), None
     called = Path(edges).name if isinstance(edges, (str, Path)) else f"{name}'s edges"
-    table = read_table(edges, called)
+    table = read_table(edges, called, index=[end for pair in (ends, *ENDS) for end in pair if end])
     weight_column = pick(table, weight, WEIGHTS, "weights", called)
     number = {key: row for row, key in enumerate(keys)}
     if table.is_text and None in ends and all(column in number or _is_number(column) for column in table):
         raise EvergraphError(
-            f"{called}: its first line, {','.join(table)}, looks like an edge; write the names of the columns above it, "
-            "source,target (if these are names, source=… and target=… say which)"
+            f"{called}: its first line, {','.join(table)}, looks like an edge; write the names of the columns above it"
+            ": source,target (if these are names, source=… and target=… say which)"
         )
     columns = _ends(table, ends, weight_column, called)
     rows = []

@@ -69,12 +69,13 @@ def _is_plain(cell: str) -> bool:
     return PLAIN.fullmatch(cell) is not None and abs(int(cell)) < 2**63
 
 
-def read_table(table: Any, name: str) -> Columns:
+def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
     """The columns of a table by name.
 
     Args:
         table: the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow), or a dictionary.
         name: what to call it in messages.
+        index: what an index of a pandas data frame is called where it is to be read as a column.
     """
     if isinstance(table, (str, Path)):
         return _read_file(Path(table))
@@ -84,6 +85,8 @@ def read_table(table: Any, name: str) -> Columns:
         columns = {key: table.column(key) for key in table.column_names}
     elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
         columns = {key: table[key] for key in table.columns}
+        levels = getattr(getattr(table, "index", None), "names", ())
+        columns |= {key: table.index.get_level_values(key) for key in levels if key in index and key not in columns}
     else:
         raise EvergraphError(
             f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
@@ -91,6 +94,12 @@ def read_table(table: Any, name: str) -> Columns:
     found = Columns({str(key): _column(values, f"{name}: column {str(key)!r}") for key, values in columns.items()})
     _check_lengths(found, name)
     return found
+
+
+def is_renumbered(table: Any) -> bool:
+    """Whether a table is a pandas data frame whose index is other than 0, 1, 2, …"""
+    index: Any = getattr(table, "index", None)
+    return hasattr(index, "get_level_values") and index.tolist() != list(range(len(index)))
 
 
 def _read_file(path: Path) -> Columns:
