@@ -146,7 +146,10 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
 
 def _check_count(values: np.ndarray, num_nodes: int, name: str) -> None:
     if values.size != num_nodes:
-        raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
+        several = "; a list of graphs with a label each is a task: eg.Task.of([…])" if values.size == 1 else ""
+        raise EvergraphError(
+            f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node{several}"
+        )
 
 
 def _text_labels(

@@ -84,7 +84,12 @@ class Task:
             return cls._of_columns(graph, classes, hold_out, seed, index)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()
         if not present:
-            raise EvergraphError(f"{graph.name}: no node has a label; there is nothing to learn")
+            fix = (
+                ""
+                if graph.level != "link"
+                else ": give edge_label, or links to predict by eg.make_links(negatives=True)"
+            )
+            raise EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn{fix}")
         if classes is not None:
             position_of = {str(graph.class_names[position]): position for position in present}
             for name in classes:

@@ -23,7 +23,10 @@ def as_task(task: Any, *, seed: int, index: int) -> Task:
     if isinstance(task, TaskStream):
         raise EvergraphError(f"{task.name} is a stream of {len(task)} tasks; learn them all with learner.fit(stream)")
     if isinstance(task, (list, tuple)):
-        raise EvergraphError(f"a list of {len(task)} is not a task; learn several with learner.fit([…])")
+        raise EvergraphError(
+            f"a list of {len(task)} is not a task; learn several tasks with learner.fit([…]), one of many graphs with "
+            "learner.learn(eg.Task.of([…]))"
+        )
     return Task.of(task, seed=seed, index=index)
 
 

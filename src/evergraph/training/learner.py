@@ -162,7 +162,7 @@ class Learner(metaclass=Checked):
                 are gone from it too, and what their neighbours were learned with is as if they had never been there.
         """
         if isinstance(nodes, str) and nodes in map(str, self.classes_) and classes is None:
-            if data is not None and is_id(nodes, first_graph(data)):
+            if data is not None and is_id(nodes, first_graph(self, data)):
                 raise EvergraphError(
                     f"{nodes!r} is a class and the id of a {self.problem.level}: "
                     f"forget([{nodes!r}], data) forgets the {self.problem.level}, classes=[{nodes!r}] the class"
