@@ -17,6 +17,7 @@ from evergraph.core.workers import join_workers, launched
 from evergraph.data import Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
+from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -72,7 +73,9 @@ def learn_command(
     data = (
         read_parts(graph)[0]
         if in_parts
-        else find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
+        else find_graph(
+            graph, options["data_root"], False if options["directed"] else None, about_numbers(options["problem"])
+        )[0]
     )
     options["problem"] = options["problem"] or problem_of(data)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
@@ -101,7 +104,12 @@ def learn_command(
             task, tests["nodes"] = task_of_parts(data, parsing.class_names(classes), learner.num_tasks)
         else:
             task = Task.of(
-                data, parsing.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+                data,
+                parsing.class_names(classes),
+                hold_out=not all_nodes,
+                seed=learner.seed,
+                index=learner.num_tasks,
+                numbers=learner.problem.kind == "numbers",
             )
         before = None if again else learner.learned_as(task)
         if before is not None:

@@ -87,7 +87,7 @@ def predict_command(
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
     learner = Learner.load(checkpoint, device=device)
-    data = find_graph(graph, data_root, False if directed else None)[0]
+    data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
     prediction = _predicted(learner, data, parse_nodes(nodes, data), classes, unknown, uncalibrated)

@@ -134,7 +134,10 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
-        raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
+        raise EvergraphError(
+            f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label; numbers to predict "
+            "are another problem: Learner(problem='node-regression'), --problem node-regression"
+        )
     largest = max(values.min(), values.max(), key=abs) if values.dtype.kind in "fu" and values.size else 0
     if abs(largest) >= 2**63:
         raise EvergraphError(f"{name}: label {largest:g} is out of range; labels are 0, 1, 2, … or -1 for none")

@@ -16,20 +16,23 @@ from evergraph.data.graph import Graph, from_pyg
 from evergraph.errors import EvergraphError, tell
 
 
-def from_objects(data: Any, *, undirected: bool | None = None, name: str | None = None) -> Graph:
+def from_objects(data: Any, *, undirected: bool | None = None, name: str | None = None, numbers: bool = False) -> Graph:
     """A `Graph` made of PyG objects.
 
     A `Data` object has nodes as examples; with `edge_label_index` (and `edge_label`) links, as PyG's link loaders have
-    them. A list of `Data` objects has graphs as examples.
+    them. A list of `Data` objects has graphs as examples. With `numbers`, whole numbers are targets to predict as
+    numbers.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
-        return from_graphs(data, undirected=undirected, name=name or "graphs")
+        return from_graphs(data, undirected=undirected, name=name or "graphs", numbers=numbers)
     if getattr(data, "edge_label_index", None) is not None:
-        return from_links(data, name=name or "links")
-    return from_pyg(data, undirected=undirected, name=name or "graph")
+        return from_links(data, name=name or "links", numbers=numbers)
+    return from_pyg(data, undirected=undirected, name=name or "graph", numbers=numbers)
 
 
-def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name: str = "graphs") -> Graph:
+def from_graphs(
+    objects: Sequence[Any], *, undirected: bool | None = None, name: str = "graphs", numbers: bool = False
+) -> Graph:
     """Many PyG `Data` objects, each an example.
 
     Its target `y` is a class (text, or a whole number), or, of shape `(1, k)`, a row of labels or numbers; None, NaN or
@@ -70,7 +73,7 @@ def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name:
         undirected=undirected,
         name=name,
         attributes=_common_numbers(objects),
-        columns=columns,
+        columns=columns or numbers,
         num_graphs=len(objects),
     )
 
@@ -110,7 +113,7 @@ def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def from_links(data: Any, *, name: str = "links") -> Graph:
+def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Graph:
     """A PyG `Data` object whose examples are the links `edge_label_index`, with `edge_label` as targets.
 
     Every other tensor with a number for each link is an attribute (`edge_year` under the name `year`, and so on);
@@ -135,4 +138,5 @@ def from_links(data: Any, *, name: str = "links") -> Graph:
         name=name,
         attributes={key.removeprefix("edge_"): value for key, value in known.items()},
         splits=masks_as_splits(data, count, name) if mask is not None and len(mask) == count else None,
+        columns=numbers and getattr(data, "edge_label", None) is not None,
     )

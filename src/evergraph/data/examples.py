@@ -29,6 +29,18 @@ def problem_of(graph: Graph) -> str:
     return f"{graph.level}-labelling" if bool(((known == 0) | (known == 1)).all()) else f"{graph.level}-regression"
 
 
+def with_numbers(graph: Graph) -> Graph:
+    """The graph with whole numbers that were read as classes as numbers to predict."""
+    if not graph.has_classes:
+        return graph
+    if text := [name for name in graph.class_names if isinstance(name, str)]:
+        raise EvergraphError(
+            f"{graph.name}: its examples have classes ({text[0]!r}, …), which are no numbers to predict"
+        )
+    numbers = torch.tensor([*graph.class_names, torch.nan])[graph.y]  # the last is for «no label»
+    return graph.altered(y=numbers.unsqueeze(1), class_names=[0])
+
+
 def make_graphs(
     x: Any,
     edge_index: Any,

@@ -37,6 +37,7 @@ def from_tables(
     class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
     undirected: bool | None = None,
     name: str | None = None,
+    numbers: bool = False,
 ) -> Graph:
     """A `Graph` from a node table and an edge list.
 
@@ -62,6 +63,7 @@ def from_tables(
         class_names: names of classes that are given as numbers, as in `make_graph`.
         undirected: as in `make_graph`.
         name: what to call the graph in messages; by default the file's name.
+        numbers: the column `label` holds numbers to predict, whole ones too.
     """
     name = name or (Path(nodes).stem if isinstance(nodes, (str, Path)) else "nodes")
     table = read_table(nodes, name, index=(id,) if id else IDS)
@@ -82,18 +84,32 @@ def from_tables(
             )
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
+    y = None
+    if label_column:
+        y = _numbers(table, label_column, name) if numbers else table.labels(label_column, name)
     return make_graph(
         x,
         edge_index,
-        table.labels(label_column, name) if label_column else None,
+        y,
         edge_weight=weights,
         class_names=class_names,
         undirected=undirected,
         name=name,
         attributes={"id": _ids(ids, keys, name)} if id_column else {},
         splits=_splits(table[split_column], name) if split_column else None,
+        columns=numbers,
         feature_names=feature_names,
     )
+
+
+def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
+    """A column of numbers to predict; one where none is known is text that is empty."""
+    values = table[column]
+    if values.dtype.kind == "O" and not any(values.tolist()):
+        return np.full(len(values), np.nan)
+    if values.dtype.kind not in "fiub":
+        raise EvergraphError(f"{name}: column {column!r} holds text, which is no number to predict")
+    return values
 
 
 def _ids(values: np.ndarray, keys: list[str], name: str) -> Any:
@@ -258,13 +274,13 @@ def is_table(source: Any) -> bool:
     return isinstance(source, (str, Path)) and Path(str(source).partition(":")[0]).suffix in TABLE_FILES
 
 
-def read_tables(source: str | Path, *, undirected: bool | None = None) -> Graph:
+def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
     """The graph of a node table whose edge list, and whatever else `from_tables` takes, stands behind a colon."""
     path, _, text = str(source).partition(":")
     known = [
         p.name
         for p in inspect.signature(from_tables).parameters.values()
-        if p.name not in {"nodes", "class_names", "undirected"}
+        if p.name not in {"nodes", "class_names", "undirected", "numbers"}
     ]
     settings: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
@@ -277,7 +293,7 @@ def read_tables(source: str | Path, *, undirected: bool | None = None) -> Graph:
             f"{path}: a node table needs its edge list; write {path}:edges=EDGES.csv, or {path}:edges=none for none"
         )
     edges = None if settings["edges"] == "none" else _beside(settings["edges"], path)
-    return from_tables(path, **{**settings, "edges": edges}, undirected=undirected)
+    return from_tables(path, **{**settings, "edges": edges}, undirected=undirected, numbers=numbers)
 
 
 def _beside(edges: str, nodes: str) -> Path:
@@ -303,6 +319,7 @@ def from_networkx(
     class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
     undirected: bool | None = None,
     name: str = "graph",
+    numbers: bool = False,
 ) -> Graph:
     """A `Graph` from a NetworkX graph: its nodes' attributes are the columns of a node table, see `from_tables`.
 
@@ -317,6 +334,7 @@ def from_networkx(
         class_names: as in `make_graph`.
         undirected: as in `make_graph`; the edges of an undirected graph have no direction to keep.
         name: what to call the graph in messages.
+        numbers: as in `from_tables`.
     """
     if not is_networkx(graph):
         raise EvergraphError(f"{name}: {shown(graph)} is not a NetworkX graph")
@@ -352,4 +370,5 @@ def from_networkx(
         class_names=class_names,
         undirected=undirected if graph.is_directed() else True,
         name=name,
+        numbers=numbers,
     )

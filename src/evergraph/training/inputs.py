@@ -16,8 +16,11 @@ Tasks = TaskStream | Task | Sequence[Any]
 """A stream, or a list of tasks, PyG `Data` objects, graphs or paths of graph files."""
 
 
-def as_task(task: Any, *, seed: int, index: int) -> Task:
-    """The task itself, or the labelled examples of a graph as one, split as a learner with this seed splits them."""
+def as_task(task: Any, *, seed: int, index: int, numbers: bool = False) -> Task:
+    """The task itself, or the labelled examples of a graph as one, split as a learner with this seed splits them.
+
+    `numbers`: of a learner that predicts numbers, as in `Task.of`.
+    """
     if isinstance(task, Task):
         return task
     if isinstance(task, TaskStream):
@@ -27,19 +30,19 @@ def as_task(task: Any, *, seed: int, index: int) -> Task:
             f"a list of {len(task)} is not a task; learn several tasks with learner.fit([…]), one of many graphs with "
             "learner.learn(eg.Task.of([…]))"
         )
-    return Task.of(task, seed=seed, index=index)
+    return Task.of(task, seed=seed, index=index, numbers=numbers)
 
 
-def as_tasks(tasks: Any, *, seed: int) -> TaskStream | list[Task]:
+def as_tasks(tasks: Any, *, seed: int, numbers: bool = False) -> TaskStream | list[Task]:
     """The stream itself, or a list of tasks: those in a list, or a single one."""
     if isinstance(tasks, TaskStream):
         return tasks
     if isinstance(tasks, (list, tuple, Iterator)):
-        listed = [as_task(task, seed=seed, index=index) for index, task in enumerate(tasks)]
+        listed = [as_task(task, seed=seed, index=index, numbers=numbers) for index, task in enumerate(tasks)]
         if not listed:
             raise EvergraphError("the list of tasks is empty; give at least one task, graph or path")
         return listed
-    return [as_task(tasks, seed=seed, index=0)]
+    return [as_task(tasks, seed=seed, index=0, numbers=numbers)]
 
 
 def is_pairs(nodes: Any) -> bool:

@@ -124,7 +124,7 @@ class Learner(metaclass=Checked):
         An error leaves the learner as it was before the call. Only what `on_epoch` itself raises, between two
         epochs, leaves it in the middle of the task, ready to be saved or to go on.
         """
-        task = as_task(task, seed=self.seed, index=self.num_tasks)
+        task = as_task(task, seed=self.seed, index=self.num_tasks, numbers=self.problem.kind == "numbers")
         self.check(task)
         if not self.in_mid_task and (before := self.learned_as(task)) is not None:
             tell(f"{task.graph.name}: this very task was learned already, as task {before}; it is learned once more")
@@ -172,7 +172,7 @@ class Learner(metaclass=Checked):
 
     def fit(self, stream: Tasks) -> Learner:
         """Learn all tasks of a stream or of a list, and return the learner."""
-        tasks = as_tasks(stream, seed=self.seed)
+        tasks = as_tasks(stream, seed=self.seed, numbers=self.problem.kind == "numbers")
         if isinstance(tasks, TaskStream):
             self.settle(tasks.problem)
         with large.reused():
