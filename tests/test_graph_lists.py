@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch_geometric.data import Data
 
 import evergraph as eg
 from evergraph.data import as_graph
+from evergraph.errors import EvergraphWarning
 from evergraph.problems import problem_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
@@ -97,3 +99,13 @@ def test_links_and_graphs_without_labels_say_what_is_missing() -> None:
         eg.Task.of(links)
     with pytest.raises(eg.EvergraphError, match="no graph has a label"):
         eg.Task.of(graphs([None, None]))
+
+
+def test_minus_one_beside_one_alone_is_told_of() -> None:
+    x, edges = torch.eye(4), torch.tensor([[0], [1]])
+    with pytest.warns(EvergraphWarning, match=r"labels are -1 and 1.*\(2 of 4 have none\).*call them 0 and 1"):
+        eg.make_graph(x, edges, [-1, 1, -1, 1], undirected=True)
+    for fine in ([-1, 1, 0, 1], [-1, 0, 0, -1], [1, 1, 1, 1], [-1, -1, -1, -1]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            eg.make_graph(x, edges, fine, undirected=True)

@@ -144,6 +144,12 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
+    if torch.unique(labels).tolist() == [-1, 1]:  # as classes are often called where there are two
+        unlabelled = int((labels < 0).sum())
+        tell(
+            f"{name}: labels are -1 and 1, and -1 stands for no label ({unlabelled:,} of {num_nodes:,} have none); if "
+            "these are two classes, call them 0 and 1, or by names"
+        )
     return labels
 
 

@@ -29,9 +29,9 @@ MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
 PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # wanted in all of them; needed for two tasks of two
 
 
-def about_numbers(problem: str | None) -> bool:
-    """Whether a problem that is asked for predicts numbers."""
-    return bool(registry.problems[problem].kind == "numbers") if problem else False
+def about_numbers(problem: Any) -> bool:
+    """Whether a problem that is asked for by name predicts numbers."""
+    return isinstance(problem, str) and problem != "" and bool(registry.problems[problem].kind == "numbers")
 
 
 class TaskStream(metaclass=Checked):
