@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +111,22 @@ def test_minus_one_beside_one_alone_is_told_of() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             eg.make_graph(x, edges, fine, undirected=True)
+
+
+def test_a_learner_of_others_says_what_to_do(tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]) -> None:
+    some = graphs([torch.tensor([number % 2]) for number in range(20)])
+    torch.save(some, tmp_path / "graphs.pt")
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    nodes = eg.make_graph(x, torch.tensor([[0], [1]]), torch.arange(20) % 2)
+    learner = eg.Learner(eg.RandomFeatures(hidden=20), "analytic")
+    learner.learn(nodes)
+    learner.save(tmp_path / "nodes")
+    status, _, err = evergraph("learn", tmp_path / "graphs.pt", "--checkpoint", tmp_path / "nodes")
+    assert status == 2
+    assert "learns nodes (node-classification); name another folder with --checkpoint" in err
+    with pytest.raises(eg.EvergraphError, match="a learner has one problem: begin another one"):
+        learner.learn(eg.Task.of(some))
+    asked = ("--problem", "node-classification", "--checkpoint", tmp_path / "new")
+    status, _, err = evergraph("learn", tmp_path / "graphs.pt", *asked)
+    assert status == 2
+    assert "--problem graph-classification" in err

@@ -98,6 +98,11 @@ def learn_command(
             learner = _make_learner(chosen, num_classes, seed, options)
         else:
             _check_same(learner, checkpoint, named, wanted)
+            if data.level != learner.problem.level:
+                raise EvergraphError(
+                    f"{graph} has {data.level}s as examples, and {checkpoint} learns {learner.problem.level}s "
+                    f"({learner.problem.name}); name another folder with --checkpoint"
+                )
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
         if in_parts:
