@@ -27,7 +27,7 @@ def as_task(task: Any, *, seed: int, index: int, numbers: bool = False) -> Task:
         raise EvergraphError(f"{task.name} is a stream of {len(task)} tasks; learn them all with learner.fit(stream)")
     if isinstance(task, (list, tuple)):
         raise EvergraphError(
-            f"a list of {len(task)} is not a task; learn several tasks with learner.fit([…]), one of many graphs with "
+            f"a list of {len(task)} is not a task; learn several with learner.fit([…]), one of many graphs with "
             "learner.learn(eg.Task.of([…]))"
         )
     return Task.of(task, seed=seed, index=index, numbers=numbers)
@@ -85,11 +85,12 @@ def _names_in(nodes: Any, graph: Graph) -> list[Any] | None:
     return None if numbers or example_ids(graph) is None else named
 
 
-def _by_id(nodes: list[Any], graph: Graph) -> Tensor:
+def _by_id(given: Any, nodes: list[Any], graph: Graph) -> Tensor:
+    """Numbers of the examples with these ids; `given` is what was asked for, as it was."""
     known = example_ids(graph)
     if known is None:
         raise EvergraphError(
-            f"nodes={_short(nodes)} are not node numbers, and the {graph.level}s of {graph.name} have no ids; "
+            f"nodes={_short(given)} are not node numbers, and the {graph.level}s of {graph.name} have no ids; "
             "give whole numbers or a mask"
         )
     number = {str(name): position for position, name in enumerate(known)}
@@ -121,7 +122,7 @@ def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
     if nodes is None:
         return torch.arange(count)
     if (named := _names_in(nodes, graph)) is not None:
-        return _by_id(named, graph)
+        return _by_id(nodes, named, graph)
     try:
         chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.asarray(nodes))
     except (TypeError, ValueError, RuntimeError):  # a set, a slice, a generator, objects
