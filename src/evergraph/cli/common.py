@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from evergraph.cli.parsing import names_of, parse_fan_out, parse_order, parse_settings
 from evergraph.core.settings import settings_of
 from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
+from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError, shown, tell
 from evergraph.evaluation import METRICS
 from evergraph.experiments import LOGGERS, RunSpec
@@ -280,7 +281,8 @@ def named_method(method: str | None, source: str, options: dict[str, Any]) -> st
     problem = options["problem"] or (dataset.problem if dataset is not None else "")
     if problem and PROBLEMS[problem].kind != "numbers":
         return default_method(options["model"], problem)
-    graph = find_graph(source, options["data_root"], False if options["directed"] else None)[0]
+    undirected = False if options["directed"] else None
+    graph = find_graph(source, options["data_root"], undirected, about_numbers(problem))[0]
     by_columns = graph.num_classes > 1 and not (options.get("by") or options.get("scenario"))  # a task has some of them
     all_known = targets_known(graph) and not by_columns
     return default_method(options["model"], problem or problem_of(graph), all_known=all_known)

@@ -21,7 +21,9 @@ def add_commands(app: typer.Typer) -> None:
 def forget_command(
     graph: common.GraphSource,
     checkpoint: common.Checkpoint,
-    nodes: Annotated[str | None, typer.Option(help="Nodes of the graph, by number from 0 or by id (commas).")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="Nodes of the graph, by id where it has ids, else by number from 0 (commas).")
+    ] = None,
     classes: Annotated[str | None, typer.Option(help="All nodes of these classes (names, commas).")] = None,
     later: Annotated[
         list[str] | None,
@@ -46,7 +48,7 @@ def forget_command(
     learner, forgotten = change_in_folder(
         checkpoint,
         lambda learner: learner.forget(
-            parse_nodes(nodes), data, classes=parsing.class_names(classes), keep_in_graph=keep_in_graph
+            parse_nodes(nodes, data[0]), data, classes=parsing.class_names(classes), keep_in_graph=keep_in_graph
         ),
         device=device,
     )

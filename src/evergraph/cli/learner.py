@@ -18,6 +18,7 @@ from evergraph.core.workers import join_workers, launched
 from evergraph.data import Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
+from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
@@ -74,7 +75,9 @@ def learn_command(
     data = (
         read_parts(graph)[0]
         if in_parts
-        else find_graph(graph, options["data_root"], False if options["directed"] else None)[0]
+        else find_graph(
+            graph, options["data_root"], False if options["directed"] else None, about_numbers(options["problem"])
+        )[0]
     )
     options["problem"] = options["problem"] or problem_of(data)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
@@ -97,13 +100,23 @@ def learn_command(
             learner = _make_learner(chosen, num_classes, seed, options)
         else:
             _check_same(learner, checkpoint, named, wanted)
+            if data.level != learner.problem.level:
+                raise EvergraphError(
+                    f"{graph} has {data.level}s as examples, and {checkpoint} learns {learner.problem.level}s "
+                    f"({learner.problem.name}); name another folder with --checkpoint"
+                )
             learner.training = dataclasses.replace(learner.training, **given)
         known = len(learner.classes_)
         if in_parts:
             task, tests["nodes"] = task_of_parts(data, parsing.class_names(classes), learner.num_tasks)
         else:
             task = Task.of(
-                data, parsing.class_names(classes), hold_out=not all_nodes, seed=learner.seed, index=learner.num_tasks
+                data,
+                parsing.class_names(classes),
+                hold_out=not all_nodes,
+                seed=learner.seed,
+                index=learner.num_tasks,
+                numbers=learner.problem.kind == "numbers",
             )
         if not again and (before := learned_before(learner, task, data)) is not None:
             _refuse_again(graph, task, before)

@@ -18,8 +18,9 @@ from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_csv
 from evergraph.training import Learner, Prediction
+from evergraph.training.inputs import example_ids
 
-Nodes = Annotated[str | None, typer.Option(help="Nodes by number from 0, or by id (commas).")]
+Nodes = Annotated[str | None, typer.Option(help="Nodes by id where the graph has ids, else by number from 0 (commas).")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -86,10 +87,10 @@ def predict_command(
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
     learner = Learner.load(checkpoint, device=device)
-    data = find_graph(graph, data_root, False if directed else None)[0]
+    data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
     if not ignore_labels and unknown is None:
         _check_labels(data, learner, checkpoint)
-    prediction = _predicted(learner, data, parse_nodes(nodes), classes, unknown, uncalibrated)
+    prediction = _predicted(learner, data, parse_nodes(nodes, data), classes, unknown, uncalibrated)
     columns = _columns(prediction, data.level, all_classes)
     if parquet is None:
         text = _as_csv(columns)
@@ -109,11 +110,11 @@ def _predicted(
     return learner.predict(data, nodes, classes=chosen or None, unknown=unknown, calibrated=not uncalibrated)
 
 
-def parse_nodes(text: str | None) -> list[int] | list[str] | None:
-    """Numbers, or ids, with commas."""
+def parse_nodes(text: str | None, graph: Graph) -> list[int] | list[str] | None:
+    """Ids where the graph has ids, else numbers; with commas."""
     names = parsing.class_names(text, "--nodes")
-    if names is None:
-        return None
+    if names is None or example_ids(graph) is not None:
+        return names
     return [int(name) for name in names] if all(name.isdecimal() for name in names) else names
 
 

@@ -22,7 +22,7 @@ def add_commands(app: typer.Typer) -> None:
 def why_command(
     graph: common.GraphSource,
     checkpoint: common.Checkpoint,
-    node: Annotated[str, typer.Option(help="The node, by number from 0 or by id.")],
+    node: Annotated[str, typer.Option(help="The node, by id where the graph has ids, else by number from 0.")],
     label: Annotated[str | None, typer.Option("--class", help="The class to explain; the predicted one else.")] = None,
     against: Annotated[str | None, typer.Option(help="Explain why it is that class rather than this one.")] = None,
     most: Annotated[int, typer.Option(help="How many nodes and features to list.", min=1)] = 5,
@@ -35,7 +35,7 @@ def why_command(
     """Say what carries a node's prediction: by how much each neighbour and each feature adds to its logit."""
     learner = Learner.load(checkpoint, device=device)
     data = find_graph(graph, data_root, False if directed else None)[0]
-    asked = parse_nodes(node) or []
+    asked = parse_nodes(node, data) or []
     if len(asked) != 1:
         raise EvergraphError(f"--node {node}: name one node")
     found = learner.why(data, asked[0], _known(label, learner), against=_known(against, learner))

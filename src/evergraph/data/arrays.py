@@ -125,19 +125,31 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
-        raise EvergraphError(f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label")
+        raise EvergraphError(
+            f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label; numbers to predict "
+            "are another problem: Learner(problem='node-regression'), --problem node-regression"
+        )
     largest = max(values.min(), values.max(), key=abs) if values.dtype.kind in "fu" and values.size else 0
     if abs(largest) >= 2**63:
         raise EvergraphError(f"{name}: label {largest:g} is out of range; labels are 0, 1, 2, … or -1 for none")
     labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
+    if torch.unique(labels).tolist() == [-1, 1]:  # as classes are often called where there are two
+        unlabelled = int((labels < 0).sum())
+        tell(
+            f"{name}: labels are -1 and 1, and -1 stands for no label ({unlabelled:,} of {num_nodes:,} have none); if "
+            "these are two classes, call them 0 and 1, or by names"
+        )
     return labels
 
 
 def _check_count(values: np.ndarray, num_nodes: int, name: str) -> None:
     if values.size != num_nodes:
-        raise EvergraphError(f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node")
+        several = "; a list of graphs with a label each is a task: eg.Task.of([…])" if values.size == 1 else ""
+        raise EvergraphError(
+            f"{name}: {num_nodes} rows of features but {values.size} labels; give one label per node{several}"
+        )
 
 
 def _text_labels(

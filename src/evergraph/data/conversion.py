@@ -16,21 +16,28 @@ from evergraph.data.graph import Graph, from_pyg
 from evergraph.errors import EvergraphError, tell
 
 
-def from_objects(data: Any, *, undirected: bool | None = None, name: str | None = None) -> Graph:
+def from_objects(data: Any, *, undirected: bool | None = None, name: str | None = None, numbers: bool = False) -> Graph:
     """A `Graph` made of PyG objects.
 
     A `Data` object has nodes as examples; with `edge_label_index` (and `edge_label`) links, as PyG's link loaders have
-    them. A list of `Data` objects has graphs as examples.
+    them. A list of `Data` objects has graphs as examples. With `numbers`, whole numbers are targets to predict as
+    numbers.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
-        return from_graphs(data, undirected=undirected, name=name or "graphs")
+        return from_graphs(data, undirected=undirected, name=name or "graphs", numbers=numbers)
     if getattr(data, "edge_label_index", None) is not None:
-        return from_links(data, name=name or "links")
-    return from_pyg(data, undirected=undirected, name=name or "graph")
+        return from_links(data, name=name or "links", numbers=numbers)
+    return from_pyg(data, undirected=undirected, name=name or "graph", numbers=numbers)
 
 
-def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name: str = "graphs") -> Graph:
-    """Many PyG `Data` objects, each an example; a target of shape `(1, k)` is a row of labels or numbers."""
+def from_graphs(
+    objects: Sequence[Any], *, undirected: bool | None = None, name: str = "graphs", numbers: bool = False
+) -> Graph:
+    """Many PyG `Data` objects, each an example.
+
+    Its target `y` is a class (text, or a whole number), or, of shape `(1, k)`, a row of labels or numbers; None, NaN or
+    an empty text where it is not known.
+    """
     if not objects:
         raise EvergraphError(f"{name}: the list of graphs is empty")
     features, edges, start = [], [], 0
@@ -55,8 +62,7 @@ def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name:
         raise EvergraphError(
             f"{name}: {len(weights)} of {len(objects)} graphs have edge_weight; give it to all of them or to none"
         )
-    given = [getattr(one, "y", None) for one in objects]
-    y = None if any(value is None for value in given) else _rows([torch.as_tensor(value) for value in given], name)
+    y, columns = _targets([getattr(one, "y", None) for one in objects], name)
     return make_graphs(
         np.concatenate(features),
         np.concatenate(edges, axis=1),
@@ -67,17 +73,29 @@ def from_graphs(objects: Sequence[Any], *, undirected: bool | None = None, name:
         undirected=undirected,
         name=name,
         attributes=_common_numbers(objects),
-        columns=y is not None and y.dim() == 2 and (y.size(1) > 1 or y.is_floating_point()),
+        columns=columns or numbers,
+        num_graphs=len(objects),
     )
 
 
-def _rows(values: list[Tensor], name: str) -> Tensor:
-    """One target per graph: a class, or a row."""
-    if len({value.numel() for value in values}) > 1:
+def _targets(values: list[Any], name: str) -> tuple[np.ndarray | None, bool]:
+    """One target per graph, missing where it is None: a class, or a row; and whether it is a row."""
+    values = [value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value for value in values]
+    known = [number for number, value in enumerate(values) if value is not None]
+    if not known:
+        return None, False
+    if any(isinstance(value, str) for value in values):
+        return np.array(values, dtype=object), False
+    try:
+        rows = [torch.as_tensor(values[number]) for number in known]
+    except (TypeError, ValueError, RuntimeError):
+        raise EvergraphError(f"{name}: y of a graph is neither text nor numbers; give one target per graph") from None
+    if len({row.numel() for row in rows}) > 1:
         raise EvergraphError(f"{name}: graphs have targets of different sizes; give each as many")
-    stacked = torch.stack([value.reshape(-1) for value in values])
-    whole = stacked.size(1) == 1 and values[0].dim() < 2 and not (stacked.is_floating_point() and (stacked % 1).any())
-    return stacked.reshape(-1).long() if whole else stacked.float()
+    targets = np.full((len(values), rows[0].numel()), np.nan)
+    targets[known] = torch.stack([row.reshape(-1).double() for row in rows]).numpy()
+    whole = targets.shape[1] == 1 and rows[0].dim() < 2 and not (targets[np.isfinite(targets)] % 1).any()
+    return (targets.reshape(-1), False) if whole else (targets, True)
 
 
 def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
@@ -95,7 +113,7 @@ def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def from_links(data: Any, *, name: str = "links") -> Graph:
+def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Graph:
     """A PyG `Data` object whose examples are the links `edge_label_index`, with `edge_label` as targets.
 
     Every other tensor with a number for each link is an attribute (`edge_year` under the name `year`, and so on);
@@ -120,4 +138,5 @@ def from_links(data: Any, *, name: str = "links") -> Graph:
         name=name,
         attributes={key.removeprefix("edge_"): value for key, value in known.items()},
         splits=masks_as_splits(data, count, name) if mask is not None and len(mask) == count else None,
+        columns=numbers and getattr(data, "edge_label", None) is not None,
     )

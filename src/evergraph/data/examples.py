@@ -29,6 +29,18 @@ def problem_of(graph: Graph) -> str:
     return f"{graph.level}-labelling" if bool(((known == 0) | (known == 1)).all()) else f"{graph.level}-regression"
 
 
+def with_numbers(graph: Graph) -> Graph:
+    """The graph with whole numbers that were read as classes as numbers to predict."""
+    if not graph.has_classes:
+        return graph
+    if text := [name for name in graph.class_names if isinstance(name, str)]:
+        raise EvergraphError(
+            f"{graph.name}: its examples have classes ({text[0]!r}, …), which are no numbers to predict"
+        )
+    numbers = torch.tensor([*graph.class_names, torch.nan])[graph.y]  # the last is for «no label»
+    return graph.altered(y=numbers.unsqueeze(1), class_names=[0])
+
+
 def make_graphs(
     x: Any,
     edge_index: Any,
@@ -42,6 +54,7 @@ def make_graphs(
     attributes: Mapping[str, Any] | None = None,
     splits: Any = None,
     columns: bool = False,
+    num_graphs: int | None = None,
 ) -> Graph:
     """Many small graphs as one, side by side; its examples are the graphs.
 
@@ -52,9 +65,10 @@ def make_graphs(
         y: a target per graph, as `make_graph` takes them per node.
         edge_weight: as for `make_graph`; so are `class_names`, `undirected`, `name`, `attributes`, `splits` and
             `columns`.
+        num_graphs: how many there are, where the last may have no nodes.
     """
     owner = as_array(graph_of_node).reshape(-1).astype(np.int64)
-    count = int(owner.max(initial=-1)) + 1
+    count = max(num_graphs or 0, int(owner.max(initial=-1)) + 1)
     nodes = make_graph(x, edge_index, edge_weight=edge_weight, undirected=undirected, name=name)
     if owner.size != nodes.num_nodes or (np.diff(owner) < 0).any() or owner.min(initial=0) < 0:
         raise EvergraphError(f"{name}: graph_of_node must give every node its graph's number, 0, 1, 2, … in this order")

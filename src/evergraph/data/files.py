@@ -19,6 +19,7 @@ from evergraph.core.sparse import SparseMatrix
 from evergraph.data.arrays import native
 from evergraph.data.attributes import masks_as_splits
 from evergraph.data.conversion import from_objects
+from evergraph.data.examples import with_numbers
 from evergraph.data.from_tables import from_networkx, is_networkx, is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, is_parts, read_mapped
@@ -33,34 +34,37 @@ PLAIN = {"x", "edge_index", "y", "edge_weight", "feature_names", *MASKS}
 DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense: it is smaller then
 
 
-def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None) -> Graph:
-    """The graph itself, or a `Graph` made of PyG objects (`from_objects`), of NetworkX, or read from a file."""
+def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
+    """The graph itself, or a `Graph` made of PyG objects (`from_objects`), of NetworkX, or read from a file.
+
+    With `numbers`, whole numbers are targets to predict as numbers; else they are classes.
+    """
     if isinstance(graph, Graph):
-        return graph
+        return with_numbers(graph) if numbers else graph
     if isinstance(graph, (str, Path)):
-        return read_graph_file(graph, undirected=undirected)
+        return read_graph_file(graph, undirected=undirected, numbers=numbers)
     if is_networkx(graph):
-        return from_networkx(graph, undirected=undirected)
-    return from_objects(graph, undirected=undirected)
+        return from_networkx(graph, undirected=undirected, numbers=numbers)
+    return from_objects(graph, undirected=undirected, numbers=numbers)
 
 
-def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Graph:
+def read_graph_file(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
     """The graph in a `.npz` or `.pt` (saved PyG `Data`) file, of a node table, or in a converted graph's folder.
 
     A node table names its edge list: `people.csv:edges=follows.csv` (`evergraph.data.from_tables`).
 
     Edges are read in both directions unless `undirected=False`; a converted graph has the directions it was
-    converted with.
+    converted with. With `numbers`, whole numbers are targets to predict as numbers.
     """
     if is_table(path):
-        return read_tables(path, undirected=undirected)
+        return read_tables(path, undirected=undirected, numbers=numbers)
     path = Path(path)
     if is_parts(path):
         raise EvergraphError(
             f"{path} is a graph in parts, for `evergraph learn` and `predict`; convert without --parts"
         )
     if is_mapped(path):
-        return read_mapped(path)
+        return with_numbers(read_mapped(path)) if numbers else read_mapped(path)
     if path.suffix not in GRAPH_FILES:
         raise EvergraphError(
             f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data), and tables: "
@@ -71,11 +75,16 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None) -> Grap
     except MissingFileError as error:
         raise EvergraphError(f"{error}; give a stream's name or the path of an .npz or .pt file") from None
     read = read_npz if path.suffix == ".npz" else read_saved_data
-    return read(path, undirected=undirected)
+    return read(path, undirected=undirected, numbers=numbers)
 
 
 def read_npz(
-    path: str | Path, *, name: str | None = None, named_classes: bool = True, undirected: bool | None = None
+    path: str | Path,
+    *,
+    name: str | None = None,
+    named_classes: bool = True,
+    undirected: bool | None = None,
+    numbers: bool = False,
 ) -> Graph:
     """A graph in PyG's words, or in the GNN-benchmark layout.
 
@@ -89,6 +98,7 @@ def read_npz(
         name: what to call the graph; the file's name by default.
         named_classes: take the classes' names from `class_names`, where the file has them.
         undirected: as in `make_graph`.
+        numbers: as in `as_graph`.
     """
     path = regular_file(path)
     wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
@@ -103,7 +113,7 @@ def read_npz(
             raise EvergraphError(f"{path}: holds pickled objects, which are refused; save plain arrays") from None
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
     if "x" in parts or "edge_index" in parts:
-        return _from_plain(parts, path, name or path.stem, undirected)
+        return _from_plain(parts, path, name or path.stem, undirected, numbers)
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:
         raise EvergraphError(
@@ -124,11 +134,18 @@ def read_npz(
     labels = parts.get("labels")
     weights = parts.get("adj_data")
     return make_graph(
-        x, edges, labels, edge_weight=weights, class_names=names, undirected=undirected, name=name or path.stem
+        x,
+        edges,
+        labels,
+        edge_weight=weights,
+        class_names=None if numbers else names,
+        undirected=undirected,
+        name=name or path.stem,
+        columns=numbers,
     )
 
 
-def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None) -> Graph:
+def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:
     """A graph in PyG's words."""
     if missing := [key for key in ("x", "edge_index") if key not in parts]:
         raise EvergraphError(f"{path}: no {missing[0]} inside; a graph needs x and edge_index (and y to learn from)")
@@ -143,6 +160,7 @@ def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected:
         name=name,
         splits=masks_as_splits(SimpleNamespace(**{key: parts[key] for key in MASKS if key in parts}), len(x), name),
         feature_names=parts["feature_names"].reshape(-1).tolist() if "feature_names" in parts else None,
+        columns=numbers,
     )
 
 
@@ -154,7 +172,7 @@ def _attributes(parts: dict[str, np.ndarray]) -> Any:
     return matrix.toarray() if matrix.nnz > DENSE_ABOVE * shape[0] * shape[1] else matrix
 
 
-def read_saved_data(path: str | Path, *, undirected: bool | None = None) -> Graph:
+def read_saved_data(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
     """A graph saved with `torch.save(data, path)`, read with torch's loader that executes nothing."""
     from torch_geometric.data import Data
 
@@ -172,7 +190,7 @@ def read_saved_data(path: str | Path, *, undirected: bool | None = None) -> Grap
     if isinstance(data, tuple) and data:  # PyG's InMemoryDataset.save writes (data, slices, class)
         data = data[0]
     made = Data.from_dict(data) if isinstance(data, dict) else data
-    return from_objects(made, undirected=undirected, name=path.stem)
+    return from_objects(made, undirected=undirected, name=path.stem, numbers=numbers)
 
 
 def _parts_of_data() -> list[Any]:
@@ -200,22 +218,24 @@ def content_mark(graph: Graph) -> str:
     return digest.hexdigest()
 
 
-def file_mark(path: str | Path, *, undirected: bool | None = None) -> str:
+def file_mark(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> str:
     """`content_mark` of the graph in a file or a converted graph's folder; read once while it stays as it is.
 
     Tables, whose edges are in another file, are read every time.
     """
     if is_table(path) or not exists(path):
-        return content_mark(read_graph_file(path, undirected=undirected))  # which says what is wrong, if anything is
+        # which says what is wrong, if anything is
+        return content_mark(read_graph_file(path, undirected=undirected, numbers=numbers))
     path = Path(path)
     found = [part.stat() for part in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    return _mark_as_of(path, undirected, tuple((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found))
+    state = tuple((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+    return _mark_as_of(path, undirected, numbers, state)
 
 
 @functools.lru_cache(maxsize=256)
-def _mark_as_of(path: Path, undirected: bool | None, state: tuple[tuple[int, ...], ...]) -> str:
+def _mark_as_of(path: Path, undirected: bool | None, numbers: bool, state: tuple[tuple[int, ...], ...]) -> str:
     """The mark of a graph whose files are in a certain state."""
-    return content_mark(read_graph_file(path, undirected=undirected))
+    return content_mark(read_graph_file(path, undirected=undirected, numbers=numbers))
 
 
 def fingerprint(graph: Graph) -> str:

@@ -12,11 +12,11 @@ import numpy as np
 from evergraph.core.settings import checked
 from evergraph.data.arrays import ClassName
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.tables import TABLE_FILES, Columns, as_keys, pick, read_table
+from evergraph.data.tables import TABLE_FILES, Columns, as_keys, is_renumbered, pick, read_table
 from evergraph.errors import EvergraphError, shown, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
-ENDS = (("source", "target"), ("src", "dst"), ("from", "to"))
+ENDS = (("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"))
 SPLITS = {"train": 0, "val": 1, "validation": 1, "valid": 1, "test": 2}
 
 Missing = Literal["refuse", "zero", "mean"]
@@ -37,6 +37,7 @@ def from_tables(
     class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
     undirected: bool | None = None,
     name: str | None = None,
+    numbers: bool = False,
 ) -> Graph:
     """A `Graph` from a node table and an edge list.
 
@@ -49,44 +50,66 @@ def from_tables(
         nodes: the node table, one row per node.
         edges: the edge list, one row per edge; None where there are no edges.
         label: the column of the classes, text or whole numbers, empty where a node has none; by default `label`,
-            `class` or `y`, where there is one.
-        id: the column of the nodes' ids; by default `id`, `node` or `node_id`; else nodes are called by the number of
-            their row, from 0.
-        source: the edge list's column of sources; by default `source`, `src` or `from`, else its first column.
-        target: likewise of targets; by default `target`, `dst` or `to`, else its second column.
+            `class` or `y`, where there is one. Names of classes, and ids, are kept as a text file has them: `007` is
+            not 7.
+        id: the column of the nodes' ids, which may be a data frame's index; by default `id`, `node` or `node_id`; else
+            nodes are called by the number of their row, from 0.
+        source: the edge list's column of sources; by default `source`, `src`, `from` or `u`, else the first of the two
+            that there are besides weights.
+        target: likewise of targets; by default `target`, `dst`, `to` or `v`, else the second.
         weight: the edge list's column of weights; by default `weight`, where there is one.
         features: the columns that are features; by default all other columns of numbers.
         missing: what to do where a feature is missing: `refuse`, or fill in `zero` or the column's `mean`.
         class_names: names of classes that are given as numbers, as in `make_graph`.
         undirected: as in `make_graph`.
         name: what to call the graph in messages; by default the file's name.
+        numbers: the column `label` holds numbers to predict, whole ones too.
     """
     name = name or (Path(nodes).stem if isinstance(nodes, (str, Path)) else "nodes")
-    table = read_table(nodes, name)
+    table = read_table(nodes, name, index=(id,) if id else IDS)
     id_column = pick(table, id, IDS, "the nodes' ids", name)
     label_column = pick(table, label, LABELS, "the classes", name)
     split_column = pick(table, None, ("split",), "the split", name)
-    keys = (
-        as_keys(table[id_column]) if id_column else [str(number) for number in range(len(next(iter(table.values()))))]
-    )
+    ids = table.ids(id_column) if id_column else np.arange(len(next(iter(table.values()))))
+    keys = _complete(ids, id_column or "", name)
     reserved = {id_column, label_column, split_column}
-    unnamed = (
-        {} if id_column else {column: table[column] for column in table if column not in (label_column, split_column)}
-    )
+    unnamed = None
+    if not id_column:
+        whole = [column for column, values in table.items() if values.ndim == 1 and values.dtype.kind not in "fb"]
+        unnamed = {column: table.ids(column) for column in whole if column not in reserved}
+        if is_renumbered(nodes):
+            tell(
+                f"{name}: the index of the data frame is not read, and nodes are called by the number of their row; "
+                "if it names them, give frame.rename_axis('id')"
+            )
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
+    y = None
+    if label_column:
+        y = _numbers(table, label_column, name) if numbers else table.labels(label_column, name)
     return make_graph(
         x,
         edge_index,
-        table[label_column] if label_column else None,
+        y,
         edge_weight=weights,
         class_names=class_names,
         undirected=undirected,
         name=name,
-        attributes={"id": _ids(table[id_column], keys, name)} if id_column else {},
+        attributes={"id": _ids(ids, keys, name)} if id_column else {},
         splits=_splits(table[split_column], name) if split_column else None,
+        columns=numbers,
         feature_names=feature_names,
     )
+
+
+def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
+    """A column of numbers to predict; one where none is known is text that is empty."""
+    values = table[column]
+    if values.dtype.kind == "O" and not any(values.tolist()):
+        return np.full(len(values), np.nan)
+    if values.dtype.kind not in "fiub":
+        raise EvergraphError(f"{name}: column {column!r} holds text, which is no number to predict")
+    return values
 
 
 def _ids(values: np.ndarray, keys: list[str], name: str) -> Any:
@@ -146,35 +169,40 @@ def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.
 
 
 def _edges(
-    edges: Any, keys: list[str], ends: tuple[str | None, str | None], weight: str | None, name: str, unnamed: Columns
+    edges: Any,
+    keys: list[str],
+    ends: tuple[str | None, str | None],
+    weight: str | None,
+    name: str,
+    unnamed: dict[str, np.ndarray] | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Pairs of row numbers of the node table, and the edges' weights where there are any.
 
-    Where no column of the node table is known to hold ids, `unnamed` has those that might.
+    Where no column of the node table is known to hold ids, `unnamed` has those that might; else it is None.
     """
     if edges is None:
         return np.zeros((2, 0), dtype=np.int64), None
     called = Path(edges).name if isinstance(edges, (str, Path)) else f"{name}'s edges"
-    table = read_table(edges, called)
-    usual = next((pair for pair in ENDS if set(pair) <= set(table)), tuple(table)[:2])
-    if len(usual) < 2:
-        raise EvergraphError(f"{called}: one column alone; an edge list has a column of sources and one of targets")
-    columns = [pick(table, given, (fallback,), "ends of edges", called) for given, fallback in zip(ends, usual)]
+    table = read_table(edges, called, index=[end for pair in (ends, *ENDS) for end in pair if end])
     weight_column = pick(table, weight, WEIGHTS, "weights", called)
     number = {key: row for row, key in enumerate(keys)}
+    if table.is_text and None in ends and all(column in number or _is_number(column) for column in table):
+        raise EvergraphError(
+            f"{called}: its first line, {','.join(table)}, looks like an edge; write the names of the columns above it"
+            ": source,target (if these are names, source=… and target=… say which)"
+        )
+    columns = _ends(table, ends, weight_column, called)
     rows = []
     for column in columns:
-        assert column is not None
-        found = [number.get(key, -1) for key in as_keys(table[column])]
+        named = _complete(table.ids(column), column, called)
+        found = [number.get(key, -1) for key in named]
         if -1 in found:
             row = found.index(-1)
             fix = "give every node a row in the node table"
-            if unnamed:
+            if unnamed is not None:
                 other = _ids_of(unnamed, table, columns) or "COLUMN"
                 fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
-            raise EvergraphError(
-                f"{called}: row {row + 1} names node {as_keys(table[column])[row]!r}, which is not in {name}; {fix}"
-            )
+            raise EvergraphError(f"{called}: row {row + 1} names node {named[row]!r}, which is not in {name}; {fix}")
         rows.append(found)
     if unnamed and (other := _ids_of(unnamed, table, columns)):
         tell(
@@ -184,14 +212,50 @@ def _edges(
     return np.array(rows, dtype=np.int64), table[weight_column] if weight_column else None
 
 
-def _ids_of(unnamed: Columns, edges: Columns, ends: Sequence[str | None]) -> str:
+def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | None, called: str) -> list[str]:
+    """The columns of sources and targets: those that are named, those with usual names, or the only two there are."""
+    for column in given:
+        pick(table, column, (), "ends of edges", called)
+    lower = {column.lower(): column for column in table}
+    usual = next(([lower[end] for end in pair] for pair in ENDS if set(pair) <= set(lower)), [None, None])
+    found = [named or fallback for named, fallback in zip(given, usual)]
+    others = [column for column in table if column != weight and column not in found]
+    missing = found.count(None)
+    if missing and len(others) != missing:
+        if len(table) < 2:
+            raise EvergraphError(f"{called}: one column alone; an edge list has a column of sources and one of targets")
+        raise EvergraphError(
+            f"{called}: which columns are the ends of edges? Its columns are: {', '.join(table)}; "
+            "name them: source=COLUMN,target=COLUMN"
+        )
+    return [others.pop(0) if column is None else column for column in found]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _complete(values: np.ndarray, column: str, name: str) -> list[str]:
+    """The ids in a column as keys; or the error that names the row without one."""
+    kind = values.dtype.kind
+    empty = np.isnan(values) if kind == "f" else values == "" if kind == "O" else np.zeros(1, dtype=bool)
+    if empty.any():
+        row = int(np.argmax(empty)) + 1
+        raise EvergraphError(f"{name}: row {row} has nothing in column {column!r}; fill it in, or leave the row out")
+    return as_keys(values)
+
+
+def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str]) -> str:
     """The column of a node table that holds all that its edges name, each once and in another order than the rows'."""
-    named = {key for column in ends if column for key in as_keys(edges[column])}
+    named = {key for column in ends for key in as_keys(edges.ids(column))}
     for column, values in unnamed.items():
-        if values.ndim == 1 and values.dtype.kind not in "fb":
-            keys = as_keys(values)
-            if named <= set(keys) and len(set(keys)) == len(keys) and keys != [str(row) for row in range(len(keys))]:
-                return column
+        keys = as_keys(values)
+        if named <= set(keys) and len(set(keys)) == len(keys) and keys != [str(row) for row in range(len(keys))]:
+            return column
     return ""
 
 
@@ -210,13 +274,13 @@ def is_table(source: Any) -> bool:
     return isinstance(source, (str, Path)) and Path(str(source).partition(":")[0]).suffix in TABLE_FILES
 
 
-def read_tables(source: str | Path, *, undirected: bool | None = None) -> Graph:
+def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
     """The graph of a node table whose edge list, and whatever else `from_tables` takes, stands behind a colon."""
     path, _, text = str(source).partition(":")
     known = [
         p.name
         for p in inspect.signature(from_tables).parameters.values()
-        if p.name not in {"nodes", "class_names", "undirected"}
+        if p.name not in {"nodes", "class_names", "undirected", "numbers"}
     ]
     settings: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
@@ -229,7 +293,7 @@ def read_tables(source: str | Path, *, undirected: bool | None = None) -> Graph:
             f"{path}: a node table needs its edge list; write {path}:edges=EDGES.csv, or {path}:edges=none for none"
         )
     edges = None if settings["edges"] == "none" else _beside(settings["edges"], path)
-    return from_tables(path, **{**settings, "edges": edges}, undirected=undirected)
+    return from_tables(path, **{**settings, "edges": edges}, undirected=undirected, numbers=numbers)
 
 
 def _beside(edges: str, nodes: str) -> Path:
@@ -255,6 +319,7 @@ def from_networkx(
     class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
     undirected: bool | None = None,
     name: str = "graph",
+    numbers: bool = False,
 ) -> Graph:
     """A `Graph` from a NetworkX graph: its nodes' attributes are the columns of a node table, see `from_tables`.
 
@@ -269,6 +334,7 @@ def from_networkx(
         class_names: as in `make_graph`.
         undirected: as in `make_graph`; the edges of an undirected graph have no direction to keep.
         name: what to call the graph in messages.
+        numbers: as in `from_tables`.
     """
     if not is_networkx(graph):
         raise EvergraphError(f"{name}: {shown(graph)} is not a NetworkX graph")
@@ -304,4 +370,5 @@ def from_networkx(
         class_names=class_names,
         undirected=undirected if graph.is_directed() else True,
         name=name,
+        numbers=numbers,
     )

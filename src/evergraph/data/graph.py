@@ -246,14 +246,15 @@ def make_graph(
     )
 
 
-def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph") -> Graph:
+def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph", numbers: bool = False) -> Graph:
     """A `Graph` from a PyG `Data` object.
 
     Edges are read in both directions unless `undirected=False`, as they are from files. `edge_weight` weighs them;
     `edge_attr` is not read. A `class_names` attribute names the classes; otherwise the labels name themselves.
     Without `y` no node has a label: enough to predict, not to learn. A `y` of several columns holds labels or numbers.
     Its `train_mask`, `val_mask` and `test_mask` become the split, and any other one-dimensional tensor with a number
-    for each node an attribute that a stream can be made from (`eg.stream(data, by="year")`).
+    for each node an attribute that a stream can be made from (`eg.stream(data, by="year")`). With `numbers`, a `y` of
+    whole numbers holds targets to predict as numbers; else they are classes.
     """
     kind = type(data).__name__
     if hasattr(data, "node_types") and hasattr(data, "to_homogeneous"):
@@ -280,4 +281,5 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph") 
         name=name,
         attributes=extra_values(data, count),
         splits=masks_as_splits(data, count, name),
+        columns=numbers,
     )

@@ -11,7 +11,7 @@ from evergraph.data.datasets.base import find_data_root
 from evergraph.data.files import GRAPH_FILES, as_graph, content_mark
 from evergraph.data.from_tables import is_table
 from evergraph.data.graph import Graph
-from evergraph.data.streams import TaskStream
+from evergraph.data.streams import TaskStream, about_numbers
 from evergraph.errors import EvergraphError, unknown
 from evergraph.persistence.reading import exists
 
@@ -45,7 +45,7 @@ def stream(
         options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`, `scenario`, `by`,
             `bins`, `blur`, `split`.
     """
-    graph, dataset = find_graph(source, data_root, undirected)
+    graph, dataset = find_graph(source, data_root, undirected, about_numbers(options.get("problem")))
     preset = {"scenario": dataset.scenario, **dataset.stream}
     arranged = [options.get(key) for key in ("scenario", "by", "task_incremental")]
     given = (value if isinstance(value, (str, bool)) else value is not None for value in arranged)
@@ -64,19 +64,25 @@ def stream(
 
 
 def find_graph(
-    source: str | Path | Graph | Any, data_root: str | Path | None = None, undirected: bool | None = None
+    source: str | Path | Graph | Any,
+    data_root: str | Path | None = None,
+    undirected: bool | None = None,
+    numbers: bool = False,
 ) -> tuple[Graph, Dataset]:
-    """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said."""
+    """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said.
+
+    With `numbers`, whole numbers in a graph of one's own are targets to predict as numbers; else they are classes.
+    """
     if data_root is not None:
         find_data_root(data_root)  # a folder that is not there is refused even where nothing is read from it
     unnamed = Dataset("graph", lambda data_root: as_graph(source), problem="")
     if not isinstance(source, (str, Path)):
-        return as_graph(source, undirected=undirected), unnamed
+        return as_graph(source, undirected=undirected, numbers=numbers), unnamed
     name, _, settings = str(source).partition(":")
     if name in DATASETS:
         if undirected is False:
             raise EvergraphError(f"{name} is an undirected graph; keep directions (--directed) of graphs of your own")
         return DATASETS[name].graph(data_root, settings), DATASETS[name]
     if Path(source).suffix in GRAPH_FILES or is_table(source) or exists(source):
-        return as_graph(source, undirected=undirected), unnamed
+        return as_graph(source, undirected=undirected, numbers=numbers), unnamed
     raise unknown("stream", str(source), [*DATASETS, "a path to an .npz or .pt file", "nodes.csv:edges=edges.csv"])

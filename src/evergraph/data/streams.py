@@ -29,6 +29,11 @@ MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
 PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # wanted in all of them; needed for two tasks of two
 
 
+def about_numbers(problem: Any) -> bool:
+    """Whether a problem that is asked for by name predicts numbers."""
+    return isinstance(problem, str) and problem != "" and bool(registry.problems[problem].kind == "numbers")
+
+
 class TaskStream(metaclass=Checked):
     """A sequence of tasks over the examples of one graph: nodes, graphs or links.
 
@@ -46,7 +51,8 @@ class TaskStream(metaclass=Checked):
             away which task a node is from); `seen` on one graph of all tasks seen so far; `node`, where examples are
             nodes, tests each node on the graph of the training nodes seen so far, which it joins alone.
         task_incremental: short for `scenario="task"`.
-        problem: what is to be learned, by its registered name; by default what the examples suggest.
+        problem: what is to be learned, by its registered name; by default what the examples suggest. Where it is
+            about numbers, whole ones are not taken for classes.
         scenario: what makes a task and what is known at test time: `class`, `task`, `domain` or `time`. By default
             `class`; with `by`, `domain`.
         by: the attribute that makes the tasks (a year, a country).
@@ -74,7 +80,7 @@ class TaskStream(metaclass=Checked):
         blur: BelowOne = 0.0,
         split: Literal["given", "random"] = "given",
     ) -> None:
-        graph = as_graph(graph)
+        graph = as_graph(graph, numbers=about_numbers(problem))
         TEST_GRAPHS[test_graph].check(graph)  # an unknown name is refused here too
         self.graph_mark = ""  # what the whole graph is, where `stream` made this of it
         self.name = graph.name

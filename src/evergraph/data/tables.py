@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,70 @@ from typing import Any
 import numpy as np
 
 from evergraph.data.arrays import as_array
-from evergraph.errors import EvergraphError, first_line, shown
+from evergraph.errors import EvergraphError, first_line, shown, tell
 from evergraph.persistence.reading import regular_file
 
 TABLE_FILES = {".csv", ".tsv", ".parquet"}
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
-"""What a cell of a text file holds where nothing is known, in any case."""
+"""What a cell of a text file holds where a number is not known, in any case; in a column of names, nothing at all."""
+DIGITS = re.compile(r"[+-]?\d[\d_]*")
+PLAIN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
-Columns = dict[str, np.ndarray]
+
+class Columns(dict[str, np.ndarray]):
+    """Columns of a table by name: numbers, NaN where one is missing; else text, `""` where it is missing.
+
+    Args:
+        columns: the columns.
+        cells: of a text file, what its cells say letter for letter: the names of nodes and classes are no numbers.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray], cells: Mapping[str, list[str]] | None = None) -> None:
+        super().__init__(columns)
+        self._cells = cells or {}
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a text file, whose first line was taken for the names of its columns."""
+        return bool(self._cells)
+
+    def ids(self, column: str) -> np.ndarray:
+        """A column of ids as it is written; whole numbers if every cell is one, written the usual way."""
+        cells = self._cells.get(column)
+        if cells is None or (self[column].dtype.kind == "i" and all(map(_is_plain, cells))):
+            return self[column]
+        return np.array(cells, dtype=object)
+
+    def labels(self, column: str, name: str) -> np.ndarray:
+        """A column of classes as it is written; numbers if every cell that is not empty is one.
+
+        A class may be called what stands for a missing number elsewhere, which a line says.
+        """
+        cells, values = self._cells.get(column), self[column]
+        if cells is None or not any(cell.lower() not in MISSING for cell in cells):
+            return values
+        if values.dtype.kind in "fi" and all(_is_plain(cell) for cell in cells if DIGITS.fullmatch(cell)):
+            return values
+        if words := [cell for cell in cells if cell and cell.lower() in MISSING]:
+            tell(
+                f"{name}: a class is called {words[0]!r} ({len(words)} of {len(cells)} rows); leave the cell empty "
+                "where a node has no label"
+            )
+        return np.array(cells, dtype=object)
 
 
-def read_table(table: Any, name: str) -> Columns:
-    """The columns of a table by name: numbers, NaN where one is missing; else text, `""` where it is missing.
+def _is_plain(cell: str) -> bool:
+    """Whether a whole number is written as Python writes it: not 007, 1_0 or +1; nor one of more than 64 bits."""
+    return PLAIN.fullmatch(cell) is not None and abs(int(cell)) < 2**63
+
+
+def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
+    """The columns of a table by name.
 
     Args:
         table: the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow), or a dictionary.
         name: what to call it in messages.
+        index: what an index of a pandas data frame is called where it is to be read as a column.
     """
     if isinstance(table, (str, Path)):
         return _read_file(Path(table))
@@ -36,13 +85,21 @@ def read_table(table: Any, name: str) -> Columns:
         columns = {key: table.column(key) for key in table.column_names}
     elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
         columns = {key: table[key] for key in table.columns}
+        levels = getattr(getattr(table, "index", None), "names", ())
+        columns |= {key: table.index.get_level_values(key) for key in levels if key in index and key not in columns}
     else:
         raise EvergraphError(
             f"{name}: {shown(table)} is not a table; give a .csv or .parquet file, a data frame or a dictionary"
         )
-    found = {str(key): _column(values, f"{name}: column {str(key)!r}") for key, values in columns.items()}
+    found = Columns({str(key): _column(values, f"{name}: column {str(key)!r}") for key, values in columns.items()})
     _check_lengths(found, name)
     return found
+
+
+def is_renumbered(table: Any) -> bool:
+    """Whether a table is a pandas data frame whose index is other than 0, 1, 2, …"""
+    index: Any = getattr(table, "index", None)
+    return hasattr(index, "get_level_values") and index.tolist() != list(range(len(index)))
 
 
 def _read_file(path: Path) -> Columns:
@@ -86,7 +143,8 @@ def _read_text(path: Path) -> Columns:
     for number, row in enumerate(rows[1:], start=2):
         if len(row) != len(names):
             raise EvergraphError(f"{path}: row {number} has {len(row)} cells, but there are {len(names)} columns")
-    return {column: _parsed([row[i].strip() for row in rows[1:]]) for i, column in enumerate(names)}
+    cells = {column: [row[i].strip() for row in rows[1:]] for i, column in enumerate(names)}
+    return Columns({column: _parsed(values) for column, values in cells.items()}, cells)
 
 
 def _parsed(cells: list[str]) -> np.ndarray:

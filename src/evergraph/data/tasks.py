@@ -73,6 +73,7 @@ class Task:
         hold_out: bool = True,
         seed: Seed = 0,
         index: NonNegativeInt = 0,
+        numbers: bool = False,
     ) -> Task:
         """A task made of the labelled examples of a graph; all its nodes and edges are there to read from.
 
@@ -87,13 +88,19 @@ class Task:
                 examples of a class with fewer than five; otherwise train on every example, and test on none.
             seed: of the split.
             index: the task's number, for messages.
+            numbers: targets are numbers to predict, even if they are whole and would be read as classes.
         """
-        graph = as_graph(graph)
+        graph = as_graph(graph, numbers=numbers)
         if not graph.has_classes:
             return cls._of_columns(graph, classes, hold_out, seed, index)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()
         if not present:
-            raise EvergraphError(f"{graph.name}: no node has a label; there is nothing to learn")
+            fix = (
+                ""
+                if graph.level != "link"
+                else ": give edge_label, or links to predict by eg.make_links(negatives=True)"
+            )
+            raise EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn{fix}")
         if classes is not None:
             position_of = {str(graph.class_names[position]): position for position in present}
             for name in classes:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypedDict
 from evergraph.core.settings import NotEmpty
 from evergraph.data import DATASETS, TaskStream
 from evergraph.data.files import file_mark
+from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.specification import RunSpec
@@ -81,7 +82,8 @@ def check_same_graph(graph: str, known: str, place: str | Path) -> None:
 def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
     """An error where the graph file that a finished run was made of has changed; named datasets check their own."""
     if known is not None and spec.source.partition(":")[0] not in DATASETS:
-        check_same_graph(file_mark(spec.source, undirected=spec.stream.get("undirected")), known, place)
+        undirected, numbers = spec.stream.get("undirected"), about_numbers(spec.problem)
+        check_same_graph(file_mark(spec.source, undirected=undirected, numbers=numbers), known, place)
 
 
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from evergraph.core.settings import Checked, NonNegativeInt, NotEmpty, Seed, settings_of
 from evergraph.data import TEST_GRAPHS, TaskStream, stream
+from evergraph.data.streams import about_numbers
 from evergraph.evaluation import METRICS
 from evergraph.methods import make_method, preferred_model
 from evergraph.models import make_model
@@ -68,7 +69,8 @@ class RunSpec(metaclass=Checked):
 
     def make_stream(self, seed: int, data_root: str | Path | None) -> TaskStream:
         """The stream as this seed splits it."""
-        tasks = stream(self.source, seed=seed, data_root=data_root, **self.stream)
+        asked: dict[str, Any] = {"problem": self.problem} if about_numbers(self.problem) else {}
+        tasks = stream(self.source, seed=seed, data_root=data_root, **asked, **self.stream)
         for name in self.also_test:
             TEST_GRAPHS[name].check(tasks.graph)
         return tasks

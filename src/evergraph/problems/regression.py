@@ -25,7 +25,10 @@ class Regression(Columns):
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
         """The numbers of each example by output unit."""
         if graph.has_classes:
-            raise EvergraphError(f"{graph.name}: its examples have classes, and {self.name} predicts numbers")
+            raise EvergraphError(
+                f"{graph.name}: its examples have classes, and {self.name} predicts numbers; whole numbers are read as "
+                "such by Task.of(graph, numbers=True)"
+            )
         return super().targets(graph, classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

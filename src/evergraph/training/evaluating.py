@@ -29,7 +29,8 @@ def evaluate(
     """See `Learner.evaluate`."""
     if not learner.num_tasks:
         raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
-    tasks, name = as_tasks(stream, seed=learner.seed), learner.problem.metric if metric is None else metric
+    tasks = as_tasks(stream, seed=learner.seed, numbers=learner.problem.kind == "numbers")
+    name = learner.problem.metric if metric is None else metric
     METRICS[name].check(learner.problem.kind)
     if after is not None and not isinstance(tasks, TaskStream):
         raise EvergraphError(f"after={after} counts the tasks of a stream; leave it out for a list")

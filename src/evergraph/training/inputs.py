@@ -16,27 +16,33 @@ Tasks = TaskStream | Task | Sequence[Any]
 """A stream, or a list of tasks, PyG `Data` objects, graphs or paths of graph files."""
 
 
-def as_task(task: Any, *, seed: int, index: int) -> Task:
-    """The task itself, or the labelled examples of a graph as one, split as a learner with this seed splits them."""
+def as_task(task: Any, *, seed: int, index: int, numbers: bool = False) -> Task:
+    """The task itself, or the labelled examples of a graph as one, split as a learner with this seed splits them.
+
+    `numbers`: of a learner that predicts numbers, as in `Task.of`.
+    """
     if isinstance(task, Task):
         return task
     if isinstance(task, TaskStream):
         raise EvergraphError(f"{task.name} is a stream of {len(task)} tasks; learn them all with learner.fit(stream)")
     if isinstance(task, (list, tuple)):
-        raise EvergraphError(f"a list of {len(task)} is not a task; learn several with learner.fit([…])")
-    return Task.of(task, seed=seed, index=index)
+        raise EvergraphError(
+            f"a list of {len(task)} is not a task; learn several with learner.fit([…]), one of many graphs with "
+            "learner.learn(eg.Task.of([…]))"
+        )
+    return Task.of(task, seed=seed, index=index, numbers=numbers)
 
 
-def as_tasks(tasks: Any, *, seed: int) -> TaskStream | list[Task]:
+def as_tasks(tasks: Any, *, seed: int, numbers: bool = False) -> TaskStream | list[Task]:
     """The stream itself, or a list of tasks: those in a list, or a single one."""
     if isinstance(tasks, TaskStream):
         return tasks
     if isinstance(tasks, (list, tuple, Iterator)):
-        listed = [as_task(task, seed=seed, index=index) for index, task in enumerate(tasks)]
+        listed = [as_task(task, seed=seed, index=index, numbers=numbers) for index, task in enumerate(tasks)]
         if not listed:
             raise EvergraphError("the list of tasks is empty; give at least one task, graph or path")
         return listed
-    return [as_task(tasks, seed=seed, index=0)]
+    return [as_task(tasks, seed=seed, index=0, numbers=numbers)]
 
 
 def is_pairs(nodes: Any) -> bool:
@@ -56,27 +62,67 @@ def example_ids(graph: Graph) -> list[Any] | None:
     return known.values.tolist() if known.names is None else [known.names[code] for code in known.values.tolist()]
 
 
-def _by_id(nodes: str | Sequence[Any], graph: Graph) -> Tensor:
-    ids = [nodes] if isinstance(nodes, str) else [str(node) for node in nodes]
+def _names_in(nodes: Any, graph: Graph) -> list[Any] | None:
+    """What is asked for by name, as a list; None where numbers or a mask are given."""
+    if isinstance(nodes, (str, int, np.integer)):
+        named = [nodes]
+    elif isinstance(nodes, (list, tuple, range)):
+        named = list(nodes)
+    elif not isinstance(nodes, Tensor) and hasattr(nodes, "tolist"):  # numpy, pandas
+        array = np.asarray(nodes)
+        ids = example_ids(graph) if array.dtype.kind in "iu" else None
+        if ids is not None and ids != list(range(len(ids))):
+            raise EvergraphError(
+                f"nodes={_short(nodes)}: ids of {graph.name}, or numbers of its rows? Give ids in a list "
+                "(nodes.tolist()), numbers of rows as a tensor (torch.as_tensor(nodes))"
+            )
+        named = array.tolist() if array.dtype.kind in "OUS" and array.ndim == 1 else []
+    else:
+        return None
+    if any(isinstance(node, str) for node in named):
+        return named
+    numbers = not named or any(isinstance(node, (bool, np.bool_, Tensor)) for node in named)
+    return None if numbers or example_ids(graph) is None else named
+
+
+def _by_id(given: Any, nodes: list[Any], graph: Graph) -> Tensor:
+    """Numbers of the examples with these ids; `given` is what was asked for, as it was."""
     known = example_ids(graph)
     if known is None:
         raise EvergraphError(
-            f"nodes={_short(nodes)} are not node numbers, and the {graph.level}s of {graph.name} have no ids; "
+            f"nodes={_short(given)} are not node numbers, and the {graph.level}s of {graph.name} have no ids; "
             "give whole numbers or a mask"
         )
     number = {str(name): position for position, name in enumerate(known)}
-    if missing := [name for name in ids if name not in number]:
-        raise EvergraphError(f"{graph.name}: no {graph.level} has the id {missing[0]!r}; ids are like {known[0]!r}")
-    return torch.tensor([number[name] for name in ids])
+    for name in map(str, nodes):
+        if name not in number:
+            raise EvergraphError(
+                f"{graph.name}: no {graph.level} has the id {name!r}; ids are like {known[0]!r}, and numbers of rows "
+                "are asked for by a tensor"
+            )
+    if len(number) < len(known):
+        twice = next((name for name in map(str, nodes) if list(map(str, known)).count(name) > 1), None)
+        if twice is not None:
+            raise EvergraphError(f"{graph.name}: several {graph.level}s have the id {twice!r}; ask by a tensor of rows")
+    return torch.tensor([number[str(name)] for name in nodes], dtype=torch.long)
+
+
+def is_id(name: str, graph: Graph) -> bool:
+    """Whether one of the examples has this id."""
+    return name in map(str, example_ids(graph) or ())
 
 
 def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
-    """Numbers of nodes, graphs or links, from numbers, ids (as text) or a mask over all of them; all for None."""
+    """Numbers of nodes, graphs or links, all for None.
+
+    A list holds ids where the graph has ids, else numbers. A tensor holds numbers always, as a task's `train` does; a
+    mask is over all examples.
+    """
     count, what = graph.num_examples, f"{graph.level}s"
     if nodes is None:
         return torch.arange(count)
-    if isinstance(nodes, str) or (isinstance(nodes, (list, tuple)) and any(isinstance(node, str) for node in nodes)):
-        return _by_id(nodes, graph)
+    if (named := _names_in(nodes, graph)) is not None:
+        return _by_id(nodes, named, graph)
     try:
         chosen = nodes.detach().cpu() if isinstance(nodes, Tensor) else torch.as_tensor(np.asarray(nodes))
     except (TypeError, ValueError, RuntimeError):  # a set, a slice, a generator, objects

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,11 +165,9 @@ def _arrays(graph: Graph) -> list[Tensor]:
 
 def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
     """For each piece of data (a task, a graph, a path; of a list or a stream) the tasks that were learned from it."""
-    pieces = [data[i] for i in range(len(data))] if isinstance(data, TaskStream) else data
     whole = isinstance(data, TaskStream)
-    listed = list(pieces) if isinstance(pieces, (list, tuple)) else [pieces]
     found = []
-    for piece in listed:
+    for piece in _pieces(learner, data):
         known = list(_matches(learner, piece))
         if known:
             found.append(known)
@@ -181,6 +180,23 @@ def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
     if not found:
         raise EvergraphError("none of these data were learned; give the tasks, graphs or files as they were learned")
     return found
+
+
+def _pieces(learner: Learner, data: Any) -> list[Any]:
+    """Data one by one. PyG objects in a list are one piece where each of them is an example."""
+    if isinstance(data, TaskStream):
+        return [data[i] for i in range(len(data))]
+    if not isinstance(data, (list, tuple)):
+        return [data]
+    of_its_own = (Task, Graph, str, Path, list, tuple)
+    examples = learner.problem.level == "graph" and not any(isinstance(piece, of_its_own) for piece in data)
+    return [data] if examples else list(data)
+
+
+def first_graph(learner: Learner, data: Any) -> Graph:
+    """The graph that examples are named in: the first one's, of a list or a stream."""
+    first = _pieces(learner, data)[0]
+    return first.graph if isinstance(first, Task) else as_graph(first)
 
 
 def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:

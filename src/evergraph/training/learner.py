@@ -23,8 +23,8 @@ from evergraph.training.calibration import temperature_of
 from evergraph.training.defaults import default_method, pick_device, targets_known
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
-from evergraph.training.inputs import Tasks, as_task, as_tasks
-from evergraph.training.learned_data import LearnedBefore, learned_before
+from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
+from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
@@ -128,8 +128,9 @@ class Learner(metaclass=Checked):
         An error leaves the learner as it was before the call. Only what `on_epoch` itself raises, between two
         epochs, leaves it in the middle of the task, ready to be saved or to go on.
         """
-        graph = None if isinstance(task, (Task, TaskStream, list, tuple)) else as_graph(task)
-        task = as_task(task if graph is None else graph, seed=self.seed, index=self.num_tasks)
+        numbers = self.problem.kind == "numbers"
+        graph = None if isinstance(task, (Task, TaskStream, list, tuple)) else as_graph(task, numbers=numbers)
+        task = as_task(task if graph is None else graph, seed=self.seed, index=self.num_tasks, numbers=numbers)
         self.check(task)
         if not self.in_mid_task and (before := learned_before(self, task, graph)) is not None:
             tell(_once_more(task, before))
@@ -158,8 +159,8 @@ class Learner(metaclass=Checked):
         validation examples have made; those are not made anew.
 
         Args:
-            nodes: the examples, as numbers, ids or a mask in `data` (the first of a list); the name of a class. They
-                are forgotten wherever the data hold them: by id, or by number in one stream or graph.
+            nodes: the examples, as ids, numbers or a mask in `data` (the first of a list), as in `predict`; the name
+                of a class. They are forgotten wherever the data hold them: by id, or by number in one stream or graph.
             data: what they were learned from, as it was learned: a task, a graph, a path; or a list, with later tasks
                 behind; or the stream.
             classes: forget all examples of these classes, in all tasks.
@@ -168,12 +169,17 @@ class Learner(metaclass=Checked):
                 never been there.
         """
         if isinstance(nodes, str) and nodes in map(str, self.classes_) and classes is None:
+            if data is not None and is_id(nodes, first_graph(self, data)):
+                raise EvergraphError(
+                    f"{nodes!r} is a class and the id of a {self.problem.level}: "
+                    f"forget([{nodes!r}], data) forgets the {self.problem.level}, classes=[{nodes!r}] the class"
+                )
             nodes, classes = None, [nodes]
         return forget(self, nodes, data, classes, keep_in_graph)
 
     def fit(self, stream: Tasks) -> Learner:
         """Learn all tasks of a stream or of a list, and return the learner."""
-        tasks = as_tasks(stream, seed=self.seed)
+        tasks = as_tasks(stream, seed=self.seed, numbers=self.problem.kind == "numbers")
         if isinstance(tasks, TaskStream):
             self.settle(tasks.problem, tasks[0].graph)
         with large.reused():
@@ -254,9 +260,9 @@ class Learner(metaclass=Checked):
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them or the path of a graph file; targets are not needed
                 and not looked at.
-            nodes: the examples (nodes, graphs, links) asked for, as numbers, as ids (text) where the graph has some, or
-                as a mask over all; all by default. Where links are predicted, pairs of nodes `(2, number)` may be
-                asked for.
+            nodes: the examples (nodes, graphs, links) asked for, all by default: a list of ids where the graph has
+                ids, else of numbers; a tensor of numbers (rows, from 0), whether it has ids or not; or a mask over
+                all. Where links are predicted, pairs of nodes `(2, number)` may be asked for.
             classes: choose among these alone; among all classes met by default.
             unknown: put aside what looks like no class learned, so that at most this share of examples of known
                 classes is put aside with it: `prediction.unknown`.
@@ -288,7 +294,7 @@ class Learner(metaclass=Checked):
 
         Args:
             graph: as in `predict`.
-            node: the node, by number or id.
+            node: the node, by id where the graph has ids, else by number.
             label: the class to explain; the predicted one by default.
             against: explain why it is that class rather than this one.
         """

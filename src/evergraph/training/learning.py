@@ -90,9 +90,11 @@ def check_fit(learner: Learner, task: Task) -> None:
     if task.train.numel() == 0 and task.graph.rows is None:
         raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
     if task.graph.level != learner.problem.level:
+        wanted = problem_of(task.graph)
+        fix = f"name the problem: Learner(problem={wanted!r}), --problem {wanted}"
         raise EvergraphError(
             f"{task.graph.name} has {task.graph.level}s as examples, and {learner.problem.name} is about "
-            f"{learner.problem.level}s; name the problem: Learner(problem={problem_of(task.graph)!r})"
+            f"{learner.problem.level}s; {'a learner has one problem: begin another one' if learner.num_tasks else fix}"
         )
     if (learner.problem.kind == "classes") != task.graph.has_classes:
         learner.problem.targets(task.graph, learner.classes_)  # raises: it has others than the problem is about

@@ -101,7 +101,7 @@ def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tens
     """The graph, and the examples asked for, as numbers."""
     if not learner.num_tasks or learner.model.in_channels is None:
         raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
-    graph = as_graph(graph)
+    graph = as_graph(graph, numbers=learner.problem.kind == "numbers" and not isinstance(graph, Graph))
     if graph.num_features != learner.model.in_channels:
         raise EvergraphError(
             f"{graph.name} has {graph.num_features} features per node, but the learner was built for "

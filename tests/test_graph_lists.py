@@ -1,0 +1,132 @@
+"""Lists of PyG objects as people have them: labels as text or missing, graphs without nodes, links without labels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import evergraph as eg
+from evergraph.data import as_graph
+from evergraph.errors import EvergraphWarning
+from evergraph.problems import problem_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::evergraph.errors.EvergraphWarning")
+
+
+def graphs(targets: list[Any], empty: tuple[int, ...] = ()) -> list[Data]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for number, y in enumerate(targets):
+        nodes = 0 if number in empty else 3 + number % 3
+        x = torch.randn(nodes, 3, generator=generator) + 2 * (number % 2)
+        edges = torch.stack([torch.arange(nodes - 1), torch.arange(1, nodes)]) if nodes else torch.zeros(2, 0).long()
+        made.append(Data(x=x, edge_index=edges, y=y))
+    return made
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("targets", "y", "names"),
+    [
+        ([torch.tensor([value]) for value in (0.0, 1.0, 2.0, NAN)], [0, 1, 2, -1], [0, 1, 2]),
+        ([torch.tensor([0]), torch.tensor([1]), None, torch.tensor([1])], [0, 1, -1, 1], [0, 1]),
+        (["spam", "ham", "", None], [1, 0, -1, -1], ["ham", "spam"]),
+        ([["spam"], ["ham"], ["ham"], ["ham"]], [1, 0, 0, 0], ["ham", "spam"]),
+        ([0, 1, 1, -1], [0, 1, 1, -1], [0, 1]),
+        ([None] * 4, [-1] * 4, []),
+    ],
+)
+def test_classes_of_graphs_may_be_missing_or_text(targets: list[Any], y: list[int], names: list[Any]) -> None:
+    graph = as_graph(graphs(targets))
+    assert graph.has_classes
+    assert (graph.y.tolist(), graph.class_names) == (y, names)
+
+
+def test_numbers_of_graphs_stay_numbers() -> None:
+    graph = as_graph(graphs([torch.tensor([value]) for value in (0.5, NAN, 2.0)]))
+    assert problem_of(graph) == "graph-regression"
+    assert graph.y[[0, 2], 0].tolist() == [0.5, 2.0]
+    assert bool(graph.y[1].isnan())
+    assert as_graph(graphs([torch.tensor([[1, 0]]), None, torch.tensor([[0, 1]])])).y.shape == (3, 2)
+
+
+def test_odd_targets_of_graphs_are_one_line() -> None:
+    with pytest.raises(eg.EvergraphError, match="neither text nor numbers"):
+        as_graph(graphs([{"a": 1}, {"b": 2}]))
+    with pytest.raises(eg.EvergraphError, match="mix text and 1"):
+        as_graph(graphs(["spam", 1]))
+
+
+def test_a_graph_without_nodes_is_an_example_wherever_it_stands() -> None:
+    some = graphs([torch.tensor([number % 2]) for number in range(30)])
+    learner = eg.Learner(eg.RandomFeatures(hidden=30), "analytic", dtype=torch.float64)
+    learner.learn(eg.Task.of(some))
+    for empty in ((0,), (2,), (3,), (2, 3)):
+        asked = graphs([None] * 4, empty)
+        assert len(learner.predict(asked)) == 4
+    labelled = graphs([torch.tensor([number % 2]) for number in range(30)], (29,))
+    assert as_graph(labelled).num_examples == 30
+    learner.learn(eg.Task.of(labelled))
+
+
+def test_lists_are_learned_as_the_line_says_and_forgotten() -> None:
+    some = graphs([torch.tensor([number % 2]) for number in range(30)])
+    learner, never = (eg.Learner(eg.RandomFeatures(hidden=30), "analytic", dtype=torch.float64) for _ in range(2))
+    with pytest.raises(eg.EvergraphError, match=r"one of many graphs with learner.learn\(eg.Task.of"):
+        learner.learn(some)
+    with pytest.raises(eg.EvergraphError, match=r"a list of graphs with a label each is a task"):
+        eg.Task.of(some[0])
+    task = eg.Task.of(some)
+    learner.learn(task)
+    gone = task.train[:3]
+    assert learner.forget(gone.tolist(), some) == 3
+    never.learn(task.without(gone))
+    assert float((learner.logits(some) - never.logits(some)).abs().max()) < 1e-8
+    assert learner.forget(classes=[1], data=some) > 0
+
+
+def test_links_and_graphs_without_labels_say_what_is_missing() -> None:
+    links = Data(
+        x=torch.randn(5, 3), edge_index=torch.tensor([[0], [1]]), edge_label_index=torch.tensor([[0, 2], [1, 3]])
+    )
+    with pytest.raises(eg.EvergraphError, match=r"no link has a label.*give edge_label, or .*negatives=True"):
+        eg.Task.of(links)
+    with pytest.raises(eg.EvergraphError, match="no graph has a label"):
+        eg.Task.of(graphs([None, None]))
+
+
+def test_minus_one_beside_one_alone_is_told_of() -> None:
+    x, edges = torch.eye(4), torch.tensor([[0], [1]])
+    with pytest.warns(EvergraphWarning, match=r"labels are -1 and 1.*\(2 of 4 have none\).*call them 0 and 1"):
+        eg.make_graph(x, edges, [-1, 1, -1, 1], undirected=True)
+    for fine in ([-1, 1, 0, 1], [-1, 0, 0, -1], [1, 1, 1, 1], [-1, -1, -1, -1]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            eg.make_graph(x, edges, fine, undirected=True)
+
+
+def test_a_learner_of_others_says_what_to_do(tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]) -> None:
+    some = graphs([torch.tensor([number % 2]) for number in range(20)])
+    torch.save(some, tmp_path / "graphs.pt")
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    nodes = eg.make_graph(x, torch.tensor([[0], [1]]), torch.arange(20) % 2)
+    learner = eg.Learner(eg.RandomFeatures(hidden=20), "analytic")
+    learner.learn(nodes)
+    learner.save(tmp_path / "nodes")
+    status, _, err = evergraph("learn", tmp_path / "graphs.pt", "--checkpoint", tmp_path / "nodes")
+    assert status == 2
+    assert "learns nodes (node-classification); name another folder with --checkpoint" in err
+    with pytest.raises(eg.EvergraphError, match="a learner has one problem: begin another one"):
+        learner.learn(eg.Task.of(some))
+    asked = ("--problem", "node-classification", "--checkpoint", tmp_path / "new")
+    status, _, err = evergraph("learn", tmp_path / "graphs.pt", *asked)
+    assert status == 2
+    assert "--problem graph-classification" in err
