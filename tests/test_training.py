@@ -263,6 +263,19 @@ def normalized(stream: eg.TaskStream, method: str = "finetune", **settings: obje
     return eg.Learner(module, method, **given)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_early_stopping_goes_back_to_the_averages_that_the_next_task_goes_on_with(
+    small_stream: eg.TaskStream, optimizer: str
+) -> None:
+    settings = {"lr": 0.05 if optimizer == "adam" else 0.01, "optimizer": optimizer, "keep_optimizer": True}
+    made = learner(epochs=200, patience=4, **settings)
+    losses = [row["validation_loss"] for row in made.learn(small_stream[0])]
+    want = learner(epochs=losses.index(min(losses)) + 1, **settings)
+    want.learn(small_stream[0])
+    assert len(losses) == want.history[0]["epochs"] + 4
+    assert alike(made.optimizer_state, want.optimizer_state)
+
+
 def test_early_stopping_goes_back_to_the_running_statistics_too(small_stream: eg.TaskStream) -> None:
     made = normalized(small_stream, epochs=200, patience=5)
     losses = [row["validation_loss"] for row in made.learn(small_stream[0])]

@@ -22,6 +22,7 @@ from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
+from evergraph.methods.state import copied
 from evergraph.models.base import GraphModel
 from evergraph.training.adam import WideAdam, pulled_while_moving, wide_adam_suits
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
@@ -197,12 +198,13 @@ def _train_members(
 
 @torch.no_grad()
 def _end_in_best(member: Member) -> None:
-    """Go to what the task ends in, where that is not the last epoch: the model's numbers, and the method's state."""
-    own = dict(named_numbers(member.context.model))
-    for name, value in member.progress.best_params.items():
+    """Go to what the task ends in, where that is not the last epoch: the model's numbers, and what goes with them."""
+    progress, own = member.progress, dict(named_numbers(member.context.model))
+    for name, value in progress.best_params.items():
         own[name].copy_(value)
-    if member.progress.best_state:
-        member.method.load_state_dict(member.progress.best_state)
+    if progress.best_state:
+        member.method.load_state_dict(progress.best_state)
+    progress.optimizer = progress.best_optimizer or progress.optimizer
 
 
 def _end_epoch(
@@ -217,7 +219,7 @@ def _end_epoch(
         raise diverged(context, settings, progress)
     if member.method.epoch_counts(context):
         if settings.patience:
-            _early_stop(member, row)
+            _early_stop(member, row, optimizer_state)
         if progress.epoch > member.epochs - round(settings.average_last * member.epochs):
             _average(context, progress)
     progress.log.append(row)
@@ -321,7 +323,7 @@ def _average(context: Context, progress: Progress) -> None:
             mean.lerp_(value.detach(), 1 / progress.averaged)
 
 
-def _early_stop(member: Member, row: dict[str, float]) -> None:
+def _early_stop(member: Member, row: dict[str, float], optimizer_state: Callable[[], OptimizerState]) -> None:
     """Note the loss on the current task's validation examples, with all their neighbours, and the best so far."""
     context, progress = member.context, member.progress
     context.model.eval()
@@ -334,6 +336,7 @@ def _early_stop(member: Member, row: dict[str, float]) -> None:
         progress.best_loss, progress.waited = row["validation_loss"], 0
         progress.best_params = {name: value.detach().clone() for name, value in named_numbers(context.model)}
         progress.best_state = _measured(context, member.method)
+        progress.best_optimizer = copied(optimizer_state()) if member.settings.keep_optimizer else {}
     else:
         progress.waited += 1
 

@@ -36,6 +36,8 @@ class Progress:
     """What the task ends in where that is not its last epoch: parameters and buffers of the best one, or means."""
     best_state: dict[str, Any] = field(default_factory=dict)
     """The method's state of the best epoch, where its steps write any."""
+    best_optimizer: OptimizerState = field(default_factory=dict)
+    """The optimizer's, where the next task goes on with it."""
     waited: int = 0
     """Epochs since the best one."""
     averaged: int = 0

@@ -29,8 +29,9 @@ class Training(metaclass=Checked):
             every penalty is weighed against it.
         class_balanced: weigh classes inversely to their number of training nodes.
         patience: stop after so many epochs without a lower loss on the current task's validation nodes,
-            and go back to the best: its parameters, running statistics, and what the method measured during steps.
-            Epochs of pretraining and the like are not counted (`Method.epoch_counts`). 0 trains all epochs.
+            and go back to the best: its parameters, running statistics, what the method measured during steps, and the
+            optimizer's averages where they are kept. Epochs of pretraining and the like are not counted
+            (`Method.epoch_counts`). 0 trains all epochs.
         fan_out: neighbours to sample at each hop, e.g. (10, 25); None takes exact neighbourhoods.
         optimizer: `adam`, or `sgd` with momentum 0.9 for methods that precondition gradients themselves.
         keep_optimizer: go on with the optimizer's averages from task to task, as code does that makes its optimizer
