@@ -15,13 +15,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from typer.main import get_command
 
 import evergraph as eg
 from evergraph import cli
 from evergraph.experiments import report
+from evergraph.methods.base import Step
 from evergraph.models import MixedFeatures, RandomFeatures
 from evergraph.training import Training
+from evergraph.training.learning import make_context
+from evergraph.training.settings import LABEL_SCOPES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -105,6 +109,35 @@ def test_every_block_runs(page, empty_place, monkeypatch, evergraph, request):
             for words in commands_of(block):
                 status, _, said = evergraph(*words)
                 assert status == 0, f"evergraph {shlex.join(words)}: {said}"
+
+
+@pytest.mark.parametrize("scope", LABEL_SCOPES)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_memory_of_the_page_on_methods_counts_as_it_says_in_every_training(scope, reduction, registries):
+    """Over all classes that compete, each kept node once an epoch against once for each of the task's own."""
+    blocks = [block.text for block in blocks_of(read(DOCS / "own-method.md")) if block.kind == "python"]
+    namespace = {"__name__": "page"}
+    exec(next(text for text in blocks if "class Inertia" in text), namespace)  # with what the page imports
+    exec(next(text for text in blocks if "class SmallMemory" in text).partition("\nkept = ")[0], namespace)
+    stream = eg.stream("sbm:nodes=90,classes=6,features=5,signal=1", classes_per_task=2)
+    method = namespace["SmallMemory"](per_task=4, strength=2.0)
+    settings = {"label_scope": scope, "reduction": reduction, "batch_size": 5, "epochs": 1, "patience": 1}
+    learner = eg.Learner(eg.GCN(hidden=4), method, **settings, device="cpu", dtype=torch.float64, num_classes=6)
+    for task in list(stream)[:2]:
+        learner.learn(task)
+    learner.classes_ = [*learner.classes_, *stream[2].class_names]
+    context = make_context(learner, stream[2], stream[2])
+    method.prepare(context)
+    total = 0.0
+    for batch in context.batches():
+        logits = learner.model(batch)
+        (replay,) = method.replay(Step(context, batch, logits, context.problem.loss(logits, batch.y).sum()))
+        term = (replay.weights * replay.problem.loss(learner.model(replay.batch), replay.batch.y)).sum()
+        total += float(term.detach()) * (batch.num_seeds if reduction == "mean" else 1)
+    rows = learner.model(replay.batch).detach()
+    want = 2.0 * sum(-float(row.log_softmax(0)[unit]) for row, unit in zip(rows, replay.batch.y))
+    assert len(rows) == 8
+    assert total == pytest.approx(want, rel=1e-9)
 
 
 @pytest.fixture(scope="module")

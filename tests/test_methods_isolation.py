@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -15,12 +16,14 @@ from evergraph.core.sparse import as_dense, with_ones
 from evergraph.data.batching import Neighbourhoods
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
+from evergraph.methods.base import Step
 from evergraph.methods.isolation.hpn import establish, likeness
 from evergraph.methods.isolation.pi_gnn import unstable_nodes
 from evergraph.methods.isolation.tpp import contrast, profile, smoothed_products
 from evergraph.methods.memory import joined
 from evergraph.models import neighbourhoods
 from evergraph.models.gcn import gcn_operator
+from evergraph.training.learning import make_context
 
 GRAPH = sbm(nodes=48, classes=6, degree=4, features=5, signal=3.0, seed=1)
 STREAM = eg.TaskStream(GRAPH, 2)
@@ -105,6 +108,67 @@ def test_tpp_pretrains_once_and_then_moves_the_new_tasks_prompt_and_head_alone()
     same = learner.method.infer(STREAM[0].graph, STREAM[0].test) == 0
     assert same.any()
     assert torch.equal(again[same][:, :2], first[same][:, :2])
+
+
+@pytest.mark.parametrize(
+    ("method", "before"), [(eg.TPP(pretrain_epochs=6), [6, 0]), (eg.PIGNN(rectify_epochs=6), [0, 6])]
+)
+def test_early_stopping_begins_where_the_task_itself_is_trained(method: eg.Method, before: list[int]) -> None:
+    learner = eg.Learner(method=method, **{**SETTINGS, "epochs": 8, "patience": 2})
+    for task, phase in zip(STREAM, before):
+        log = learner.learn(task)
+        assert ["validation_loss" in row for row in log] == [False] * phase + [True] * (len(log) - phase)
+        assert len(log) >= phase + 2
+
+
+def test_hpn_is_stopped_early_once_it_has_prototypes() -> None:
+    learner = eg.Learner(method=eg.HPN(embedding_share=0.5), **{**SETTINGS, "epochs": 12, "patience": 1})
+    log = learner.learn(STREAM[0])
+    assert [row["epoch"] for row in log if "validation_loss" not in row] == [1, 2, 3, 4, 5, 6]
+    found = [len(known) for known in learner.method.matched_]
+    assert found == [int(learner.model.established[0])] * len(found)
+    assert found[0] > 0
+
+
+def test_a_mean_over_epochs_leaves_pretraining_out() -> None:
+    learner = eg.Learner(method=eg.TPP(pretrain_epochs=4), **{**SETTINGS, "average_last": 1.0}, dtype=torch.float64)
+    seen: list[dict[str, Tensor]] = []
+    learner.learn(STREAM[0], lambda progress, epochs: seen.append(eg.copy_params(learner.model)))
+    for name, value in learner.model.named_parameters():
+        assert torch.allclose(value, sum(one[name] for one in seen[4:]) / 3, rtol=0, atol=1e-12), name
+
+
+@pytest.mark.parametrize("name", ["hpn", "hpn+logit-adjustment"])
+def test_hpn_takes_plain_descent(name: str) -> None:
+    learner = eg.Learner(method=name, **{**SETTINGS, "optimizer": "sgd", "lr": 0.001})
+    for task in STREAM:
+        learner.learn(task)
+
+
+def test_pi_gnn_corrects_and_rehearses_old_classes_whatever_the_label_scope() -> None:
+    """Rectification alone is the same in both scopes; a rehearsed node's loss is that over all classes seen."""
+    learners = [
+        eg.Learner(eg.GCN(hidden=8), eg.PIGNN(per_class=3), label_scope=scope, **SETTINGS, dtype=torch.float64)
+        for scope in ("seen", "current")
+    ]
+    for learner in learners:
+        learner.learn(STREAM[0])
+        learner.training = dataclasses.replace(learner.training, epochs=0)
+        learner.learn(STREAM[1])
+    for one, other in zip(*(learner.model.parameters() for learner in learners)):
+        assert torch.equal(one, other)
+    narrow = learners[1]
+    context = make_context(narrow, STREAM[1], STREAM[1])
+    narrow.method.prepare(context)
+    context.epoch = narrow.method.rectify_epochs
+    batch = next(context.batches())
+    logits = narrow.model(batch)
+    (replay,) = narrow.method.replay(Step(context, batch, logits, context.problem.loss(logits, batch.y).sum()))
+    seen = narrow.model(replay.batch)[:, :4].detach()
+    want = [-float(row.log_softmax(0)[unit]) for row, unit in zip(seen, replay.batch.y)]
+    assert context.problem.scope.tolist() == [2, 3]
+    got = replay.problem.loss(narrow.model(replay.batch), replay.batch.y)
+    assert torch.allclose(got, torch.tensor(want, dtype=torch.float64), atol=1e-12)
 
 
 @pytest.mark.parametrize("inference", ["node", "graph"])

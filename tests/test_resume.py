@@ -69,6 +69,9 @@ CASES = {
     "sage, sampled neighbours": lambda: learner("lwf", eg.GraphSAGE(hidden=8), fan_out=(2, 2)),
     "gat, full batch": lambda: learner("online-ewc", eg.GAT(hidden=8, heads=2), batch_size=0),
     "early stopping": lambda: learner("ewc", patience=1, epochs=12, lr=0.05),
+    "early stopping, measured in steps": lambda: learner("ewc++", patience=1, epochs=12, lr=0.05, keep_optimizer=True),
+    "early stopping after a phase": lambda: learner("tpp", patience=1, epochs=4, lr=0.05),
+    "plain descent": lambda: learner("ncl", optimizer="sgd", keep_optimizer=True, average_last=0.5),
     "balanced, all classes": lambda: learner("si", class_balanced=True, label_scope="all", reduction="mean"),
 }
 

@@ -30,7 +30,7 @@ from evergraph.training.compiled_adam import compiled_adam_suits
 from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, give_way, side_by_side, together
-from evergraph.training.stacked import Stack
+from evergraph.training.stacked import Stack, StackedExecutor
 
 CPU = torch.device("cpu")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -269,6 +269,18 @@ def test_a_member_that_diverges_does_not_take_the_others_along(monkeypatch: pyte
     for number in (0, 2):
         equal(found[number], alone[number])
     assert [way[-8:] for way in found[0][3]] == ["3 as one", "3 as one", "2 as one"]
+
+
+@pytest.mark.usefixtures("stacking")
+def test_members_whose_method_adds_something_infinite_stop_though_their_parameters_are_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(eg.LwF, "penalty", lambda method, step: step.logits.new_tensor(torch.inf))
+    steps: list[int] = []
+    monkeypatch.setattr(StackedExecutor, "how", lambda executor: steps.append(len(executor.stack.members)) or "")
+    found = side_by_side(seeds_of("lwf", {}, 2), CPU, taking_turns=True, kin=["seeds"] * 2)
+    assert all("task 0, epoch 1: the model diverged" in str(one) for one in found)
+    assert steps == [2, 2]
 
 
 @pytest.mark.usefixtures("stacking")

@@ -19,7 +19,7 @@ from evergraph.data import union
 from evergraph.evaluation import average_forgetting, average_performance
 from evergraph.methods.base import STEP_HOOKS, Context, Step
 from evergraph.training.learning import make_context
-from evergraph.training.loop import Progress
+from evergraph.training.loop import Progress, load_optimizer, make_optimizer, optimizer_state
 
 FAST = {"epochs": 3, "lr": 0.01, "device": "cpu"}
 
@@ -211,11 +211,157 @@ def test_early_stopping_goes_back_to_the_best_epoch(small_stream: eg.TaskStream)
     assert float(F.cross_entropy(logits, task.graph.y[task.val])) == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["si", "ewc++", "si+lwf", "ewc", "reservoir"])
+def test_early_stopping_goes_back_to_what_was_measured_by_then(
+    small_stream: eg.TaskStream, tmp_path: Path, name: str
+) -> None:
+    """A task that is stopped early ends in the state that one of so many epochs ends in, and resumes into it."""
+    settings = {"lr": 0.05, "weight_decay": 0.0, "batch_size": 16, "device": "cpu"}
+    made = eg.Learner(eg.GCN(hidden=16), name, epochs=400, patience=4, **settings)
+
+    def save(progress: Progress, planned: int) -> None:
+        if progress.waited == 2:
+            made.save(tmp_path / "waiting")
+
+    losses = [row["validation_loss"] for row in made.learn(small_stream[0], save)]
+    want = eg.Learner(eg.GCN(hidden=16), name, epochs=losses.index(min(losses)) + 1, **settings)
+    want.learn(small_stream[0])
+    again = eg.Learner.load(tmp_path / "waiting", device="cpu")
+    again.learn(small_stream[0])
+    assert len(losses) == want.history[0]["epochs"] + 4
+    for found in (made, again):
+        assert alike(found.method.state_dict(), want.method.state_dict()) or name == "reservoir"  # draws come later
+        assert all(torch.equal(*pair) for pair in zip(found.model.parameters(), want.model.parameters()))
+    assert alike(made.method.state_dict(), again.method.state_dict())
+
+
+def alike(one: object, other: object) -> bool:
+    """Whether two trees of state hold the same bits."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+class Normalized(torch.nn.Module):
+    """A network with running statistics."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.norm = pyg.GCNConv(features, 8), torch.nn.BatchNorm1d(8)
+        self.second = pyg.GCNConv(8, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(x, edge_index)).relu(), edge_index)
+
+
+def normalized(stream: eg.TaskStream, method: str = "finetune", **settings: object) -> eg.Learner:
+    torch.manual_seed(0)
+    module = Normalized(stream.num_features, stream.num_classes).double()
+    given = {"lr": 0.05, "weight_decay": 0.0, "batch_size": 16, "device": "cpu", "dtype": torch.float64, **settings}
+    return eg.Learner(module, method, **given)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_early_stopping_goes_back_to_the_averages_that_the_next_task_goes_on_with(
+    small_stream: eg.TaskStream, optimizer: str
+) -> None:
+    settings = {"lr": 0.05 if optimizer == "adam" else 0.01, "optimizer": optimizer, "keep_optimizer": True}
+    made = learner(epochs=200, patience=4, **settings)
+    losses = [row["validation_loss"] for row in made.learn(small_stream[0])]
+    want = learner(epochs=losses.index(min(losses)) + 1, **settings)
+    want.learn(small_stream[0])
+    assert len(losses) == want.history[0]["epochs"] + 4
+    assert alike(made.optimizer_state, want.optimizer_state)
+
+
+def test_early_stopping_goes_back_to_the_running_statistics_too(small_stream: eg.TaskStream) -> None:
+    made = normalized(small_stream, epochs=200, patience=5)
+    losses = [row["validation_loss"] for row in made.learn(small_stream[0])]
+    want = normalized(small_stream, epochs=losses.index(min(losses)) + 1)
+    want.learn(small_stream[0])
+    assert len(losses) == want.history[0]["epochs"] + 5
+    assert alike(dict(made.model.state_dict()), dict(want.model.state_dict()))
+
+
+def test_running_statistics_are_averaged_with_the_parameters(small_stream: eg.TaskStream) -> None:
+    """Over epochs (`average_last`) and over tasks (`ema`), written out; a count is the last."""
+    seen: list[dict[str, Tensor]] = []
+    made = normalized(small_stream, "ema", epochs=4, average_last=0.5)
+
+    def note(progress: Progress, planned: int) -> None:
+        seen.append({name: value.clone() for name, value in made.model.state_dict().items()})
+
+    made.learn(small_stream[0], note)
+    first = {name: value.clone() for name, value in made.model.state_dict().items()}
+    made.learn(small_stream[1], note)
+    counts = [name for name, value in first.items() if not value.is_floating_point()]
+    assert counts == ["module.norm.num_batches_tracked"]
+    for name, value in made.model.state_dict().items():
+        if name in counts:
+            assert value == seen[7][name]
+            continue
+        assert torch.allclose(first[name], (seen[2][name] + seen[3][name]) / 2, rtol=0, atol=1e-12), name
+        assert torch.allclose(value, (first[name] + (seen[6][name] + seen[7][name]) / 2) / 2, rtol=0, atol=1e-12), name
+
+
 def test_early_stopping_without_validation_nodes_is_refused(small_graph: eg.Graph) -> None:
     task = eg.Task.of(small_graph)
     task.val = task.val[:0]
-    with pytest.raises(eg.EvergraphError, match="patience=2 needs validation examples"):
+    with pytest.raises(eg.EvergraphError, match="patience=2 needs validation examples, and the task has none"):
         learner(patience=2).learn(task)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("gdumb", "gdumb trains on its memory alone"),
+        ("cat", "cat trains on its memory alone"),
+        ("puma+logit-adjustment", "puma trains on its memory alone"),
+        (eg.Joint(learn_validation=True), "joint trains on them too"),
+    ],
+)
+def test_early_stopping_is_refused_where_validation_nodes_are_not_kept_apart(
+    method: str | eg.Method, reason: str
+) -> None:
+    with pytest.raises(eg.EvergraphError, match=f"patience=3 needs validation examples, and {reason}.*set patience"):
+        eg.Learner(method=method, patience=3)
+    eg.Learner(method=method)
+
+
+class Elsewhere(eg.Method):
+    """Adds something infinite to the loss, whose gradient is finite."""
+
+    def penalty(self, step: Step) -> Tensor:
+        return step.logits.new_tensor(torch.inf)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_all_that_a_step_goes_down_on_has_to_be_finite(small_stream: eg.TaskStream, reduction: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=r"task 0, epoch 1: .* what the method adds to it"):
+        learner(Elsewhere(), reduction=reduction).learn(small_stream[0])
+
+
+def test_descent_moves_a_parameter_whose_first_gradient_comes_later() -> None:
+    """As the same rule without fused kernels does; and where the kept velocity of one alone is taken up."""
+    model, plain = (torch.nn.ParameterDict({"a": torch.ones(3), "b": torch.ones(2)}).double() for _ in range(2))
+    settings = eg.Training(optimizer="sgd", lr=0.1, weight_decay=0.01)
+    optimizer = make_optimizer(model, settings)
+    expected = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, foreach=False)
+    for step in range(5):
+        if step == 3:
+            kept = optimizer_state(model, optimizer)
+            optimizer = make_optimizer(model, settings)
+            load_optimizer(model, optimizer, {"a": kept["a"]})
+            del expected.state[plain["b"]]
+        for params, moved in ((model, optimizer), (plain, expected)):
+            moved.zero_grad(set_to_none=True)
+            loss = params["a"].pow(3).sum() + (params["b"].square().sum() if step else 0.0)
+            loss.backward()
+            moved.step()
+    for name in ("a", "b"):
+        assert torch.allclose(model[name], plain[name], rtol=0, atol=1e-14)
 
 
 def test_one_seed_one_matrix_bit_for_bit(small_stream: eg.TaskStream) -> None:

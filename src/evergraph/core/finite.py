@@ -39,3 +39,8 @@ def is_overflow(error: Exception) -> bool:
 def is_prediction(outputs: Tensor) -> bool:
     """Whether outputs can be compared: minus infinity rules a class out, all else must be finite."""
     return not bool(torch.isnan(outputs).any() or torch.isposinf(outputs).any())
+
+
+def nan_unless_finite(watched: Tensor, answer: Tensor) -> Tensor:
+    """The answer; NaN where what is watched is no finite number. Nobody waits for either."""
+    return torch.add(answer, watched.detach(), alpha=0)

@@ -26,6 +26,12 @@ def named_params(model: nn.Module) -> Params:
     return dict(model.named_parameters())
 
 
+def named_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, and buffers such as a normalization's running statistics."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
 class Displacement(Mapping[str, Tensor]):
     """D = count · θ − total, computed parameter by parameter when asked for.
 

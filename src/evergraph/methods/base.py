@@ -63,6 +63,8 @@ class Method(metaclass=Checked):
     """What `evergraph tune` searches: settings of the method and, under their own names, of `Training`."""
     alone: ClassVar[str] = ""
     """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
+    no_validation: ClassVar[str] = ""
+    """Why what it trains on holds no validation examples, which early stopping needs; empty where it holds a task's."""
     ends_last: ClassVar[bool] = False
     """Whether `end_task` comes after that of all methods it is composed with: it reads, or changes, what they leave."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
@@ -184,6 +186,14 @@ class Method(metaclass=Checked):
         once (`evergraph.training.known_trainings`). None where steps keep something of their own.
         """
         return []
+
+    def epoch_counts(self, context: Context) -> bool:
+        """Whether the epoch under way (`context.epoch`) trains the task, as its last one does.
+
+        Early stopping and averages over epochs leave out those of a phase that comes before: a loss of its own says
+        nothing about the task.
+        """
+        return True
 
     def phase(self, context: Context) -> Hashable:
         """What tells apart steps with different kernels, for methods that train in phases (`context.epoch`)."""

@@ -79,6 +79,11 @@ class Compose(Method):
         return "; ".join(method.besides for method in self.methods if method.besides)
 
     @property
+    def no_validation(self) -> str:  # type: ignore[override]
+        """The first part's that has a reason."""
+        return next((method.no_validation for method in self.methods if method.no_validation), "")
+
+    @property
     def reads_layers(self) -> bool:  # type: ignore[override]
         """If one part does."""
         return any(method.reads_layers for method in self.methods)
@@ -206,6 +211,10 @@ class Compose(Method):
         if any(part is None for part in found):
             return None
         return ["composed", *found] if any(found) else []
+
+    def epoch_counts(self, context: Context) -> bool:
+        """If it does for all parts."""
+        return all(method.epoch_counts(context) for method in self.methods)
 
     def phase(self, context: Context) -> Hashable:
         """Those of all parts."""

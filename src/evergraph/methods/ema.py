@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from evergraph.core.params import Params, copy_params
+from evergraph.core.params import Params, named_numbers
 from evergraph.core.settings import BelowOne
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, search_over
@@ -15,10 +15,16 @@ from evergraph.methods.state import state
 
 
 def average_with(model: nn.Module, previous: Params, decay: float) -> None:
-    """θ ← decay · previous + (1−decay) · θ, in place."""
+    """θ ← decay · previous + (1−decay) · θ, in place; likewise for all else that `previous` holds."""
     with torch.no_grad():
-        for name, value in model.named_parameters():
-            value.lerp_(previous[name], decay)
+        for name, value in named_numbers(model):
+            if name in previous:
+                value.lerp_(previous[name], decay)
+
+
+def averaged_numbers(model: nn.Module) -> Params:
+    """A copy of what is averaged: parameters, and the running statistics that go with them; no counts."""
+    return {name: value.detach().clone() for name, value in named_numbers(model) if value.is_floating_point()}
 
 
 @METHODS.register
@@ -27,7 +33,7 @@ class EMA(Method):
     """After each task, average the parameters with those stored after the one before (the paper, Algorithm 1).
 
     θ_t ← β θ_{t−1} + (1−β) θ. The result is the start of the next task and, for methods that stand after it in
-    `Compose`, the anchor.
+    `Compose`, the anchor. A normalization's running statistics are averaged with the parameters that they belong to.
 
     Args:
         decay: β, the weight of the earlier parameters; 0.5 in the paper, 0 turns averaging off.
@@ -49,7 +55,7 @@ class EMA(Method):
     def start_task(self, context: Context) -> None:
         """Remember θ_0 where it takes part."""
         if self.decay and self.from_first_task and not self.previous_:
-            self.previous_ = copy_params(context.model)
+            self.previous_ = averaged_numbers(context.model)
 
     def end_task(self, context: Context) -> None:
         """Average with the stored parameters, then store the result."""
@@ -57,4 +63,4 @@ class EMA(Method):
             return
         if self.previous_:
             average_with(context.model, self.previous_, self.decay)
-        self.previous_ = copy_params(context.model)
+        self.previous_ = averaged_numbers(context.model)

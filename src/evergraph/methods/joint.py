@@ -36,6 +36,11 @@ class Joint(Method):
     kept_: list[dict[str, Any]] = state(list, replaced=True)
     kept_by_stream_: int = state(int)  # bytes of the data so far that a stream keeps in its stead
 
+    @property
+    def no_validation(self) -> str:  # type: ignore[override]
+        """Where it learns from them."""
+        return "joint trains on them too (learn_validation)" if self.learn_validation else ""
+
     def start_task(self, context: Context) -> None:
         """Forget the parameters: each task is learned together with all before it, from the start."""
         context.model.reset_parameters()

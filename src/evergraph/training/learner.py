@@ -105,6 +105,9 @@ class Learner(metaclass=Checked):
         node_model = make_model(chosen) if isinstance(chosen, str) else as_model(chosen)
         self.model: GraphModel = self.problem.adapt(node_model)
         self.training = replace(training or Training(**self.method.training), **settings)
+        if self.training.patience and (reason := self.method.no_validation):
+            patience = self.training.patience
+            raise EvergraphError(f"patience={patience} needs validation examples, and {reason}; set patience to 0")
 
     def settle(self, problem: str, graph: Graph) -> None:
         """Take the problem, and the method for such a graph, where none was named and nothing is learned yet."""

@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evergraph.core.allocator import keep_freed_memory
-from evergraph.core.params import Direction, copy_params
+from evergraph.core.capabilities import capable
+from evergraph.core.finite import nan_unless_finite
+from evergraph.core.params import Direction, named_numbers
 from evergraph.core.pulled import pull_back, pulled_along
 from evergraph.core.recording import noted_layers
 from evergraph.core.shortcuts import full_precision, tensor_cores
@@ -20,6 +23,7 @@ from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError, first_line, tell
 from evergraph.methods.base import Context, Method, Replay, Step
+from evergraph.methods.state import copied
 from evergraph.models.base import GraphModel
 from evergraph.training.adam import WideAdam, pulled_while_moving, wide_adam_suits
 from evergraph.training.compiled_adam import CompiledAdam, compiled_adam_suits
@@ -43,7 +47,10 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
     rate = torch.tensor(settings.lr, device=params[0].device)  # which a captured step reads anew, if it changes
     lr = rate if settings.rate_varies else settings.lr
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
+        descent = torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
+        for value in params:  # the fused kernel takes the velocities of all, also where a first gradient comes later
+            descent.state[value]["momentum_buffer"] = torch.zeros_like(value)
+        return descent
     if wide_adam_suits(params):
         return WideAdam(params, rate, decay)
     if compiled_adam_suits(params):
@@ -65,7 +72,8 @@ def load_optimizer(model: GraphModel, optimizer: torch.optim.Optimizer, state: O
         for position, (name, value) in enumerate(model.named_parameters())
         if name in state and all(kept.shape in (value.shape, ()) for kept in state[name].values())
     }
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": known})
+    fresh = optimizer.state_dict()
+    optimizer.load_state_dict({**fresh, "state": {**fresh["state"], **known}})
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -90,6 +98,9 @@ def train(
     epochs = method.epochs(context, settings.epochs)
     if not epochs:
         return progress
+    if settings.patience and not context.task.val.numel():
+        whose = "the task" if context.task is context.arrived else f"what {method.title} trains on"
+        raise EvergraphError(f"patience={settings.patience} needs validation examples, and {whose} has none; use 0")
     if context.device.type == "cpu":
         keep_freed_memory()
     member = Member(context, method, settings, progress, on_epoch, epochs)
@@ -189,10 +200,19 @@ def _train_members(
     for number, member in enumerate(members):
         if errors[number] is None:
             member.progress.optimizer = optimizer_state_of(number)
-            with torch.no_grad():
-                for name, value in member.progress.best_params.items():
-                    member.context.model.get_parameter(name).copy_(value)
+            _end_in_best(member)
     return errors
+
+
+@torch.no_grad()
+def _end_in_best(member: Member) -> None:
+    """Go to what the task ends in, where that is not the last epoch: the model's numbers, and what goes with them."""
+    progress, own = member.progress, dict(named_numbers(member.context.model))
+    for name, value in progress.best_params.items():
+        own[name].copy_(value)
+    if progress.best_state:
+        member.method.load_state_dict(progress.best_state)
+    progress.optimizer = progress.best_optimizer or progress.optimizer
 
 
 def _end_epoch(
@@ -205,10 +225,11 @@ def _end_epoch(
     row = {"epoch": progress.epoch, "loss": loss / context.num_train}
     if not math.isfinite(row["loss"]):
         raise diverged(context, settings, progress)
-    if settings.patience:
-        _early_stop(context, settings, progress, row)
-    if settings.average_last:
-        _average(context, progress, member.epochs - round(settings.average_last * member.epochs))
+    if member.method.epoch_counts(context):
+        if settings.patience:
+            _early_stop(member, row, optimizer_state)
+        if progress.epoch > member.epochs - round(settings.average_last * member.epochs):
+            _average(context, progress)
     progress.log.append(row)
     if member.on_epoch is None:
         return
@@ -271,7 +292,7 @@ def train_step(
     optimizer.step()
     method.after_step(step)
     summed = weigh is None and context.reduction == "sum"
-    return step.loss.detach() if summed else per_example.detach().sum()
+    return nan_unless_finite(value, step.loss.detach() if summed else per_example.detach().sum())
 
 
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
@@ -291,34 +312,45 @@ def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
 def diverged(context: Context, settings: Training, progress: Progress) -> DivergedError:
     """The error for a model that is no longer made of finite numbers."""
     return DivergedError(
-        f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss or parameters are no longer "
-        f"finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
+        f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss, what the method adds to it, or "
+        f"its parameters are no longer finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
     )
 
 
-def _average(context: Context, progress: Progress, before: int) -> None:
-    """The mean of the parameters over the epochs after the first `before`: what the task ends in."""
-    number = progress.epoch - before
-    if number == 1:
-        progress.best_params = copy_params(context.model)
-    elif number > 1:
-        with torch.no_grad():
-            for name, mean in progress.best_params.items():
-                mean.lerp_(context.model.get_parameter(name), 1 / number)
+def _average(context: Context, progress: Progress) -> None:
+    """Take an epoch's parameters and running statistics into their mean over the last epochs; of counts, the last.
+
+    What the method measured during steps stays as the last one left it: there is no step at a mean.
+    """
+    progress.averaged += 1
+    for name, value in named_numbers(context.model):
+        mean = progress.best_params.get(name)
+        if mean is None or not mean.is_floating_point():
+            progress.best_params[name] = value.detach().clone()
+        else:
+            mean.lerp_(value.detach(), 1 / progress.averaged)
 
 
-def _early_stop(context: Context, settings: Training, progress: Progress, row: dict[str, float]) -> None:
+def _early_stop(member: Member, row: dict[str, float], optimizer_state: Callable[[], OptimizerState]) -> None:
     """Note the loss on the current task's validation examples, with all their neighbours, and the best so far."""
+    context, progress = member.context, member.progress
     context.model.eval()
     total, seeds = 0.0, context.task.val.to(context.device)
-    if not seeds.numel():
-        raise EvergraphError(f"patience={settings.patience} needs validation examples, and the task has none; use 0")
     with torch.no_grad():
         for batch in context.batcher.exact().batches(seeds, 2048):
             total += float(context.problem.loss(context.model(batch), batch.y).sum())
     row["validation_loss"] = total / seeds.numel()
     if row["validation_loss"] < progress.best_loss:
         progress.best_loss, progress.waited = row["validation_loss"], 0
-        progress.best_params = copy_params(context.model)
+        progress.best_params = {name: value.detach().clone() for name, value in named_numbers(context.model)}
+        progress.best_state = _measured(context, member.method)
+        progress.best_optimizer = copied(optimizer_state()) if member.settings.keep_optimizer else {}
     else:
         progress.waited += 1
+
+
+def _measured(context: Context, method: Method) -> dict[str, Any]:
+    """A copy of the method's state, where its steps may write into it (`Method.steps_depend_on`)."""
+    claim = capable(method, "steps_depend_on")
+    untouched = claim is not None and claim(context) is not None
+    return {} if untouched else method.copied_state()

@@ -33,7 +33,15 @@ class Progress:
     optimizer: OptimizerState | None = None
     best_loss: float = float("inf")
     best_params: Params = field(default_factory=dict)
+    """What the task ends in where that is not its last epoch: parameters and buffers of the best one, or means."""
+    best_state: dict[str, Any] = field(default_factory=dict)
+    """The method's state of the best epoch, where its steps write any."""
+    best_optimizer: OptimizerState = field(default_factory=dict)
+    """The optimizer's, where the next task goes on with it."""
     waited: int = 0
+    """Epochs since the best one."""
+    averaged: int = 0
+    """Epochs in the means."""
     log: list[dict[str, float]] = field(default_factory=list)
     steps: str = ""
     """How steps are carried out: `captured`, or `eager` and why."""

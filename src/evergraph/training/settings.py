@@ -29,7 +29,9 @@ class Training(metaclass=Checked):
             every penalty is weighed against it.
         class_balanced: weigh classes inversely to their number of training nodes.
         patience: stop after so many epochs without a lower loss on the current task's validation nodes,
-            and go back to the best; 0 trains all epochs.
+            and go back to the best: its parameters, running statistics, what the method measured during steps, and the
+            optimizer's averages where they are kept. Epochs of pretraining and the like are not counted
+            (`Method.epoch_counts`). 0 trains all epochs.
         fan_out: neighbours to sample at each hop, e.g. (10, 25); None takes exact neighbourhoods.
         optimizer: `adam`, or `sgd` with momentum 0.9 for methods that precondition gradients themselves.
         keep_optimizer: go on with the optimizer's averages from task to task, as code does that makes its optimizer
@@ -42,7 +44,8 @@ class Training(metaclass=Checked):
             they go where the new task alone points, and the pull back then fills Adam's average of squares.
         average_last: share of a task's last epochs whose parameters are averaged; the mean is what the task ends in
             (Polyak & Juditsky, 1992; Izmailov et al., UAI 2018). It takes the last oscillations out without the smaller
-            steps of a falling rate. Not with `patience`, which goes back to the best epoch.
+            steps of a falling rate. A normalization's running statistics are averaged too; what a method measured
+            during steps is as the last step left it. Not with `patience`, which goes back to the best epoch.
     """
 
     epochs: NonNegativeInt = 50

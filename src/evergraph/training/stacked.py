@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
+from evergraph.core.finite import nan_unless_finite
 from evergraph.core.params import Params
 from evergraph.core.pulled import pull_back
 from evergraph.core.randomness import drawing_for
@@ -203,7 +204,7 @@ class Stack(nn.Module):
                 value, per_example, _ = of_one(
                     self.context, self.method, self.whole.choose(chosen, wanted, self.needed)
                 )
-                return value, per_example.detach().sum()
+                return value, nan_unless_finite(value, per_example.detach().sum())
 
         if self.needed is not None:
             self.needed.mark(rows)

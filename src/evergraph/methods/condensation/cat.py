@@ -42,6 +42,11 @@ class CaT(CondensedMemory):
 
     from_scratch: bool = False
 
+    @property
+    def no_validation(self) -> str:  # type: ignore[override]
+        """What is condensed is not validated on."""
+        return f"{self.name} trains on its memory alone"
+
     def start_task(self, context: Context) -> None:
         """Condense the task into the memory."""
         super().end_task(context)

@@ -82,6 +82,10 @@ class HPN(Method):
         context.cache["first epoch with prototypes"] = int(self.embedding_share * planned)
         return planned
 
+    def epoch_counts(self, context: Context) -> bool:
+        """Once there are prototypes of the task."""
+        return bool(context.epoch >= context.cache["first epoch with prototypes"])
+
     def penalty(self, step: Step) -> Tensor:
         """The embeddings' own cross entropy, their distance to prototypes, and the extractors' likeness."""
         model = network(step.model)
@@ -122,7 +126,7 @@ class HPN(Method):
         model = network(step.model)
         for value, held in zip((model.own, model.around, *model.prototypes), step.context.cache["fixed"]):
             value[: len(held)] = held
-        if step.context.epoch < step.context.cache["first epoch with prototypes"]:
+        if not self.epoch_counts(step.context):
             return
         embeddings, known = model.atoms(step.batch), model.held_match(step.batch)
         for level in range(len(LEVELS)):  # each level sees what the one below has just become

@@ -113,15 +113,14 @@ class PIGNN(MemoryMethod):
         if not self.rectifies(step.context):
             return None
         batcher, stable, unstable = step.context.cache["parts"]
+        memory = self.replayed(step.context)
+        assert memory is not None
         total = step.logits.new_zeros(())
         for nodes, weight in ((stable, 1.0), (unstable, -self.unstable_weight)):
             if nodes.numel():
-                total = total + weight * self._mean_loss(step, batcher, nodes)
+                batch = cut_once(step.context, batcher, nodes)
+                total = total + weight * memory.problem.loss(step.model(batch), batch.y).mean()
         return total * (step.batch.num_examples if step.context.reduction == "sum" else 1)
-
-    def _mean_loss(self, step: Step, batcher: Neighbourhoods, nodes: Tensor) -> Tensor:
-        batch = cut_once(step.context, batcher, nodes)
-        return step.problem.loss(step.model(batch), batch.y).mean()
 
     def replay(self, step: Step) -> list[Replay]:
         """While isolating: nodes of the memory, and unstable ones where they are now."""
@@ -137,7 +136,8 @@ class PIGNN(MemoryMethod):
             here = cut_once(step.context, step.context.batcher.exact(), nodes)
             batches.append(here.choose(torch.arange(nodes.numel(), device=nodes.device), units))
         scale = self.memory_weight * (step.batch.num_examples if step.context.reduction == "sum" else 1)
-        return [Replay(b, weights=step.logits.new_full((b.num_examples,), scale / b.num_examples)) for b in batches]
+        weights = [step.logits.new_full((b.num_examples,), scale / b.num_examples) for b in batches]
+        return [Replay(batch, weights=own, problem=memory.problem) for batch, own in zip(batches, weights)]
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
@@ -147,6 +147,10 @@ class PIGNN(MemoryMethod):
     def phase(self, context: Context) -> bool:
         """Whether it rectifies."""
         return self.rectifies(context)
+
+    def epoch_counts(self, context: Context) -> bool:
+        """After rectification."""
+        return not self.rectifies(context)
 
     def observe(self, step: Step) -> None:
         """At the first step of a phase, remember what stands still during it."""

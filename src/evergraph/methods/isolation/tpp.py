@@ -110,6 +110,10 @@ class TPP(Method):
         """Whether it pretrains."""
         return context.epoch < self._pretraining(context)
 
+    def epoch_counts(self, context: Context) -> bool:
+        """After pretraining."""
+        return not self.phase(context)
+
     def perturbed(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The batch with some edges, and some features of all nodes, dropped; self-loops and the ones stay."""
         operator, x = batch.operator, batch.x

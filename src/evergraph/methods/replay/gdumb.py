@@ -24,6 +24,7 @@ class GDumb(MemoryMethod):
 
     name = "gdumb"
     reference = "Prabhu, Torr and Dokania: GDumb, ECCV 2020"
+    no_validation = "gdumb trains on its memory alone"
     levels, kinds = Method.levels, Method.kinds
     training = MappingProxyType({**MemoryMethod.training, "epochs": 100, "lr": 5e-3})  # there is nothing to forget
 
