@@ -89,6 +89,8 @@ def train(
     epochs = method.epochs(context, settings.epochs)
     if not epochs:
         return progress
+    if not context.params:
+        raise EvergraphError("all parameters of the model are frozen; let one require a gradient, or train 0 epochs")
     if context.device.type == "cpu":
         keep_freed_memory()
     member = Member(context, method, settings, progress, on_epoch, epochs)
