@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -67,6 +68,19 @@ def test_gem_leaves_a_gradient_alone_that_nobody_objects_to() -> None:
 def test_gems_margin_is_added_to_the_dual() -> None:
     rows, gradient = torch.tensor([[1.0, 0.0]]), torch.tensor([-1.0, 3.0])
     assert torch.allclose(gradient + projection(rows, gradient, margin=0.5), torch.tensor([0.5, 3.0]))
+
+
+def test_gems_margin_means_the_same_under_both_reductions() -> None:
+    found = {}
+    for reduction in ("sum", "mean"):
+        setting, method = make("gcn"), eg.GEM(per_class=2, margin=0.5)
+        context = replace(remembering(method, setting, tasks=3), reduction=reduction)
+        plain, ours = flat(step_gradient(eg.Finetune(), context)), flat(step_gradient(method, context))
+        gradients = torch.stack([naive_memory_gradient(method, setting, piece) for piece in method.pieces()])
+        scale = context.num_train if reduction == "sum" else 1
+        close(ours, plain + scale * projection(gradients, plain / scale, margin=0.5), tolerance=1e-8)
+        found[reduction] = ours
+    close(found["sum"], context.num_train * found["mean"], tolerance=1e-8)
 
 
 def test_gem_with_dependent_gradients() -> None:
