@@ -47,7 +47,7 @@ def register(kind: type[Method]) -> type[Method]:
 
 
 def parts_of(name: str) -> list[str]:
-    """The names of the methods that `a+b` composes, each the longest one known: a name may have a + itself (`ewc++`)."""
+    """The names of the methods that `a+b` composes, each the longest one known: `ewc++` has a + itself."""
     if name in METHODS:
         return [name]
     begins = [known for known in METHODS if name.startswith(f"{known}+")]
