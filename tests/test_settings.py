@@ -47,6 +47,7 @@ REFUSED = {
     "empty": lambda: eg.RunSpec("sbm", seeds=[]),
     "EWC: strength=-1.0 must be": lambda: eg.make_method("ewc", {"strength": "-1"}),
     "ewc: strength='x' must be a finite number of at least 0": lambda: eg.make_method("ewc", {"strength": "x"}),
+    "Auto: balance=1000000000000.0 must be a finite number of at least 0 and at most 2": lambda: eg.Auto(balance=1e12),
     "gcn: hidden='1e3' must be a whole number": lambda: eg.make_model("gcn", hidden="1e3"),
 }
 
