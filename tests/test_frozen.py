@@ -14,11 +14,12 @@ from torch_geometric.nn import GCNConv
 
 import evergraph as eg
 from brute_force import close
-from evergraph.core.params import named_params, trained_params
+from evergraph.core.params import all_trained, named_params, trained_params
 from evergraph.curvature import dense_fisher, fisher_diagonal, forward, jacobian, kronecker_factors
 from evergraph.data.datasets.sbm import sbm
 from evergraph.methods import METHODS
 from evergraph.problems import Classification
+from evergraph.training.stacked import with_parameters
 
 GRAPH = sbm(nodes=60, classes=6, degree=4, features=5, signal=3.0, seed=1)
 STREAM = eg.TaskStream(GRAPH, 2)
@@ -177,6 +178,31 @@ def test_a_checkpoint_holds_all_and_which_are_frozen(tmp_path):
     assert equal(bits(through.model), bits(again.model))
 
 
+class Stopped(Exception):
+    """In the middle of a task."""
+
+
+def stop(progress, epochs):
+    raise Stopped
+
+
+@pytest.mark.parametrize("name", ["joint", "ewc", "si", "queue-curvature", "interpolated-curvature", "a-gem", "ema"])
+def test_going_on_in_the_middle_of_a_task_with_a_frozen_encoder(name, tmp_path):
+    torch.manual_seed(0)
+    nets = [Pretrained(), Pretrained(), Pretrained()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    through, stopped = (eg.Learner(net, name, **SETTINGS) for net in nets[:2])
+    for learner in (through, stopped):
+        learner.learn(STREAM[0])
+    through.learn(STREAM[1])
+    with pytest.raises(Stopped):
+        stopped.learn(STREAM[1], on_epoch=stop)
+    stopped.save(tmp_path / "c")
+    again = eg.Learner.load(tmp_path / "c", model=nets[2])
+    again.learn(STREAM[1])
+    assert equal(bits(through.model), bits(again.model))
+
+
 def test_a_model_without_a_trained_parameter_is_refused():
     net = Pretrained()
     net.requires_grad_(False)
@@ -232,3 +258,25 @@ def test_checkpoints_of_modules_without_initial_values():
     assert torch.equal(model.module.prompt, old.module.prompt)
     model.start_over()
     assert torch.equal(model.module.prompt, start)
+
+
+def test_within_vmap_parameters_side_by_side_are_trained():
+    """Where nothing requires a gradient as far as torch says; a model of which a part is frozen steps alone."""
+    model, _, _ = setting()
+    assert not all_trained(model)
+    model.weights[0].requires_grad_(True)
+    assert all_trained(model)
+    values = {
+        name: torch.stack([value.detach(), value.detach()]).requires_grad_()
+        for name, value in named_params(model).items()
+    }
+    names = []
+
+    def of_one(own):
+        with with_parameters(model, own):
+            names.append(list(trained_params(model)))
+            return sum(value.sum() for value in trained_params(model).values())
+
+    torch.vmap(of_one)(values).sum().backward()
+    assert names == [["weights.0", "weights.1"]]
+    assert all((value.grad == 1).all() for value in values.values())
