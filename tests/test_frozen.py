@@ -178,12 +178,12 @@ def test_a_checkpoint_holds_all_and_which_are_frozen(tmp_path):
     assert equal(bits(through.model), bits(again.model))
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """In the middle of a task."""
 
 
 def stop(progress, epochs):
-    raise Stopped
+    raise StoppedError
 
 
 @pytest.mark.parametrize("name", ["joint", "ewc", "si", "queue-curvature", "interpolated-curvature", "a-gem", "ema"])
@@ -195,7 +195,7 @@ def test_going_on_in_the_middle_of_a_task_with_a_frozen_encoder(name, tmp_path):
     for learner in (through, stopped):
         learner.learn(STREAM[0])
     through.learn(STREAM[1])
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         stopped.learn(STREAM[1], on_epoch=stop)
     stopped.save(tmp_path / "c")
     again = eg.Learner.load(tmp_path / "c", model=nets[2])
