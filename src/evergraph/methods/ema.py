@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from evergraph.core.params import Params, copy_params, trained_params
+from evergraph.core.params import Params, copy_params
 from evergraph.core.settings import BelowOne
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, Method, search_over
@@ -15,9 +15,9 @@ from evergraph.methods.state import state
 
 
 def average_with(model: nn.Module, previous: Params, decay: float) -> None:
-    """θ ← decay · previous + (1−decay) · θ, in place, for what is trained."""
+    """θ ← decay · previous + (1−decay) · θ, in place."""
     with torch.no_grad():
-        for name, value in trained_params(model).items():
+        for name, value in model.named_parameters():
             value.lerp_(previous[name], decay)
 
 
