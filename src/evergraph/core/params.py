@@ -17,16 +17,6 @@ Direction = Mapping[str, Tensor]
 """A direction in parameter space: read by name, never written."""
 
 
-def copy_params(model: nn.Module) -> Params:
-    """The parameters' present values."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def named_params(model: nn.Module) -> Params:
-    """All parameters, themselves."""
-    return dict(model.named_parameters())
-
-
 def trained_params(model: nn.Module) -> Params:
     """The parameters that are trained, which are those that require a gradient: what is frozen has none."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad or is_batchedtensor(value)}
@@ -35,6 +25,16 @@ def trained_params(model: nn.Module) -> Params:
 def all_trained(model: nn.Module) -> bool:
     """Whether nothing of a model is frozen."""
     return all(value.requires_grad or is_batchedtensor(value) for value in model.parameters())
+
+
+def copy_params(model: nn.Module) -> Params:
+    """The parameters' present values."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def named_params(model: nn.Module) -> Params:
+    """The parameters themselves."""
+    return dict(model.named_parameters())
 
 
 class Displacement(Mapping[str, Tensor]):

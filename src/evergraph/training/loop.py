@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.allocator import keep_freed_memory
-from evergraph.core.params import Direction, copy_params, trained_params
+from evergraph.core.params import Direction, copy_params
 from evergraph.core.pulled import pull_back, pulled_along
 from evergraph.core.recording import noted_layers
 from evergraph.core.shortcuts import full_precision, tensor_cores
@@ -39,7 +39,7 @@ MOMENTUM = 0.9  # of plain gradient descent
 def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
     params, decay = list(model.parameters()), settings.weight_decay
-    if not trained_params(model):
+    if not any(value.requires_grad for value in params):
         raise EvergraphError("all parameters of the model are frozen; let one require a gradient, or train 0 epochs")
     rate = torch.tensor(settings.lr, device=params[0].device)  # which a captured step reads anew, if it changes
     lr = rate if settings.rate_varies else settings.lr

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
-from evergraph.core.params import Params, all_trained, named_params
+from evergraph.core.params import Params
 from evergraph.core.pulled import pull_back
 from evergraph.core.randomness import drawing_for
 from evergraph.core.shortcuts import fast, full_precision
@@ -56,7 +56,8 @@ def sort_of(member: Member) -> Hashable | None:
     begun = member.progress.epoch or member.progress.optimizer is not None
     if context.device.type not in DEVICES or workers().size > 1 or begun:
         return None
-    if not may_be_stacked(model, method, settings) or not all_trained(model):
+    frozen = len(context.params) < len(list(model.parameters()))
+    if frozen or not may_be_stacked(model, method, settings):
         return None
     claims = [
         (capable(model, "steps_can_be_stacked"), batcher),
@@ -238,7 +239,7 @@ class Stack(nn.Module):
         @torch.no_grad()
         def take_out(number: int) -> OptimizerState:
             member = self.members[number]
-            own, state = named_params(member.context.model), OptimizerState()
+            own, state = member.context.params, OptimizerState()
             for part, stacked, dims in zip(member.method.parts(), self.state, self.state_dims):
                 for name in part.step_writes:
                     setattr(part, name, _member_of(stacked[name], dims[name], number))
