@@ -114,6 +114,28 @@ def test_learning_in_turn_is_learning_at_once(graph: Graph, order: str) -> None:
     assert (learner.method.vote_["head"] - (head + own + near)).abs().max() < 1e-8 * head.abs().max()
 
 
+@pytest.mark.parametrize("ridge", [5e-3, 1e-4, 1e-8])
+def test_a_ridge_near_zero_is_solved_from_few_rows(ridge: float) -> None:
+    """From factors in float64, in a float32 model: as exact as the singular values of all rows at once, and small."""
+    stream = eg.TaskStream(sbm(nodes=90, classes=6, degree=4, features=7, signal=3.0, seed=2), 2)
+    learner = eg.Learner(eg.RandomFeatures(hidden=300), eg.Analytic(ridge=ridge, balance=0.0), device="cpu")
+    features, labels = [], []
+    for task in stream:
+        learner.learn(task)
+        cut = neighbourhoods(learner.model, task.graph)
+        features.append(learner.model.features(cut.batch(task.train)).detach().double())
+        labels.append(task.graph.y[task.train])
+    rows, targets = torch.cat(features), nn.functional.one_hot(torch.cat(labels), 6).double()
+    squares = rows.square().sum(0)
+    left, values, right = torch.linalg.svd(rows, full_matrices=False)
+    damped = values / (values.square() + ridge * squares[squares > 0].mean() / 6)
+    want = right.T @ (damped.unsqueeze(1) * (left.T @ targets))
+    (found,) = learner.method.solve([ridge], ("train",))
+    assert (found - want).norm() < 1e-10 * want.norm()
+    width = rows.size(1)
+    assert learner.method.kept_bytes() < 2 * 8 * width**2 / 2  # G of training and validation nodes
+
+
 def test_mini_batches_change_nothing(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor do inputs that are propagated once: three blocks of seven features take less than 33 features."""
     stream = eg.TaskStream(graph, 2)

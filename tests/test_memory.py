@@ -67,7 +67,7 @@ def test_classes_take_turns_over_all_pieces() -> None:
 @pytest.mark.parametrize("limit", [60, 150, 333, 1000])
 def test_a_budget_in_bytes_keeps_the_longest_beginning_that_fits(limit: int) -> None:
     pieces = [isolated([0, 1] * 4), with_neighbours(), isolated([2] * 5)]
-    kept = Budget(num_bytes=limit).fit("test", pieces, 0)
+    kept = Budget(num_bytes=limit).fit("test", pieces, 0, 4)
     assert sum(piece.num_bytes for piece in kept) <= limit
     number = sum(piece.num_examples for piece in kept)
     turn_of = turns(pieces)
@@ -78,9 +78,9 @@ def test_a_budget_in_bytes_keeps_the_longest_beginning_that_fits(limit: int) -> 
 
 def test_other_budgets() -> None:
     pieces = [isolated([0, 1] * 4), with_neighbours()]
-    kept = Budget(per_class=3).fit("test", pieces, 0)
+    kept = Budget(per_class=3).fit("test", pieces, 0, 4)
     assert torch.bincount(torch.cat([piece.units for piece in kept])).tolist() == [3, 3]
-    kept = Budget(share=0.1).fit("test", pieces, 50)
+    kept = Budget(share=0.1).fit("test", pieces, 50, 4)
     assert sum(piece.num_examples for piece in kept) == 5  # of nodes the examples, whatever they bring with them
     assert sum(piece.num_nodes for piece in kept) > 5
     assert Budget.of("x", "2MB", 0) == Budget(num_bytes=2_000_000)
@@ -99,7 +99,7 @@ def test_a_budget_that_is_none_is_refused_in_one_line(memory: str) -> None:
 
 def test_a_budget_without_room_for_one_example_is_refused() -> None:
     with pytest.raises(EvergraphError, match="cannot hold a single example"):
-        Budget(num_bytes=20).fit("test", [isolated([0, 1])], 0)
+        Budget(num_bytes=20).fit("test", [isolated([0, 1])], 0, 2)
 
 
 def test_in_turns() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -67,6 +68,19 @@ def test_gem_leaves_a_gradient_alone_that_nobody_objects_to() -> None:
 def test_gems_margin_is_added_to_the_dual() -> None:
     rows, gradient = torch.tensor([[1.0, 0.0]]), torch.tensor([-1.0, 3.0])
     assert torch.allclose(gradient + projection(rows, gradient, margin=0.5), torch.tensor([0.5, 3.0]))
+
+
+def test_gems_margin_means_the_same_under_both_reductions() -> None:
+    found = {}
+    for reduction in ("sum", "mean"):
+        setting, method = make("gcn"), eg.GEM(per_class=2, margin=0.5)
+        context = replace(remembering(method, setting, tasks=3), reduction=reduction)
+        plain, ours = flat(step_gradient(eg.Finetune(), context)), flat(step_gradient(method, context))
+        gradients = torch.stack([naive_memory_gradient(method, setting, piece) for piece in method.pieces()])
+        scale = context.num_train if reduction == "sum" else 1
+        close(ours, plain + scale * projection(gradients, plain / scale, margin=0.5), tolerance=1e-8)
+        found[reduction] = ours
+    close(found["sum"], context.num_train * found["mean"], tolerance=1e-8)
 
 
 def test_gem_with_dependent_gradients() -> None:
@@ -170,11 +184,32 @@ def test_a_reservoir_holds_every_node_with_equal_probability() -> None:
             key = torch.rand(part.numel(), generator=generator)
             order = key.argsort()
             new = Piece(names[part[order]], torch.zeros(part.numel(), dtype=torch.long), key=key[order])
-            kept = Budget(share=0.2).fit("test", [*kept, new], 30)
+            kept = Budget(share=0.2).fit("test", [*kept, new], 30, 3)
         hits[torch.cat([piece.x for piece in kept]).long().reshape(-1)] += 1
     assert int(hits.sum()) == 6 * runs
     deviations = (hits - runs / 5) / (runs * 0.2 * 0.8) ** 0.5
     assert float(deviations.abs().max()) < 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_reservoir_counts_classes_met_and_not_those_that_chance_has_kept(seed: int) -> None:
+    stream = eg.TaskStream(sbm(nodes=120, classes=6, features=8), 2)
+    learner, sizes = eg.Learner(eg.GCN(hidden=4), eg.Reservoir(per_class=1), epochs=1, seed=seed, device="cpu"), []
+    for task in stream:
+        learner.learn(task)
+        sizes.append(sum(piece.num_examples for piece in learner.method.pieces()))
+    assert sizes == [2, 4, 6]
+
+
+def test_weights_are_numbers_of_the_models_own_type() -> None:
+    setting, method = make("gcn"), eg.ERGNN(per_class=3)
+    context = setting.context()
+    method.end_task(context)
+    replayed = replace(method.replayed(context), units=torch.zeros(7, dtype=torch.long))
+    classes = context.batcher.y[context.train].unique().numel()
+    want = torch.full((7,), context.num_train / (classes * 7), dtype=torch.float64)
+    assert not torch.equal(want.float().double(), want)  # a float32 would be seen
+    assert torch.equal(replayed.weights(context, "classes"), want)
 
 
 def test_gdumb_trains_a_new_model_on_the_memory_alone() -> None:

@@ -47,6 +47,7 @@ REFUSED = {
     "empty": lambda: eg.RunSpec("sbm", seeds=[]),
     "EWC: strength=-1.0 must be": lambda: eg.make_method("ewc", {"strength": "-1"}),
     "ewc: strength='x' must be a finite number of at least 0": lambda: eg.make_method("ewc", {"strength": "x"}),
+    "Auto: balance=1000000000000.0 must be a finite number of at least 0 and at most 2": lambda: eg.Auto(balance=1e12),
     "gcn: hidden='1e3' must be a whole number": lambda: eg.make_model("gcn", hidden="1e3"),
 }
 
@@ -134,3 +135,25 @@ def test_functions_are_checked_by_the_same_declarations():
         half(0)
     with pytest.raises(eg.EvergraphError, match="half: missing"):
         half()
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("ewc++", ["ewc++"]),
+        ("ema+ewc++", ["ema", "ewc++"]),
+        ("ewc+++lwf", ["ewc++", "lwf"]),
+        ("ewc+ewc+++ema", ["ewc", "ewc++", "ema"]),
+    ],
+)
+def test_names_with_a_plus_can_be_composed(name: str, parts: list[str]) -> None:
+    made = eg.make_method(name)
+    assert [part.name for part in made.parts()] == parts
+    assert made.title == name
+    assert eg.make_method(name, {"ewc++.decay": 0.5}).parts()[parts.index("ewc++")].decay == 0.5
+
+
+@pytest.mark.parametrize(("name", "culprit"), [("ewc+lfw", "lfw"), ("wec+lwf", "wec"), ("ewc++lwf", r"\+lwf")])
+def test_an_unknown_part_is_named(name: str, culprit: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=f"unknown method '{culprit}'"):
+        eg.make_method(name)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor  # within vmap nothing requires a gradient
 
 from evergraph.core.capabilities import capability
 from evergraph.core.displaced import against_anchors
@@ -14,6 +15,16 @@ from evergraph.core.row_pieces import fused_kernels
 Params = dict[str, Tensor]
 Direction = Mapping[str, Tensor]
 """A direction in parameter space: read by name, never written."""
+
+
+def trained_params(model: nn.Module) -> Params:
+    """The parameters that are trained, which are those that require a gradient: what is frozen has none."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad or is_batchedtensor(value)}
+
+
+def all_trained(model: nn.Module) -> bool:
+    """Whether nothing of a model is frozen."""
+    return all(value.requires_grad or is_batchedtensor(value) for value in model.parameters())
 
 
 def copy_params(model: nn.Module) -> Params:

@@ -15,13 +15,18 @@ from evergraph.curvature.products import forward_product
 
 
 def forward(model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
-    """Outputs, and J d for every direction d: by the model's own joint pass, else by forward-mode AD."""
+    """Outputs, and J d for every direction d: by the model's own joint pass, else by forward-mode AD.
+
+    A direction may leave out parameters, frozen ones say: they do not move.
+    """
     if not directions:
         return model(batch), []
-    joint = capable(model, "joint_forward")
-    if joint is not None:
-        pairs = [batch.pair_of_chosen(*joint(batch, direction)) for direction in directions]
-    else:
-        function = partial(functional_call, model, args=(batch,))
-        pairs = [forward_product(function, named_params(model), direction) for direction in directions]
+    params, joint = named_params(model), capable(model, "joint_forward")
+    pairs = []
+    for direction in directions:
+        if joint is not None and len(direction) == len(params):
+            pairs.append(batch.pair_of_chosen(*joint(batch, direction)))
+        else:
+            moved = {name: value for name, value in params.items() if name in direction}
+            pairs.append(forward_product(partial(functional_call, model, args=(batch,)), moved, direction))
     return pairs[-1][0], [tangent for _, tangent in pairs]

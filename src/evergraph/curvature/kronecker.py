@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from evergraph.core.params import trained_params
 from evergraph.core.recording import recorded_products
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.curvature.labels import label_factors
@@ -40,7 +41,7 @@ def kronecker_factors(
     generator: torch.Generator | None = None,
     memory: int = MEMORY,
 ) -> dict[str, KroneckerFactor]:
-    """The factors of the Fisher matrix averaged over nodes, for every weight that multiplies rows of inputs.
+    """The factors of the Fisher matrix averaged over nodes, for every trained weight that multiplies rows of inputs.
 
     A weight is applied at several rows u of a node's neighbourhood (weight sharing). As in K-FAC's
     «expand» form, `inputs` is the mean of x_u x_uᵀ over the rows that the nodes read, each row once, and
@@ -55,17 +56,18 @@ def kronecker_factors(
         generator: random numbers for `sample`.
         memory: bytes that a batched backward pass may take.
     """
-    names = {id(value): name for name, value in model.named_parameters()}
+    names = {id(value): name for name, value in trained_params(model).items()}
     input_factors = _input_factors(model, batches, names)
     output_sums: dict[str, Tensor] = {}
     num_nodes = 0
     for batch in batches(NODES_AT_ONCE):
         with torch.enable_grad(), counted_bytes() as sizes, recorded_products() as products:
             outputs = model(batch)
+        trained = [product for product in products if id(product.weight) in names]
         vectors = label_factors(problem, outputs.detach(), labels, batch.y, generator)
-        rows = [product.out for product in products]
+        rows = [product.out for product in trained]
         for grads in batched_gradients(outputs, rows, vectors, sum(sizes), memory):
-            for product, grad in zip(products, grads):
+            for product, grad in zip(trained, grads):
                 flat, name = grad.flatten(0, 1), names[id(product.weight)]
                 output_sums[name] = output_sums.get(name, 0) + flat.T @ flat
         num_nodes += batch.num_examples
@@ -80,6 +82,8 @@ def _input_factors(model: nn.Module, batches: Batches, names: dict[int, str]) ->
         with torch.no_grad(), recorded_products() as products:
             model(batch)
         for weight, x, _, of_examples in products:
+            if id(weight) not in names:  # frozen
+                continue
             owners = batch.examples if of_examples else batch.nodes
             assert owners is not None
             name, nodes = names[id(weight)], owners[: x.size(0)]  # a product's rows are a prefix of the nodes

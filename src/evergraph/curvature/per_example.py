@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
-from evergraph.core.params import Params, named_params
+from evergraph.core.params import Params, trained_params
 from evergraph.core.randomness import random_integers
 from evergraph.curvature.labels import label_factors, pick_labels
 
@@ -85,7 +85,7 @@ def sum_of_powers(
         power: 2 for Fisher diagonals, 1 for absolute values.
         memory: bytes that a batched backward pass may take.
     """
-    params = named_params(model)
+    params = trained_params(model)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     by_equations = capable(model, "example_powers")  # where the model's equations give the sums
     for batch in batches(EXAMPLES_AT_ONCE if by_equations is None else 4 * EXAMPLES_AT_ONCE):
@@ -140,7 +140,7 @@ def squared_batch_gradients(
     stationary point it vanishes. Here to reproduce published rows. The factor |B| makes batches of one
     example give the Fisher diagonal.
     """
-    params = named_params(model)
+    params = trained_params(model)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for batch in batches:
         with torch.enable_grad():

@@ -47,8 +47,12 @@ def register(kind: type[Method]) -> type[Method]:
 
 
 def parts_of(name: str) -> list[str]:
-    """The names of the methods that `a+b` composes; one that is registered under the whole name stands for itself."""
-    return [name] if name in METHODS else name.split("+")
+    """The names of the methods that `a+b` composes, each the longest one known: `ewc++` has a + itself."""
+    if name in METHODS:
+        return [name]
+    begins = [known for known in METHODS if name.startswith(f"{known}+")]
+    first = max(begins, key=len) if begins else name[:1] + name[1:].partition("+")[0]
+    return [first, *parts_of(name[len(first) + 1 :])] if len(first) < len(name) else [name]
 
 
 def preferred_model(name: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.params import Direction, Params, named_params
+from evergraph.core.params import Direction, Params, trained_params
 from evergraph.core.recording import Layer
 from evergraph.core.workers import ALONE, workers
 from evergraph.data.arrays import ClassName
@@ -69,8 +69,8 @@ class Context(Shared):
 
     @property
     def params(self) -> Params:
-        """The model's parameters by name."""
-        return named_params(self.model)
+        """The model's parameters that are trained, by name; those that require no gradient are frozen."""
+        return trained_params(self.model)
 
     @property
     def device(self) -> torch.device:

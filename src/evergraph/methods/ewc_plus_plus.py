@@ -70,4 +70,4 @@ class EWCPlusPlus(Quadratic):
 
     def merge(self, importance: Params, anchor: Params) -> None:
         """One running Fisher, one anchor: the average goes on from task to task."""
-        self.importance_, self.anchor_ = importance, anchor
+        self.importance_, self.anchor_ = importance, {name: anchor[name] for name in importance}

@@ -43,7 +43,7 @@ class Joint(Method):
 
     def start_task(self, context: Context) -> None:
         """Forget the parameters: each task is learned together with all before it, from the start."""
-        context.model.reset_parameters()
+        context.model.start_over()
 
     def training_data(self, context: Context) -> Task | None:
         """All data so far."""

@@ -62,7 +62,9 @@ class KFAC(KroneckerMemory):
             return
         low_rank = step.context.cache.get("low rank", {})
         with torch.no_grad():
-            for name, value in step.model.named_parameters():
+            for name, value in step.context.params.items():
+                if name not in self.anchor_:  # frozen in all tasks so far
+                    continue
                 if value.grad is None:
                     value.grad = torch.zeros_like(value)
                 if name in low_rank:

@@ -22,7 +22,7 @@ class KroneckerMemory(Method):
 
     After each task the factors are merged with the running ones (A as a mean, G as a sum over tasks: the
     sum of the tasks' products where they share A) and the anchor moves to the present parameters.
-    Parameters that are not weight matrices (attention vectors) get the Fisher diagonal.
+    Parameters that are not weight matrices (attention vectors) get the Fisher diagonal; what is frozen gets none.
     """
 
     access = Access(keeps=("parameters",))
@@ -51,7 +51,8 @@ class KroneckerMemory(Method):
             self.factors_[name] = {"inputs": mean, "outputs": old["outputs"] + new.outputs}
         for name in rest:
             self.diagonal_[name] = self.diagonal_.get(name, 0) + diagonal[name] / context.num_train
-        self.anchor_ = copy_params(context.model)
+        now = copy_params(context.model)
+        self.anchor_ = {name: now[name] for name in (*self.factors_, *self.diagonal_)}
 
     def grow(self, before: Params, after: Params) -> None:
         """New output units have no curvature yet: pad the output factors with zeros."""

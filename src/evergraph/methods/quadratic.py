@@ -29,7 +29,7 @@ AT_ONCE = 2**16  # numbers of a parameter worked on at once
 class Quadratic(Method):
     """A penalty strength/2 Σ_i importance_i (θ_i − anchor_i)², merged over all past tasks.
 
-    State: `importance_` and `anchor_`, two tensors per parameter; `constant_`, a number.
+    State: `importance_` and `anchor_`, two tensors per parameter that was trained; `constant_`, a number.
     """
 
     access = Access(keeps=("parameters",))
@@ -53,10 +53,10 @@ class Quadratic(Method):
 
     def merge(self, importance: Params, anchor: Params) -> None:
         """Add one quadratic to the merged one."""
-        if not self.importance_:
-            self.importance_, self.anchor_ = importance, anchor
-            return
         for name, new in importance.items():
+            if name not in self.importance_:
+                self.importance_[name], self.anchor_[name] = new, anchor[name]
+                continue
             old, centre = self.importance_[name], self.anchor_[name]
             total = old + new
             share = torch.where(total > 0, new / total, torch.zeros_like(total))
@@ -69,8 +69,8 @@ class Quadratic(Method):
     def move(self, importance: Params, anchor: Params, decay: float = 1.0) -> None:
         """The other way to merge: importance ← decay · importance + new, anchor ← the present parameters."""
         for name, old in self.importance_.items():
-            importance[name] = decay * old + importance[name]
-        self.importance_, self.anchor_ = importance, anchor
+            importance[name] = decay * old + importance.get(name, 0)  # what is frozen now has no new one
+        self.importance_, self.anchor_ = importance, {name: anchor[name] for name in importance}
 
     def value(self, params: Params) -> float:
         """The penalty itself, for logs: strength/2 (Σ_i importance_i (θ_i − anchor_i)² + constant)."""
@@ -98,7 +98,7 @@ class Quadratic(Method):
         """Anchor, importance and strength by parameter: `edit_grads` in the words of an optimizer that can add it."""
         if not self.importance_ or not self.strength:
             return {}
-        params = context.params.items()
+        params = [(name, value) for name, value in context.params.items() if name in self.importance_]
         return {value: (self.anchor_[name], self.importance_[name], self.strength) for name, value in params}
 
     def edit_grads(self, step: Step) -> None:
@@ -106,7 +106,9 @@ class Quadratic(Method):
         if not self.importance_ or not self.strength:
             return
         with torch.no_grad():
-            for name, value in step.model.named_parameters():
+            for name, value in step.context.params.items():
+                if name not in self.importance_:  # frozen in all tasks so far
+                    continue
                 if value.grad is None:
                     value.grad = torch.zeros_like(value)
                 anchored = value.grad, value, self.anchor_[name], self.importance_[name]

@@ -47,7 +47,7 @@ class SI(Quadratic):
         """Keep the loss's own gradient and the point it was taken at, then add the quadratic's."""
         params = step.context.params
         self._gradient = {name: value.grad.clone() for name, value in params.items() if value.grad is not None}
-        self._before = copy_params(step.model)
+        self._before = {name: params[name].detach().clone() for name in self._gradient}
         super().edit_grads(step)
 
     def after_step(self, step: Step) -> None:

@@ -88,7 +88,7 @@ class TWP(Quadratic):
         """β times the 1-norm of the loss's gradient, itself differentiable."""
         if not self.importance_ or not self.sparsity or not self.strength or self.reading != "liu":
             return None
-        params = list(step.model.parameters())
+        params = list(step.context.params.values())
         grads = torch.autograd.grad(step.loss, params, create_graph=True, allow_unused=True)
         norm = torch.stack([torch.linalg.vector_norm(grad, 1) for grad in grads if grad is not None]).sum()
         return self.strength * self.sparsity * norm
@@ -151,6 +151,8 @@ def gradient_of_mean(context: Context, sums: Iterator[Tensor]) -> Params:
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     with torch.enable_grad():
         for value in sums:
+            if not value.requires_grad:  # it is made of frozen parameters alone
+                continue
             grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
             for sum_, grad in zip(total.values(), grads):
                 if grad is not None:

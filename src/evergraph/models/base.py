@@ -87,6 +87,22 @@ class GraphModel(nn.Module, metaclass=Checked):
         """Draw all parameters anew."""
         raise NotImplementedError
 
+    def start_over(self) -> None:
+        """Forget what was learned: `reset_parameters`, but for what is frozen, which stays as it is bit for bit.
+
+        Where all parameters of a part are frozen, its buffers are too.
+        """
+        frozen: list[Tensor] = [value for value in self.parameters() if not value.requires_grad]
+        for part in self.modules():
+            own = list(part.parameters())
+            if own and not any(value.requires_grad for value in own):
+                frozen += part.buffers(recurse=False)
+        before = [value.detach().clone() for value in frozen]
+        self.reset_parameters()
+        with torch.no_grad():
+            for value, old in zip(frozen, before):
+                value.copy_(old)
+
     def operator(self, graph: Graph) -> SparseMatrix:
         """The propagation matrix over the whole graph."""
         return graph.adjacency
@@ -209,4 +225,4 @@ def grown(parameter: Tensor, out_channels: int) -> nn.Parameter:
     fresh = parameter.new_empty(parameter.size(0), out_channels)
     nn.init.xavier_uniform_(fresh)
     fresh[:, : parameter.size(1)] = parameter.detach()
-    return nn.Parameter(fresh)
+    return nn.Parameter(fresh, requires_grad=parameter.requires_grad)

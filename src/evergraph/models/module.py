@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from evergraph.core.capabilities import Answer, capability
@@ -19,6 +20,10 @@ from evergraph.models.receptive_field import examples_stay_apart, measure_hops
 class ModuleModel(GraphModel):
     """Any PyG-style module `module(x, edge_index) -> logits` as a model.
 
+    Parameters that require no gradient are frozen: no method moves them. Methods that learn every task from scratch
+    (`joint`, `gdumb`, `puma`) draw anew what a part with `reset_parameters` makes, and give everything else, a
+    bare `nn.Parameter` say, the values that it had before the first task.
+
     Args:
         module: the module; its output size is fixed, so it must cover all classes to come.
         num_hops: how far its predictions look; by default measured, so that a mini-batch gives the very logits
@@ -30,6 +35,7 @@ class ModuleModel(GraphModel):
         super().__init__()
         self.module = module
         self.num_hops = num_hops
+        self.initial = nn.Module()  # what cannot be drawn anew, as it was before the first task; saved with the rest
 
     def hyperparameters(self) -> dict[str, Any]:
         """How far it looks; the module itself comes from outside."""
@@ -40,13 +46,37 @@ class ModuleModel(GraphModel):
         self.in_channels, self.out_channels = in_channels, out_channels
         if self.num_hops is None:
             self.num_hops = measure_hops(self.module, in_channels)
+        for name, value in self._not_drawn().items():
+            self.initial.register_buffer(name.replace(".", "/"), value.detach().clone())
+
+    def _not_drawn(self) -> dict[str, Tensor]:
+        """Buffers and trained parameters outside of all parts that draw theirs anew."""
+        parts = [part.state_dict(keep_vars=True).values() for part in self.module.modules() if _draws_anew(part)]
+        drawn = {id(value) for values in parts for value in values}
+        return {
+            name: value
+            for name, value in self.module.state_dict(keep_vars=True).items()
+            if id(value) not in drawn and (value.requires_grad or not isinstance(value, nn.Parameter))
+        }
 
     def reset_parameters(self) -> None:
-        """Ask every part of the module that can draw its parameters anew to do so."""
+        """Every part of the module that can draw its parameters anew does so; the rest is as before the first task."""
         for part in self.module.modules():
-            reset = getattr(part, "reset_parameters", None)
-            if callable(reset):
-                reset()
+            if _draws_anew(part):
+                part.reset_parameters()  # type: ignore[operator]
+        now = self.module.state_dict()
+        for name, value in self.initial.named_buffers():
+            now[name.replace("/", ".")].copy_(value)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
+        """The initial values of a checkpoint; one of 0.1 has none, and those of the module given stand in."""
+        prefix_of_initial = f"{prefix}initial."
+        for key, value in state_dict.items():
+            if key.startswith(prefix_of_initial):
+                self.initial.register_buffer(key.removeprefix(prefix_of_initial), torch.empty_like(value))
+        for name, value in self.initial.named_buffers():
+            state_dict.setdefault(prefix_of_initial + name, value)
+        super()._load_from_state_dict(state_dict, prefix, *more)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
         """The features themselves; the module does the rest."""
@@ -86,6 +116,10 @@ class ModuleModel(GraphModel):
         raise EvergraphError(
             f"{type(self.module).__name__} cannot grow by itself; build it with outputs for all classes to come"
         )
+
+
+def _draws_anew(part: nn.Module) -> bool:
+    return callable(getattr(part, "reset_parameters", None))
 
 
 def as_model(model: nn.Module | Any) -> GraphModel:

@@ -44,6 +44,8 @@ MOMENTUM = 0.9  # of plain gradient descent
 def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
     params, decay = list(model.parameters()), settings.weight_decay
+    if not any(value.requires_grad for value in params):
+        raise EvergraphError("all parameters of the model are frozen; let one require a gradient, or train 0 epochs")
     rate = torch.tensor(settings.lr, device=params[0].device)  # which a captured step reads anew, if it changes
     lr = rate if settings.rate_varies else settings.lr
     if settings.optimizer == "sgd":

@@ -32,6 +32,7 @@ def learner_state(learner: Learner) -> dict[str, Any]:
             "hyperparameters": learner.model.hyperparameters(),
             "channels": [learner.model.in_channels, learner.model.out_channels],
             "state": dict(learner.model.state_dict()),
+            "frozen": [name for name, value in learner.model.named_parameters() if not value.requires_grad],
         },
         "method": {**learner.method.description(), "state": learner.method.state_dict()},
         "problem": learner.problem.name,
@@ -146,6 +147,8 @@ def _fill(model: GraphModel, saved: dict[str, Any]) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split("\n\t")[1:2]) or first_line(error)
         raise EvergraphError(f"its parameters do not fit the model {model_name(model)} ({reason[:160]})") from None
+    for name in saved.get("frozen", ()):
+        model.get_parameter(name).requires_grad_(False)
 
 
 def _to_device(tree: Any, device: torch.device) -> Any:

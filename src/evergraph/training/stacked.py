@@ -59,7 +59,8 @@ def sort_of(member: Member) -> Hashable | None:
     begun = member.progress.epoch or member.progress.optimizer is not None
     if context.device.type not in DEVICES or workers().size > 1 or begun:
         return None
-    if not may_be_stacked(model, method, settings):
+    frozen = len(context.params) < len(list(model.parameters()))
+    if frozen or not may_be_stacked(model, method, settings):
         return None
     claim = capable(method, "steps_can_be_stacked")
     if claim is None or not claim(context):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.dense_algebra import EXACT
 from evergraph.core.params import Params
-from evergraph.core.settings import Fraction, NonNegative, Positive
+from evergraph.core.settings import Bounds, Fraction, NonNegative, Positive
 from evergraph.core.side_by_side import ONE, blas_threads
 from evergraph.methods.access import Access
 from evergraph.methods.base import METHODS, Context, View
@@ -60,7 +60,8 @@ class Analytic(MovingEncoder, TwoForms):
     Args:
         ridge: ridge strength; 0 chooses among 0.05, 0.2 and 1 the one with most validation nodes right, the
             largest of equals.
-        balance: node weights are (size of the node's class)^(−balance): 0 counts nodes, 1 counts classes.
+        balance: node weights are (size of the node's class)^(−balance): 0 counts nodes, 1 counts classes,
+            and above 1, up to 2, the rarer class counts more.
         premium: the share of validation nodes that a vote of all depths may cost on the graphs of training, for
             what it saves on graphs with edges between tasks.
         encoder: `frozen` never trains the encoder; `first` trains it on the first task by the usual loop;
@@ -81,7 +82,7 @@ class Analytic(MovingEncoder, TwoForms):
     search_space = MappingProxyType({"ridge": (1e-3, 10.0)})
 
     ridge: NonNegative = 0.0
-    balance: NonNegative = 0.75
+    balance: Annotated[float, Bounds(at_least=0, at_most=2)] = 0.75
     premium: NonNegative = 0.02
     encoder: Literal["frozen", "first", "continual"] = "frozen"
     judge_edges: bool = True
@@ -214,8 +215,8 @@ class Analytic(MovingEncoder, TwoForms):
         return 0 < self.ridge < SMALL
 
     def _needs_gram(self) -> bool:
-        """So does a ridge near zero; and an encoder's drift is followed in G."""
-        return self.encoder != "frozen" or self._needs_exact()
+        """An encoder's drift is followed in G."""
+        return self.encoder != "frozen"
 
     def _error(self) -> float:
         """As exact as the type that a learned head is kept in; heads that are only measured say what is calibrated."""

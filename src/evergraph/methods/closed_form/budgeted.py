@@ -85,7 +85,8 @@ class BudgetedAnalytic(Analytic):
             return
         nodes = {part: self._rows(part) + getattr(task, part).numel() for part in BOTH}
         now = wanted = Room(layout(), [True] * len(layout().present), layout().linear_width)
-        while self._bytes(wanted.width, nodes, linear_head(model)[1].element_size()) > self.budget():
+        size = self._factor_type(linear_head(model)[1]).itemsize
+        while self._bytes(wanted.width, nodes, size) > self.budget():
             wanted = self._narrower(wanted)
         if wanted is not now:
             self._narrow(model, wanted.keep, wanted.linear_width)

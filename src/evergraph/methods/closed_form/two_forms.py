@@ -53,7 +53,7 @@ class TwoForms(Method):
         return False
 
     def _needs_exact(self) -> bool:
-        """Whether products have to be formed in float64 too, not only their sums."""
+        """Whether products have to be formed in float64 too, not only their sums, and factors kept in it."""
         return False
 
     def _error(self) -> float:
@@ -127,6 +127,10 @@ class TwoForms(Method):
         """Bytes that products of the factors may take between solutions; None for any number."""
         return None
 
+    def _factor_type(self, head: Tensor) -> torch.dtype:
+        """What factors are kept in."""
+        return torch.float64 if self._needs_exact() else head.dtype
+
     def factors_of(self, context: Context, sizes: Tensor) -> dict[str, Factor]:
         """The factors of a task's nodes, weighed by given sizes of their classes; by part."""
         features, head = linear_head(context.model)
@@ -134,9 +138,10 @@ class TwoForms(Method):
         for part in BOTH:
             nodes = getattr(context.task, part).to(weights.device)
             batches = context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ()
-            new = Factor(head.new_zeros(0, head.size(0)), head.new_zeros(0, units))
+            dtype = self._factor_type(head)
+            new = Factor(head.new_zeros(0, head.size(0), dtype=dtype), head.new_zeros(0, units, dtype=dtype))
             for batch in batches:
-                rows = features(batch)
+                rows = features(batch).to(dtype)
                 new = new.stacked(weighed(rows, batch.y, weights[batch.y], units, in_place=rows is batch.x))
             found[part] = new
         return found

@@ -51,7 +51,7 @@ class CaT(CondensedMemory):
         """Condense the task into the memory."""
         super().end_task(context)
         if self.from_scratch:
-            context.model.reset_parameters()
+            context.model.start_over()
 
     def training_data(self, context: Context) -> Task | None:
         """The memory alone."""

@@ -94,7 +94,7 @@ class CondensedMemory(MemoryMethod):
             assert budget.num_bytes is not None
             size = next(context.model.parameters()).element_size()
             room = budget.num_bytes // (context.task.graph.num_features * size + 4)  # 4 bytes for the target
-            wanted = torch.full_like(counts, math.ceil(room / sum(met > 0 for met in self.class_sizes_)))
+            wanted = torch.full_like(counts, math.ceil(room / self.classes_met))
         numbers = wanted.clamp(min=1).minimum(counts)
         return {unit: int(numbers[unit]) for unit in torch.nonzero(counts).reshape(-1).tolist()}
 

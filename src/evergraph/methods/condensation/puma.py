@@ -78,7 +78,7 @@ class PUMA(CaT):
     def teacher(self, context: Context, pieces: list[Piece]) -> GraphModel:
         """A network like the model, trained from scratch on the memory."""
         model = copy.deepcopy(context.model)
-        model.reset_parameters()
+        model.start_over()
         memory = Replayed.of(context, pieces, self.class_sizes_)
         batch = memory.batch
         optimizer = torch.optim.Adam(model.parameters(), lr=PSEUDO_LABEL_LR)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
-from evergraph.core.params import copy_params
+from evergraph.core.params import copy_params, named_params
 from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -196,8 +196,9 @@ def new_entries(context: Context, width: int, expansion: int, fresh: list[int]) 
         fresh: output units of classes met for the first time.
     """
     masks = {}
-    last = len(context.params) - 1
-    for number, (name, value) in enumerate(context.params.items()):
+    params = named_params(context.model)
+    last = len(params) - 1
+    for number, (name, value) in enumerate(params.items()):
         new_row = torch.zeros(value.size(0), 1, dtype=torch.bool, device=value.device)
         new_column = torch.zeros(1, value.size(1), dtype=torch.bool, device=value.device)
         if number:

@@ -71,7 +71,7 @@ class Budget:
             return sum(counted) <= self.nodes(nodes_met)
         return True
 
-    def fit(self, owner: str, pieces: Sequence[Piece], nodes_met: int) -> list[Piece]:
+    def fit(self, owner: str, pieces: Sequence[Piece], nodes_met: int, classes_met: int) -> list[Piece]:
         """As much of the pieces as the budget holds, in the order of `turns`; pieces that are left empty are dropped.
 
         Raises where not a single example fits.
@@ -79,7 +79,7 @@ class Budget:
         turn_of = turns(pieces)
         total = sum(piece.num_examples for piece in pieces)
         if self.per_class is not None:
-            return _first(pieces, turn_of, self._within_class(pieces, turn_of))
+            return _first(pieces, turn_of, self._within_class(pieces, classes_met))
         low, high = 0, total  # the largest number that fits: what a prefix takes grows with its length
         while low < high:
             middle = (low + high + 1) // 2
@@ -93,12 +93,12 @@ class Budget:
             )
         return _first(pieces, turn_of, low)
 
-    def _within_class(self, pieces: Sequence[Piece], turn_of: list[Tensor]) -> int:
-        """How many turns there are if each class has at most `per_class` of them."""
+    def _within_class(self, pieces: Sequence[Piece], classes_met: int) -> int:
+        """How many turns there are if each class has at most `per_class` of them; by chance, on average."""
         assert self.per_class is not None
         counts = torch.bincount(torch.cat([piece.units for piece in pieces]))
         if any(piece.key is not None for piece in pieces):  # chance decides, over all classes
-            return min(self.per_class * int((counts > 0).sum()), int(counts.sum()))
+            return min(self.per_class * classes_met, int(counts.sum()))
         return int(counts.clamp(max=self.per_class).sum())
 
 

@@ -94,7 +94,13 @@ class MemoryMethod(Method):
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         """Keep as much of the pieces as the budget holds."""
-        self.memory_ = [piece.pack() for piece in self.budget().fit(self.name, pieces, self.nodes_met_)]
+        kept = self.budget().fit(self.name, pieces, self.nodes_met_, self.classes_met)
+        self.memory_ = [piece.pack() for piece in kept]
+
+    @property
+    def classes_met(self) -> int:
+        """Classes of the examples met; where they have none, the groups they are counted in."""
+        return sum(met > 0 for met in self.class_sizes_)
 
     @torch.no_grad()
     def collect(self, context: Context) -> Piece:
@@ -114,8 +120,7 @@ class MemoryMethod(Method):
         For a memory of fixed size that is a reservoir (Vitter, 1985; Li, 1994): every one met is equally likely in it.
         """
         key = torch.rand(context.task.train.numel(), generator=context.generator, dtype=torch.float64)
-        groups = sum(met > 0 for met in self.class_sizes_)
-        most = self.most_examples(context) * (groups if self.budget().per_class is not None else 1)
+        most = self.most_examples(context) * (self.classes_met if self.budget().per_class is not None else 1)
         order = key.argsort()[:most]
         dtype = next(context.model.parameters()).dtype
         return dataclasses.replace(self.store(context, context.task.train[order]), key=key[order].to(dtype))

@@ -124,7 +124,7 @@ class Replayed:
         if weighting == "sets":
             return torch.full((units.numel(),), context.num_train / units.numel(), dtype=dtype, device=units.device)
         classes = unit_or_group(context).unique().numel()
-        return (context.num_train / (classes * torch.bincount(units)[units])).to(dtype)
+        return context.num_train / (classes * torch.bincount(units)[units].to(dtype))
 
 
 def unit_or_group(context: Context) -> Tensor:

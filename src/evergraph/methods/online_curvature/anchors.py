@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from evergraph.core.capabilities import Answer, No, capable
-from evergraph.core.params import Displacement, Params, copy_params
+from evergraph.core.params import Displacement, Params, copy_params, named_params
 from evergraph.core.settings import NonNegative
 from evergraph.curvature import require_deterministic
 from evergraph.errors import one_of
@@ -95,7 +95,7 @@ class AnchoredCurvature(Method):
 
     def displacement(self, context: Context) -> Displacement:
         """D = Σ_t (θ − θ_t), from the running sum of anchors alone."""
-        return Displacement(context.params, self.num_anchors_, self.anchor_sum_)
+        return Displacement(named_params(context.model), self.num_anchors_, self.anchor_sum_)
 
 
 def labels_of(estimator: str) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from evergraph.core.capabilities import capability
-from evergraph.core.params import Params
+from evergraph.core.params import Params, named_params
 from evergraph.core.settings import Fraction, NonNegative
 from evergraph.curvature import regularizer
 from evergraph.errors import EvergraphError
@@ -69,7 +69,7 @@ class InterpolatedCurvature(AnchoredCurvature):
             return values
 
         _, gradient = regularizer(
-            outputs, step.context.params, self.anchor_list_, step.problem,
+            outputs, named_params(step.model), self.anchor_list_, step.problem,
             point=self.point, labels=labels_of(self.estimator), generator=step.context.generator,
         )  # fmt: skip
         scale = self.scale(step.batch.num_examples, step.context.reduction)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.params import Direction, Params
+from evergraph.core.params import Direction, Params, all_trained
 from evergraph.core.recording import recorded_products
 from evergraph.core.shortcuts import fast
 from evergraph.core.sparse import SparseMatrix, product
@@ -26,12 +26,12 @@ other layers; how many rows each gradient has of a weight."""
 
 
 def factors_pay(context: Context) -> bool:
-    """Whether gradients of single nodes are to be kept as factors: sparse inputs, a model that shows how."""
+    """Whether gradients of single nodes are to be kept as factors: sparse inputs, a model that shows how, all of it."""
     batcher = context.batcher
     exact = batcher.fan_out is None and batcher.members is None
     at_hand = context.device.type == "cpu" and isinstance(batcher.x, SparseMatrix) and workers().size == 1
     shown = all(capable(context.model, name) is not None for name in ("first_layer", "after_first_layer"))
-    return fast("structure") and exact and at_hand and shown
+    return fast("structure") and exact and at_hand and shown and all_trained(context.model)
 
 
 def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> Params:

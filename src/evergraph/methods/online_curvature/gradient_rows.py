@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
-from evergraph.core.params import Direction, Params
+from evergraph.core.params import Direction, Params, all_trained
 from evergraph.core.pulled import pulled_along
 from evergraph.core.row_pieces import fused_kernels
 from evergraph.core.shortcuts import fast
@@ -36,7 +36,8 @@ def rows_pay(context: Context, capacity: int) -> bool:
     """Whether to keep gradients as rows of the first layer if one batch serves all steps: sparse inputs, two layers."""
     batcher = context.batcher
     known = isinstance(batcher.x, SparseMatrix) and batcher.members is None and batcher.fan_out is None
-    shown = capable(context.model, "first_layer") is not None and len(context.params) == 2
+    shown = capable(context.model, "first_layer") is not None and all_trained(context.model)
+    shown = shown and len(context.params) == 2
     if not (known and shown and fast("structure")):
         return False
     return capacity * _most_neighbours(context) * _width(context) <= LARGEST

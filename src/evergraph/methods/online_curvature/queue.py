@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import Answer, No, capability
-from evergraph.core.params import Direction, FirstLayerDisplacement, Params
+from evergraph.core.params import Direction, FirstLayerDisplacement, Params, named_params
 from evergraph.core.randomness import random_integers
 from evergraph.core.settings import PositiveInt
 from evergraph.data.batching import Batch
@@ -94,7 +94,7 @@ class QueueCurvature(AnchoredCurvature):
             self.queue_, self.pushed_ = {}, {}
         if not (self.active and (self._factored(context) or self._in_rows)):
             return []
-        direction = FirstLayerDisplacement(context.params, self.num_anchors_, self.anchor_sum_)
+        direction = FirstLayerDisplacement(named_params(context.model), self.num_anchors_, self.anchor_sum_)
         context.cache["queue's direction"] = direction
         return [direction]
 

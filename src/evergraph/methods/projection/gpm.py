@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capability
-from evergraph.core.params import Params
+from evergraph.core.params import Params, named_params
 from evergraph.core.recording import recorded_products
 from evergraph.core.settings import Bounds, NonNegative, PositiveInt
 from evergraph.core.sparse import as_dense, take_rows
@@ -64,7 +64,7 @@ class GPM(Method):
     def start_task(self, context: Context) -> None:
         """What has to stay as it is."""
         require_shown_layers(context, self.name, "ewc")
-        now = {name: value.detach() for name, value in context.params.items()}
+        now = {name: value.detach() for name, value in named_params(context.model).items()}
         if self.num_tasks_:
             self.held_ = {
                 n: self.basis_[n].T @ value if n in self.basis_ else value.clone() for n, value in now.items()
@@ -81,7 +81,7 @@ class GPM(Method):
 
     def edit_grads(self, step: Step) -> None:
         """∇ ← ∇ − B Bᵀ∇."""
-        for name, value in step.model.named_parameters():
+        for name, value in step.context.params.items():
             if value.grad is not None and name in self.basis_ and self.num_tasks_:
                 basis = self.basis_[name]
                 value.grad.addmm_(basis, inner_products(step, name, basis, value.grad), alpha=-1)
@@ -91,7 +91,7 @@ class GPM(Method):
         """W ← W − B (BᵀW − what it was)."""
         if not self.num_tasks_:
             return
-        for name, value in step.model.named_parameters():
+        for name, value in step.context.params.items():
             held = self.held_[name]
             if name in self.basis_:
                 basis = self.basis_[name]
@@ -116,7 +116,7 @@ class GPM(Method):
 
 
 def layer_inputs(context: Context, samples: int) -> Params:
-    """At most `samples` of the rows that each weight multiplies for at most `samples` training examples, by weight."""
+    """By trained weight, at most `samples` of the rows that it multiplies for at most `samples` training examples."""
     names = {id(value): name for name, value in context.params.items()}
     order = torch.randperm(context.num_train, generator=context.generator)[:samples].to(context.device)
     batch = context.batcher.exact().batch(context.train[order])
@@ -124,6 +124,8 @@ def layer_inputs(context: Context, samples: int) -> Params:
         context.model(batch)
     found = {}
     for product in products:
+        if id(product.weight) not in names:  # frozen
+            continue
         chosen = torch.randperm(product.rows.size(0), generator=context.generator)[:samples].to(context.device)
         found[names[id(product.weight)]] = as_dense(take_rows(product.rows, chosen))
     return found
@@ -151,4 +153,4 @@ def head_name(context: Context) -> str:
     """The name of the weight matrix that makes the outputs."""
     with torch.no_grad(), recorded_products() as products:
         context.model(next(context.batches(1)))
-    return next(name for name, value in context.params.items() if value is products[-1].weight)
+    return next(name for name, value in context.model.named_parameters() if value is products[-1].weight)

@@ -33,7 +33,8 @@ def watch_first_layer(method: Method, step: Step) -> None:
 
 def inner_products(step: Step, name: str, directions: Tensor, grad: Tensor) -> Tensor:
     """directionsᵀ ∇ for the gradient of a weight matrix."""
-    cheap = _from_first_layer(step, directions) if name == next(iter(step.context.params)) else None
+    first, _ = next(step.model.named_parameters())
+    cheap = _from_first_layer(step, directions) if name == first else None
     return directions.T @ grad if cheap is None else cheap
 
 

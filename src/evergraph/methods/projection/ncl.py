@@ -73,7 +73,9 @@ class NCL(KroneckerMemory):
             return
         scale = self.prior * (step.batch.num_examples if step.context.reduction == "sum" else 1)
         with torch.no_grad():
-            for name, value in step.model.named_parameters():
+            for name, value in step.context.params.items():
+                if name not in self.anchor_:  # frozen in all tasks so far
+                    continue
                 if value.grad is None:
                     value.grad = torch.zeros_like(value)
                 else:

@@ -31,7 +31,7 @@ class GDumb(MemoryMethod):
     def start_task(self, context: Context) -> None:
         """Take the task's examples into the memory, and forget the parameters."""
         super().end_task(context)
-        context.model.reset_parameters()
+        context.model.start_over()
 
     def training_data(self, context: Context) -> Task | None:
         """The memory alone."""

@@ -26,7 +26,8 @@ class GEM(MemoryMethod):
     """min ½‖g̃ − g‖² over g̃ with ⟨g̃, g_t⟩ ≥ 0 for every old task t: the step may not raise the loss on any memory.
 
     g_t is the gradient of the loss on the memory of task t. The programme is solved in its dual, of one variable for
-    each old task: v = argmin ½ vᵀGGᵀv + gᵀGᵀv over v ≥ 0, and g̃ = g + Gᵀ(v + margin).
+    each old task: v = argmin ½ vᵀGGᵀv + gᵀGᵀv over v ≥ 0, and g̃ = g + Gᵀ(v + margin). Losses are means over examples;
+    against a loss that is summed over a batch of n, the margin is n · margin, so that g̃ is n times the same.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
@@ -51,7 +52,9 @@ class GEM(MemoryMethod):
             return
         gradients = memory_gradients(step.context, replayed.problem, replayed.batch, replayed.tasks, len(self.memory_))
         gradient = flat_gradient(step.context.params)
-        move = projection(gradients, gradient, self.margin)
+        per_example = step.context.reduction == "mean"  # as the memories' are; v grows with a summed loss by itself
+        margin = self.margin * (1 if per_example else step.batch.num_examples)
+        move = projection(gradients, gradient, margin)
         if move is not None:
             add_to_gradient(step.context.params, move)
 

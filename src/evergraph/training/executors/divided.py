@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from evergraph.core.capabilities import Answer
-from evergraph.core.params import Direction
+from evergraph.core.params import Direction, trained_params
 from evergraph.core.workers import Workers, workers
 from evergraph.curvature import forward, in_mode
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -108,7 +108,7 @@ class DividedExecutor(Executor):
         """Outputs and tangents of the whole batch, of which this process computes its share."""
         if not (isinstance(batch, DividedBatch) and batch.is_divided):  # replayed examples
             return forward(model, batch, directions)
-        trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        trained = trained_params(model)
         copies = _Copy.apply(self.group, *trained.values())
         given = {f"model.{name}": copy for name, copy in zip(trained, copies)}
         with self._own_random_numbers():
