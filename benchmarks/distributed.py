@@ -60,7 +60,8 @@ def _closed_form(folder: str) -> dict[str, Any]:
         task, test = task_of_parts(graph)
         learner = _learner()
         lap("read")
-        propagated(graph, learner.model.propagated_inputs(), torch.float32)  # type: ignore[operator]
+        model: Any = learner.model
+        propagated(graph, model.propagated_inputs(), torch.float32, model.input_scaling())
         lap("propagate")
         learner.learn(task)
         lap("sums")

@@ -616,7 +616,8 @@ def test_of_two_runs_that_begin_in_one_new_folder_one_says_no(tmp_path: Path) ->
     ("wrong", "said"),
     [
         (["--metric", "mae"], "mae is for numbers, and what is predicted here are classes; choose one of: accuracy"),
-        (["--problem", "node-regression"], "its examples have classes, and node-regression predicts numbers"),
+        (["--problem", "node-regression"], "its examples have one label or number each, and no class; make tasks of"),
+        (["--problem", "graph-classification"], "sbm has nodes as examples, and graph-classification is about graphs"),
     ],
 )
 def test_what_a_run_cannot_measure_or_learn_is_found_before_its_folder_is_made(

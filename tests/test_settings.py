@@ -73,6 +73,8 @@ NUMBERS = [
 def test_no_setting_takes_what_is_not_finite_or_of_another_type(kind, key):
     """Numbers, choices and truth values of everything registered: no place has to remember a check."""
     for value in (math.nan, math.inf, -math.inf, [], "nonsense", None, 10**400):
+        if (key, value) == ("scales", []):  # a list of columns, which may have none
+            continue
         with pytest.raises(eg.EvergraphError, match=rf"{key}="):
             kind(**{key: value})
 
