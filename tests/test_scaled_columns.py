@@ -49,14 +49,15 @@ def naive(column: np.ndarray) -> tuple[float, float]:
     if set(column) <= {0.0, 1.0} and any(column):
         return 0.0, 1.0
     ordered = sorted(column)
-    middle = ordered[(len(ordered) - 1) // 2]
+    middle = ordered[(len(ordered) - 1) // 2] if sum(column == 0) < 0.2 * len(column) else 0.0
     away = sorted(abs(value - middle) for value in column)
     others = [distance for distance in away if distance]
     if not others:
         return middle, 0.0
     there = sorted(abs(value - middle) for value in column if value)
     most = there[int(np.ceil(0.95 * len(there))) - 1] if there else 0.0
-    spread = max(away[int(np.ceil(0.75 * len(away))) - 1] / 1.1503, most / 8) or others[(len(others) - 1) // 2]
+    quartile = away[int(np.ceil(0.75 * len(away))) - 1]
+    spread = max(quartile / 1.1503, most / 8) if quartile else others[(len(others) - 1) // 2]
     if len(others) < 0.01 * len(away):
         spread = max(spread, 1.0)
     scale = 2.0 ** round(np.log2(spread))
@@ -100,6 +101,8 @@ def test_a_column_that_is_mostly_at_one_end_is_not_narrow() -> None:
     pixel = np.where(np.arange(400) % 5 < 4, 253 - np.arange(400) % 2, np.random.default_rng(0).uniform(0, 253, 400))
     ((_, _, scale),) = measured_columns(features(pixel[:, None]))
     assert scale >= 16
+    blank = np.where(np.arange(400) % 4 == 0, 0.0, pixel)
+    assert measured_columns(features(blank[:, None])) == [(0, 0.0, 256.0)]
 
 
 def test_what_is_not_finite_says_nothing() -> None:

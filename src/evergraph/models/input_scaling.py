@@ -25,6 +25,7 @@ UPPER_QUARTILE = 1.1503  # of distances from the mean, for Gaussian numbers, in 
 ALIKE = 2.0  # a spread between one over this and this is as good as one
 OFF_CENTRE = 2.0  # spreads between zero and a column's median, above which it is centred
 RARE = 0.01  # share of nodes with another value than most below which a column is not scaled up
+ZEROS = 0.2  # share of zeros from which they are no numbers that are missing
 FAR = 8.0  # spreads from a column's centre, beyond which a distance counts by its logarithm
 ROWS = 2**14  # of X that are looked at
 
@@ -109,20 +110,22 @@ def _measured(number: int, values: Tensor, centre: float | None) -> Column:
 
     The spread is the upper quartile of the distances from the median, in units that make it the standard deviation of
     Gaussian numbers. But of those that are not zero, which may stand for what is missing, one in twenty is `FAR` out
-    at most: a column that is mostly at one end, as pixels are, is not narrow. Where most numbers are one and the same
-    it is the median distance of the others. A column of 0 and 1 stays as it is, and so does one whose spread is about
-    one.
+    at most: a column that is mostly at one end, as pixels are, is not narrow. Where a fifth is zero, zero says
+    something and is the centre. Where most numbers are one and the same the spread is the median distance of the
+    others. A column of 0 and 1 stays as it is, and so does one whose spread is about one.
     """
     values = values[values.isfinite()]
     if not centre and bool(values.any()) and bool(((values == 0) | (values == 1)).all()):
         return number, 0.0, 1.0
-    middle = float(values.median()) if centre is None and values.numel() else centre or 0.0
+    middle = centre or 0.0
+    if centre is None and int((values == 0).sum()) < ZEROS * values.numel():
+        middle = float(values.median())
     away = (values - middle).abs()
     others = away[away > 0]
     if not others.numel():
         return number, middle, 0.0
-    spread = max(_quantile(away, 0.75) / UPPER_QUARTILE, _quantile(away[values != 0], 0.95) / FAR)
-    spread = spread or float(others.median())
+    quartile, most = _quantile(away, 0.75), _quantile(away[values != 0], 0.95)
+    spread = max(quartile / UPPER_QUARTILE, most / FAR) if quartile else float(others.median())
     scale = 2.0 ** round(math.log2(max(spread, 1.0) if others.numel() < RARE * away.numel() else spread))
     if centre is None:
         centre = round(middle / scale) * scale if abs(middle) > OFF_CENTRE * scale else 0.0
