@@ -124,7 +124,10 @@ def test_sparse_features_and_those_of_0_and_1_stay_as_they_are() -> None:
     counts = random.poisson(0.2, (100, 40)) * 900.0
     assert measured_columns(features(sp.csr_matrix(counts))) == []
     assert measured_columns(features(np.minimum(counts, 1))) == []
-    assert len(measured_columns(features(counts))) > 30
+    assert measured_columns(features(counts)) == []  # many columns of one unit
+    for odd in (counts * np.where(np.arange(40) == 3, 1e3, 1), counts * np.where(np.arange(40) < 4, 1e-2, 1),
+                counts + np.where(np.arange(40) < 4, 1e5, 0)):  # fmt: skip
+        assert len(measured_columns(features(odd))) > 30
     graph = sbm(nodes=80, classes=4, features=40, signal=2.0)
     words = graph.altered(x=(graph.x > 1).float())
     stream = eg.TaskStream(words, 2)
@@ -362,3 +365,12 @@ def test_scales_that_are_given_stay() -> None:
             eg.RandomFeatures(scales=wrong)
     with pytest.raises(EvergraphError, match="scales names column 7; there are 0 to 6"):
         learner_of(scales=[[7, 0, 2]]).learn(task)
+
+
+def test_a_column_that_varies_only_at_rows_not_looked_at_is_not_lost() -> None:
+    """Every second row of 20,000 is looked at; the column says something at the others alone."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((20_000, 3))
+    x[:, 2] = np.where(np.arange(20_000) % 2, x[:, 2] * 50, 0.0)
+    assert measured_columns(features(x)) == []
+    assert with_scales([(2, 0.0, 0.0)], features(x)) == []

@@ -934,3 +934,17 @@ def test_joint_training_can_have_the_validation_labels_too(small_stream: eg.Task
     everything = tasks[-1].so_far()
     assert context_task.train.tolist() == [*everything.train.tolist(), *everything.val.tolist()]
     assert not context_task.val.numel()
+
+
+def test_a_loss_of_one_entry_is_a_loss(small_stream: eg.TaskStream) -> None:
+    class Flat(eg.Finetune):
+        name = "flat"
+
+        def loss(self, step: eg.Step) -> torch.Tensor:
+            return step.loss.reshape(1)
+
+    ends = []
+    for method in (Flat(), eg.Finetune()):
+        learner = eg.Learner(eg.GCN(hidden=4), method, epochs=2, device="cpu")
+        ends.append(learner.learn(small_stream[0]))
+    assert ends[0] == ends[1]

@@ -43,4 +43,4 @@ def is_prediction(outputs: Tensor) -> bool:
 
 def nan_unless_finite(watched: Tensor, answer: Tensor) -> Tensor:
     """The answer; NaN where what is watched is no finite number. Nobody waits for either."""
-    return torch.add(answer, watched.detach(), alpha=0)
+    return torch.add(answer, watched.detach().reshape(answer.shape), alpha=0)

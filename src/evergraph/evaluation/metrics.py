@@ -26,7 +26,7 @@ class Metric:
         higher_is_better: False for an error.
         of_probabilities: it depends on the size of outputs, not on their order alone; so a learner's outputs are
             calibrated for it.
-        kinds: of what is predicted it can be taken: `classes`, `labels` or `numbers`.
+        kinds: of what is predicted it can be taken: `classes`, `labels` or `numbers`; None for all.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Metric:
     function: Callable[[Tensor, Tensor, Sequence[int]], float]
     higher_is_better: bool = True
     of_probabilities: bool = False
-    kinds: tuple[str, ...] = ("classes", "labels", "numbers")
+    kinds: tuple[str, ...] | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
         """The number."""
@@ -42,8 +42,8 @@ class Metric:
 
     def check(self, kind: str) -> None:
         """Raise the error for predictions that it cannot be taken of, before any is made."""
-        if kind not in self.kinds:
-            others = [metric.name for metric in METRICS.values() if kind in metric.kinds]
+        if self.kinds is not None and kind not in self.kinds:
+            others = [metric.name for metric in METRICS.values() if metric.kinds is None or kind in metric.kinds]
             raise EvergraphError(
                 f"{self.name} is for {' or '.join(self.kinds)}, and what is predicted here are {kind}; choose "
                 f"one of: {', '.join(others)}"

@@ -92,7 +92,7 @@ class GCN(StackedWeights):
             if columns:
                 fresh = wide.new_empty(wide.size(0) - 1, wide.size(1))
                 wide[:-1, weight.size(1) :] = nn.init.xavier_uniform_(fresh)[:, weight.size(1) :]
-            self.weights[number] = nn.Parameter(wide)
+            self.weights[number] = nn.Parameter(wide, requires_grad=weight.requires_grad)
         self.hidden += units
         return self.hidden - units
 

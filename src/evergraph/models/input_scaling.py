@@ -20,13 +20,15 @@ from evergraph.core.workers import workers
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 
-FEW_COLUMNS = 32  # of X, up to which it is lifted: a row's length is one number of so many
+FEW_COLUMNS = 32  # of X, up to which it is a table, and lifted: a row's length is one number of so many
 UPPER_QUARTILE = 1.1503  # of distances from the mean, for Gaussian numbers, in standard deviations
 ALIKE = 2.0  # a spread between one over this and this is as good as one
 OFF_CENTRE = 2.0  # spreads between zero and a column's median, above which it is centred
 RARE = 0.01  # share of nodes with another value than most below which a column is not scaled up
 ZEROS = 0.2  # share of zeros from which they are no numbers that are missing
 FAR = 8.0  # spreads from a column's centre, beyond which a distance counts by its logarithm
+OUTWEIGHS, UNSEEN = 4.0, 8.0  # times as large, or as small, as the median column
+SOME = 0.05  # of the columns may be off centre or small where they are left alone
 ROWS = 2**14  # of X that are looked at
 
 Column = tuple[int, float, float]
@@ -87,9 +89,28 @@ def parse_columns(columns: bool | Sequence[Sequence[float]]) -> bool | list[Colu
 def measured_columns(graph: Graph) -> list[Column]:
     """What is to be done to the columns of a graph's features; nothing where they are sparse, or 0 and 1 alone."""
     x = _some_rows(graph)
-    if x is None or bool(((x == 0) | (x == 1)).all()):
+    if x is None or bool(((x == 0) | (x == 1)).all()) or not _unlike(x):
         return []
-    return _changed(_measured(number, values, None) for number, values in enumerate(x.T.contiguous()))
+    found = [_measured(number, values, None) for number, values in enumerate(x.T.contiguous())]
+    varies = _varying(graph, [column for column in found if not column[2]])
+    return _changed((column[0], 0.0, 1.0) if column[0] in varies else column for column in found)
+
+
+def _unlike(x: Tensor) -> bool:
+    """Whether columns are few, some column outweighs the others, or several are off centre or hardly seen beside them.
+
+    Many columns of one unit are left alone: that one of them is small in the first task's classes says something.
+    """
+    if x.size(1) <= FEW_COLUMNS:
+        return True
+    x = torch.where(x.isfinite(), x, 0.0)
+    size, spread = x.square().mean(0).sqrt(), x.std(0, correction=0)
+    there = size > 0
+    if not bool(there.any()):
+        return True
+    typical = size[there].median()
+    odd = there & ((spread > 0) & (x.mean(0).abs() > OFF_CENTRE * spread) | (size < typical / UNSEEN))
+    return bool((size > OUTWEIGHS * typical).any()) or int(odd.sum()) > SOME * int(there.sum())
 
 
 def with_scales(columns: Sequence[Column], graph: Graph) -> list[Column]:
@@ -97,7 +118,20 @@ def with_scales(columns: Sequence[Column], graph: Graph) -> list[Column]:
     x = None if all(scale for _, _, scale in columns) else _some_rows(graph)
     if x is None:
         return list(columns)
-    return _changed(column if column[2] else _measured(column[0], x[:, column[0]], column[1]) for column in columns)
+    found = [column if column[2] else _measured(column[0], x[:, column[0]], column[1]) for column in columns]
+    varies = _varying(graph, [column for column in found if not column[2]])
+    return _changed((number, centre, 1.0 if number in varies else scale) for number, centre, scale in found)
+
+
+def _varying(graph: Graph, columns: Sequence[Column]) -> set[int]:
+    """Those of some columns that have another value than the centre anywhere: not all rows have been looked at."""
+    x = _measured_rows(graph)
+    if not columns or isinstance(x, SparseMatrix):
+        return set()
+    others = [(x[:, number].double() != centre) & x[:, number].isfinite() for number, centre, _ in columns]
+    counts = torch.tensor([float(other.sum()) for other in others], dtype=torch.float64)
+    total = counts if graph.rows is None else workers().sum([counts])[0]
+    return {number for (number, _, _), count in zip(columns, total.tolist()) if count}
 
 
 def _changed(columns: Iterable[Column]) -> list[Column]:

@@ -92,7 +92,14 @@ def awaited(member: Member, place: Path | None) -> Iterator[None]:
     these are taken up in the order of their seeds everywhere, so nobody waits in a circle. Whoever dies holds nothing.
     """
     held_for_others = any(whose is None or whose != kin() for whose in _held.values())
-    if place is None or member.context.index or place in _held or held_for_others or (place / INDEX).exists():
+    if (
+        place is None
+        or member.context.index
+        or place in _held
+        or held_for_others
+        or (place / INDEX).exists()
+        or not _has_room(place, member)  # then nothing would come of waiting
+    ):
         yield
         return
     with suppress(EvergraphError):
@@ -151,8 +158,7 @@ def recalled(member: Member, place: Path) -> bool:
 def keep(member: Member, place: Path, seconds: float) -> None:
     """What came of a training, and how long it took, for other runs. A folder that cannot be written is no obstacle."""
     model, progress = member.context.model, member.progress
-    others = sum(path.is_dir() for path in place.parent.iterdir()) if place.parent.is_dir() else 0
-    if (others + 1) * count_bytes(dict(model.state_dict())) > LARGEST:
+    if not _has_room(place, member):
         return
     known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch, "seconds": seconds}
     if (own := device_numbers(member.context.device)) is not None:
@@ -161,6 +167,12 @@ def keep(member: Member, place: Path, seconds: float) -> None:
         make_folder(place)
         with only_writer(place):
             save_tree(place, {**known, "numbers": torch.get_rng_state()})
+
+
+def _has_room(place: Path, member: Member) -> bool:
+    """Whether one more training would be kept there."""
+    others = sum(path.is_dir() for path in place.parent.iterdir()) if place.parent.is_dir() else 0
+    return (others + 1) * count_bytes(dict(member.context.model.state_dict())) <= LARGEST
 
 
 def _mark(member: Member, besides: list[Any]) -> str:
