@@ -1,10 +1,12 @@
 """The kernels in C against torch, scipy and loops, and what happens where they cannot be compiled."""
 
 import gc
+import platform
 import weakref
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy import sparse as sp
@@ -53,6 +55,37 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for found, expected in zip((sparse.multiply(dense), picked.t().multiply(dense[:23])), alone):
         assert torch.equal(found, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", ["", "-mno-avx512f", "-mno-avx512f -mno-avx"], ids=["native", "avx", "sse"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vectors_of_any_width_make_the_same_numbers(
+    dtype: torch.dtype, flags: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other processors compile: their vectors are narrower, and they have fewer registers."""
+    if platform.machine() != "x86_64":
+        pytest.skip("flags of x86")
+    monkeypatch.setenv("CC", f"cc {flags}")
+    narrow = compiled._compiled.__wrapped__(dtype, torch.int64)
+    assert narrow is not None
+    sparse, close = matrix(index=torch.int64).to(dtype), 1e-12 if dtype == torch.float64 else 1e-4
+    rng = np.random.default_rng(0)
+    for width in (1, 8, 40, 257):
+        dense = torch.randn(60, width, dtype=dtype)
+        assert torch.allclose(narrow.multiply(sparse.parts(), dense, 40), sparse.dense() @ dense, atol=close)
+    for size, width in ((1, 1), (9, 3), (130, 8), (130, 15), (70, 31)):
+        rows = rng.normal(size=(size, size))
+        whole = rows @ rows.T / size + np.eye(size)
+        columns = rng.normal(size=(size, width))
+        few = compiled.few_columns(columns, sparse.values.numpy().dtype)
+        if few is None:
+            continue
+        product = np.ones_like(few)
+        narrow.add_product(product, whole.astype(few.dtype), few)
+        assert np.allclose(product[:, :width] - 1, whole @ columns, atol=close)
+        narrow.solve(np.linalg.cholesky(whole).astype(few.dtype), few)
+        assert np.allclose(few[:, :width], np.linalg.solve(whole, columns), atol=close)
 
 
 @needs_compiler

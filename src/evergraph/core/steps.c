@@ -10,16 +10,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES ((int)(64 / sizeof(REAL)))
+/* The processor's vectors: wider ones, or more of them at once than it has registers, would go through memory. */
+#if defined(__AVX512F__)
+#define BYTES 64
+#define REGISTERS 32
+#elif defined(__AVX__)
+#define BYTES 32
+#define REGISTERS 16
+#elif defined(__aarch64__)
+#define BYTES 16
+#define REGISTERS 32
+#else
+#define BYTES 16
+#define REGISTERS 16
+#endif
+#define LINE 64 /* bytes that are fetched at once */
+#define LANES ((int)(BYTES / sizeof(REAL)))
+#define HELD (REGISTERS / 2) /* vectors of sums; the others hold what is added to them */
 #define AHEAD 4 /* entries, whose rows are asked for before they are read */
-typedef REAL Lanes __attribute__((vector_size(64), aligned(sizeof(REAL)), may_alias));
+typedef REAL Lanes __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
 /* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers. Of a row to be
-   read soon one vector in `every` is asked for: in long runs a processor fetches those behind it by itself. */
+   read soon one line in `every` is asked for: in long runs a processor fetches those behind it by itself. */
 INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, const REAL *weights, int64_t count,
                       const REAL *dense, int64_t width, REAL *out) {
-    Lanes sums[16];
+    Lanes sums[HELD];
 #pragma GCC unroll 16
     for (int g = 0; g < groups; g++) sums[g] = (Lanes){0};
     int64_t e = 0;
@@ -29,7 +45,7 @@ INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, c
         const REAL *later = dense + (int64_t)columns[e + AHEAD] * width;
 #pragma GCC unroll 16
         for (int g = 0; g < groups; g++) {
-            if (g % every == 0) __builtin_prefetch(later + g * LANES);
+            if (g * BYTES % (every * LINE) == 0) __builtin_prefetch(later + g * LANES);
             sums[g] += weight * *(const Lanes *)(row + g * LANES);
         }
     }
@@ -46,8 +62,8 @@ INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, c
 INLINE void sum_row(const int every, const INDEX *columns, const REAL *weights, int64_t count, const REAL *dense,
                     int64_t width, REAL *out) {
     int64_t at = 0;
-    for (; at + 16 * LANES <= width; at += 16 * LANES)
-        sum_lanes(16, every, columns, weights, count, dense + at, width, out + at);
+    for (; at + HELD * LANES <= width; at += HELD * LANES)
+        sum_lanes(HELD, every, columns, weights, count, dense + at, width, out + at);
     for (; at + 4 * LANES <= width; at += 4 * LANES)
         sum_lanes(4, every, columns, weights, count, dense + at, width, out + at);
     for (; at + LANES <= width; at += LANES) sum_lanes(1, every, columns, weights, count, dense + at, width, out + at);
@@ -60,7 +76,7 @@ INLINE void sum_row(const int every, const INDEX *columns, const REAL *weights, 
 /* Rows `first` to `last` of A W, or of (rows `picked` of A) W. */
 void multiply(int64_t first, int64_t last, const int64_t *picked, const INDEX *begin, const INDEX *columns,
               const REAL *values, const REAL *dense, int64_t width, REAL *out) {
-    const int64_t lines = 64 / sizeof(INDEX);
+    const int64_t lines = LINE / sizeof(INDEX);
     for (int64_t i = first; i < last; i++) {
         const int64_t row = picked ? picked[i] : i;
         const int64_t at = begin[row];
@@ -230,61 +246,65 @@ void pull(int64_t first, int64_t last, REAL *restrict grad, const REAL *restrict
 }
 
 /* Products with few columns: `groups` vectors of a row stay in registers, of `high` rows at once. */
-#define FEW(groups) ((groups) == 1 ? 8 : 4)
+#define HIGH(groups) (HELD >= 8 * (groups) ? 8 : HELD >= 4 * (groups) ? 4 : HELD >= 2 * (groups) ? 2 : 1)
+#define MOST (4 * LINE / BYTES) /* groups: four lines of a row */
+#define BLOCK 65536             /* bytes of columns that stay in a cache of the core */
 
 /* sums[r] += sign * sum of matrix[r, j] * columns[j] over j < count */
 INLINE void add_few(const int groups, const int high, const REAL sign, int64_t count, const REAL *matrix, int64_t step,
                     const REAL *columns, Lanes *sums) {
     const int64_t width = groups * LANES;
     for (int64_t j = 0; j < count; j++) {
-        Lanes row[4];
-#pragma GCC unroll 4
+        Lanes row[MOST];
+#pragma GCC unroll 16
         for (int g = 0; g < groups; g++) row[g] = *(const Lanes *)(columns + j * width + g * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < high; r++) {
             const REAL weight = sign * matrix[r * step + j];
-#pragma GCC unroll 4
+#pragma GCC unroll 16
             for (int g = 0; g < groups; g++) sums[r * groups + g] += weight * row[g];
         }
     }
 }
 
+/* `high` rows of out += A X. */
+INLINE void times_rows(const int groups, const int high, int64_t count, const REAL *matrix, int64_t step,
+                       const REAL *columns, REAL *out) {
+    Lanes sums[HELD + MOST];
+#pragma GCC unroll 16
+    for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(out + k * LANES);
+    add_few(groups, high, 1, count, matrix, step, columns, sums);
+#pragma GCC unroll 16
+    for (int k = 0; k < high * groups; k++) *(Lanes *)(out + k * LANES) = sums[k];
+}
+
 INLINE void times_few(const int groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step,
                       const REAL *columns, REAL *out) {
-    const int64_t width = groups * LANES;
-    const int high = FEW(groups);
-    int64_t i = 0;
-    for (; i + high <= rows; i += high) {
-        Lanes sums[16];
-#pragma GCC unroll 16
-        for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(out + i * width + k * LANES);
-        add_few(groups, high, 1, count, matrix + i * step, step, columns, sums);
-#pragma GCC unroll 16
-        for (int k = 0; k < high * groups; k++) *(Lanes *)(out + i * width + k * LANES) = sums[k];
-    }
-    for (; i < rows; i++) {
-        Lanes sums[4];
-#pragma GCC unroll 4
-        for (int g = 0; g < groups; g++) sums[g] = *(Lanes *)(out + i * width + g * LANES);
-        add_few(groups, 1, 1, count, matrix + i * step, step, columns, sums);
-#pragma GCC unroll 4
-        for (int g = 0; g < groups; g++) *(Lanes *)(out + i * width + g * LANES) = sums[g];
+    const int64_t width = groups * LANES, block = BLOCK / (groups * BYTES);
+    const int high = HIGH(groups);
+    for (int64_t j = 0; j < count; j += block) {
+        const int64_t some = count - j < block ? count - j : block;
+        int64_t i = 0;
+        for (; i + high <= rows; i += high)
+            times_rows(groups, high, some, matrix + i * step + j, step, columns + j * width, out + i * width);
+        for (; i < rows; i++)
+            times_rows(groups, 1, some, matrix + i * step + j, step, columns + j * width, out + i * width);
     }
 }
 
-/* out += A X; X and out have one to four vectors of numbers a row. */
-void times(int64_t groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
+/* out += A X; X and out have one to four lines of numbers a row. */
+void times(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
            REAL *out) {
-    if (groups == 1) times_few(1, rows, count, matrix, step, columns, out);
-    if (groups == 2) times_few(2, rows, count, matrix, step, columns, out);
-    if (groups == 3) times_few(3, rows, count, matrix, step, columns, out);
-    if (groups == 4) times_few(4, rows, count, matrix, step, columns, out);
+    if (lines == 1) times_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out);
+    if (lines == 2) times_few(2 * LINE / BYTES, rows, count, matrix, step, columns, out);
+    if (lines == 3) times_few(3 * LINE / BYTES, rows, count, matrix, step, columns, out);
+    if (lines == 4) times_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out);
 }
 
 /* Rows i to i + high of the solution of L Y = B, from those before, in the place of B. */
 INLINE void forward_few(const int groups, const int high, int64_t i, const REAL *factor, int64_t step, REAL *columns) {
     const int64_t width = groups * LANES;
-    Lanes sums[16];
+    Lanes sums[HELD + MOST];
 #pragma GCC unroll 16
     for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(columns + i * width + k * LANES);
     add_few(groups, high, -1, i, factor + i * step, step, columns, sums);
@@ -301,7 +321,7 @@ INLINE void forward_few(const int groups, const int high, int64_t i, const REAL 
 /* Rows i to i + high of the solution of L' X = Y, in the place of Y; what they add to rows before is taken off there. */
 INLINE void back_few(const int groups, const int high, int64_t i, const REAL *factor, int64_t step, REAL *columns) {
     const int64_t width = groups * LANES;
-    Lanes found[16];
+    Lanes found[HELD + MOST];
 #pragma GCC unroll 16
     for (int k = 0; k < high * groups; k++) found[k] = *(Lanes *)(columns + i * width + k * LANES);
     for (int r = high - 1; r >= 0; r--) {
@@ -314,7 +334,7 @@ INLINE void back_few(const int groups, const int high, int64_t i, const REAL *fa
     for (int k = 0; k < high * groups; k++) *(Lanes *)(columns + i * width + k * LANES) = found[k];
     const REAL *rows = factor + i * step;
     for (int64_t j = 0; j < i; j++) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int g = 0; g < groups; g++) {
             Lanes left = *(Lanes *)(columns + j * width + g * LANES);
 #pragma GCC unroll 8
@@ -325,7 +345,7 @@ INLINE void back_few(const int groups, const int high, int64_t i, const REAL *fa
 }
 
 INLINE void solve_few(const int groups, int64_t size, const REAL *factor, int64_t step, REAL *columns) {
-    const int high = FEW(groups);
+    const int high = HIGH(groups);
     const int64_t even = size - size % high;
     for (int64_t i = 0; i < even; i += high) forward_few(groups, high, i, factor, step, columns);
     for (int64_t i = even; i < size; i++) forward_few(groups, 1, i, factor, step, columns);
@@ -333,10 +353,10 @@ INLINE void solve_few(const int groups, int64_t size, const REAL *factor, int64_
     for (int64_t i = even - high; i >= 0; i -= high) back_few(groups, high, i, factor, step, columns);
 }
 
-/* (L L')^-1 B in the place of B, which has one to four vectors of numbers a row. */
-void solve(int64_t groups, int64_t size, const REAL *factor, int64_t step, REAL *columns) {
-    if (groups == 1) solve_few(1, size, factor, step, columns);
-    if (groups == 2) solve_few(2, size, factor, step, columns);
-    if (groups == 3) solve_few(3, size, factor, step, columns);
-    if (groups == 4) solve_few(4, size, factor, step, columns);
+/* (L L')^-1 B in the place of B, which has one to four lines of numbers a row. */
+void solve(int64_t lines, int64_t size, const REAL *factor, int64_t step, REAL *columns) {
+    if (lines == 1) solve_few(1 * LINE / BYTES, size, factor, step, columns);
+    if (lines == 2) solve_few(2 * LINE / BYTES, size, factor, step, columns);
+    if (lines == 3) solve_few(3 * LINE / BYTES, size, factor, step, columns);
+    if (lines == 4) solve_few(4 * LINE / BYTES, size, factor, step, columns);
 }
