@@ -16,6 +16,7 @@ import torch
 from benchmarks import TARGETS, Target, closed_form, distributed, generated_parts
 from benchmarks.baselines import pyg_step, scipy_neighbours
 from benchmarks.candidates import in_float64, setting
+from benchmarks.committee import Committee
 from benchmarks.cost_model import (
     PHASES,
     Constants,
@@ -89,6 +90,46 @@ def test_steps_repeat_their_batches_and_learn(words: Graph) -> None:
     for _ in range(len(steps.pieces) - 1):
         steps()
     assert torch.equal(steps.batch().nodes, first.nodes)
+
+
+def test_a_committee_is_the_mean_of_its_members() -> None:
+    """In float64; and each member is drawn as a network of its own, up to Glorot's bound."""
+    graph = sbm(nodes=60, classes=5, features=6)
+    committee = Committee(hidden=40, members=3)
+    committee.setup(6, 5)
+    for weight, width in zip(committee.weights, (6, 5)):
+        assert not weight[-1].any()
+        assert weight.abs().max().item() == pytest.approx((6 / (40 + width)) ** 0.5, rel=0.02)
+    torch.nn.init.normal_(committee.weights[1].data[-1])  # a bias that shows
+    committee.double()
+    first, last = committee.weights
+    outputs = []
+    for own_first, own_last in zip(first.split(40, dim=1), last[:-1].split(40)):
+        member = GCN(hidden=40)
+        member.setup(6, 5)
+        member.double().load_state_dict({"weights.0": own_first, "weights.1": torch.cat([own_last, last[-1:]])})
+        outputs.append(member(graph.x.double(), graph.edge_index))
+    torch.testing.assert_close(committee(graph.x.double(), graph.edge_index), torch.stack(outputs).mean(0))
+
+
+def test_adam_moves_a_committee_as_far_as_a_member() -> None:
+    """Members that start alike put out what one network does, and still do after steps of both."""
+    graph = sbm(nodes=60, classes=5, features=6)
+    single, committee = GCN(hidden=8), Committee(hidden=8, members=4)
+    for model in (single, committee):
+        model.setup(6, 5)
+    first, last = single.weights
+    wide = {"weights.0": first.repeat(1, 4), "weights.1": torch.cat([last[:-1].repeat(4, 1), last[-1:]])}
+    committee.load_state_dict(wide)
+    outputs = []
+    for model in (single.double(), committee.double()):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-30)
+        for _ in range(10):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(graph.x.double(), graph.edge_index), graph.y).backward()
+            optimizer.step()
+        outputs.append(model(graph.x.double(), graph.edge_index))
+    torch.testing.assert_close(outputs[1], outputs[0])
 
 
 def test_pyg_s_step_is_our_step() -> None:
