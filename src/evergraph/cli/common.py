@@ -259,10 +259,17 @@ def training_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
 
 
+def is_closed_form(method: str) -> bool:
+    """Whether a method, or every part of a composed one, learns without epochs."""
+    return all(METHODS[part].family == "closed form" for part in parts_of(method))
+
+
 def tell_unused(options: dict[str, Any], methods: Iterable[str], trained: bool) -> None:
     """Say which training settings were given for nothing, where all methods were closed forms."""
     given = [f"--{name.replace('_', '-')}" for name in training_options(options)]
-    if given and not trained:
+    if not trained and not all(map(is_closed_form, methods)):
+        tell("--epochs 0: the network is not trained; its accuracy is that of the parameters it began with")
+    elif given and not trained:
         names = ", ".join(dict.fromkeys(methods))
         tell(f"{', '.join(given)}: of no effect here; {names} learned in one pass over each task, without epochs")
 

@@ -21,7 +21,7 @@ from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
-from evergraph.methods import make_method, preferred_model
+from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import make_model
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
@@ -144,7 +144,8 @@ def learn_command(
             print(f"note: {found}; nothing was done", file=sys.stderr)
             return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
-    common.tell_unused(options, [learner.method.name], bool(last["epochs"]))
+    closed_form = common.is_closed_form(learner.method.title)
+    common.tell_unused(options, [learner.method.title], bool(last["epochs"]))
     if (
         learner.problem.kind == "classes"
         and last["epochs"]
@@ -162,7 +163,7 @@ def learn_command(
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
     kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
     sys.stdout.write(
-        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {_passes(last['epochs'])}; "
+        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {_passes(last['epochs'], closed_form)}; "
         f"{held_out or 'none held out to test on'}\n"
         f"{checkpoint} knows {len(learner.classes_)} {kind} now (task {learner.num_tasks})\n"
     )
@@ -214,7 +215,7 @@ def info_command(
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
     for key, value in about.items():
-        if key == "training" and about["tasks"] and not any(task["epochs"] for task in about["tasks"]):
+        if key == "training" and _is_closed_form(about) and not any(task["epochs"] for task in about["tasks"]):
             value = "one pass over each task, without epochs"
         if key == "model":
             value = {name: setting for name, setting in value.items() if name != "scales" or not setting}
@@ -230,6 +231,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     kind = PROBLEMS.get(about["problem"])
     unit = " %" if kind is None or METRICS[kind.metric].title.endswith("(%)") else f" ({kind.metric})"
     level = "node" if kind is None else kind.level
+    closed_form = _is_closed_form(about)
     for number, task in enumerate(about["tasks"], start=1):
         value, when = task["test_accuracy"], task.get("learned")
         accuracy = "not measured" if value is None else f"{value:.1f}{unit} when learned"
@@ -238,7 +240,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
         learned = (
-            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {_passes(task['epochs'])}, {accuracy}"
+            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {_passes(task['epochs'], closed_form)}, {accuracy}"
         )
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
@@ -251,6 +253,12 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         above, alarms = card["unknown_above"], f"at {100 * card['false_alarms']:g} % false alarms"
         few = "too few validation examples to put any aside"
         yield "unknown classes", f"{few if above is None else f'put aside above {above:.3g}'}, {alarms}"
+
+
+def _is_closed_form(about: dict[str, Any]) -> bool:
+    """Whether a learner's method learns without epochs; no, where the method is not registered here."""
+    method = about["method"].get("name", "")
+    return all(part in METHODS for part in parts_of(method)) and common.is_closed_form(method)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -288,6 +296,6 @@ def _shown(value: Any) -> str:
     return parsing.listed(value, 40) if isinstance(value, list) else str(value)
 
 
-def _passes(epochs: int) -> str:
+def _passes(epochs: int, closed_form: bool) -> str:
     """How often training nodes were read; a closed form does without epochs."""
-    return f"{epochs} epoch{'s' * (epochs > 1)}" if epochs else "one pass"
+    return "one pass" if closed_form and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"

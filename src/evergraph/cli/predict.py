@@ -85,6 +85,8 @@ def predict_command(
         raise EvergraphError(f"{graph} is not a graph in parts; predict it in one process, or convert it with --parts")
     if out is not None and out.suffix not in {".csv", ".parquet"}:
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
+    if out is not None and (read := _file_read(out, graph)):
+        raise EvergraphError(f"--out {out} would overwrite {read}, which is read; name another file")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
     learner = Learner.load(checkpoint, device=device)
     data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
@@ -99,6 +101,14 @@ def predict_command(
         write_atomically(out, _as_parquet(columns, parquet))
     if out is not None:
         sys.stdout.write(f"{len(prediction):,} predictions: {out}\n")
+
+
+def _file_read(out: Path, graph: str) -> str:
+    """The file of a graph that `out` is, under whatever name; empty for none."""
+    nodes, _, settings = graph.partition(":")
+    edges = [item.removeprefix("edges=") for item in settings.split(",") if item.startswith("edges=")]
+    files = [Path(nodes), *map(Path, edges), *(Path(nodes).parent / name for name in edges)]
+    return next((str(path) for path in files if out.exists() and path.exists() and out.samefile(path)), "")
 
 
 def _predicted(

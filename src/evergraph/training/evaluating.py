@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from evergraph.data import TEST_GRAPHS, Graph, Part, Task, TaskStream
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, one_of
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks
+from evergraph.training.predicting import check_features, tell_of_directions
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -34,6 +35,12 @@ def evaluate(
     METRICS[name].check(learner.problem.kind)
     if after is not None and not isinstance(tasks, TaskStream):
         raise EvergraphError(f"after={after} counts the tasks of a stream; leave it out for a list")
+    if test_graph is not None:
+        one_of("test graph", test_graph, TEST_GRAPHS)
+        if not isinstance(tasks, TaskStream) and not TEST_GRAPHS[test_graph].one_task:
+            raise EvergraphError(
+                f"test_graph={test_graph!r} joins the tasks of a stream; tasks of a list are tested on their own graphs"
+            )
     values, names = _measured(learner, tasks, METRICS[name], test_graph, part, after)
     # what was measured right after learning was measured in this way alone; tasks in pieces were not measured then
     comparable = name == learner.problem.metric and part == "test" and after is None
@@ -104,6 +111,8 @@ def _on_graph(
 ) -> list[float]:
     """The metric on several sets of examples of one graph, each among some of the output units."""
     graph, parts = pairs[0][0], [nodes for _, nodes in pairs]
+    check_features(learner, graph)
+    tell_of_directions(learner, graph)
     truth = learner.problem.targets(graph, learner.classes_)
     outputs = learner.outputs(graph, torch.cat(parts))
     if measure.of_probabilities:

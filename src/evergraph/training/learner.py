@@ -240,7 +240,7 @@ class Learner(metaclass=Checked):
             stream: a stream; or a list of tasks, graphs or paths (months, say), split as `learn` splits them.
             metric: by name; the problem's own by default.
             balanced: short for `metric="balanced-accuracy"`.
-            test_graph: another test graph than the stream's own.
+            test_graph: another test graph than the stream's own; tasks of a list are tested on their own graphs.
             part: `val` for validation examples.
             after: the last task of the stream that has been learned; by default as many as `learn` was called. To be
                 given where tasks were learned in pieces (`Task.pieces`).
@@ -330,6 +330,8 @@ class Learner(metaclass=Checked):
         `notes` are plain values of your own that travel in the same atomic write; `load` puts them
         back in `learner.notes`.
         """
+        if not str(path):
+            raise EvergraphError("save: path is empty; name a folder")
         if notes is not None:
             self.notes = notes
         save_tree(path, learner_state(self))
