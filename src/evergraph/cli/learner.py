@@ -162,8 +162,9 @@ def learn_command(
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
     kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
+    passes = _passes(last["epochs"], closed_form)
     sys.stdout.write(
-        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {_passes(last['epochs'], closed_form)}; "
+        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {passes}; "
         f"{held_out or 'none held out to test on'}\n"
         f"{checkpoint} knows {len(learner.classes_)} {kind} now (task {learner.num_tasks})\n"
     )
@@ -239,9 +240,8 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         rest = f" (and {held_out['validation']} to choose by, {held_out['test']} to test)" if held_out else ""
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
-        learned = (
-            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {_passes(task['epochs'], closed_form)}, {accuracy}"
-        )
+        passes = _passes(task["epochs"], closed_form)
+        learned = f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {passes}, {accuracy}"
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
     card = about["card"]

@@ -273,12 +273,11 @@ def read_weights(edge_weight: Any, num_edges: int, name: str) -> np.ndarray | No
     if weights.size and not (np.isfinite(weights).all() and weights.min() >= 0):
         wrong = weights[~(np.isfinite(weights) & (weights >= 0))][0]
         raise EvergraphError(f"{name}: an edge has the weight {wrong:g}; weights are finite and at least 0")
-    smallest = weights[weights > 0].min(initial=1.0)
-    if weights.max(initial=0) > LARGEST or smallest < SMALLEST:
-        wrong = smallest if smallest < SMALLEST else weights.max()
+    largest = float(weights.max(initial=0))
+    if largest > LARGEST or 0 < largest < SMALLEST:
         raise EvergraphError(
-            f"{name}: an edge has the weight {wrong:g}, beyond what single precision can add up; multiply all weights "
-            "by one constant"
+            f"{name}: edge weights of up to {largest:.0e}; sums of such numbers overflow or vanish in single "
+            "precision: multiply all weights by one constant"
         )
     return weights.astype(np.float32)
 
@@ -322,6 +321,6 @@ def _tell_of_faint_edges(matrix: sp.csr_matrix, name: str) -> None:
     typical = float(np.median(sums[sums > 0])) if matrix.nnz else 1.0
     if typical < FAINT:
         tell(
-            f"{name}: the edge weights of a typical node add up to {typical:.1g}, and a node itself weighs 1 in GCN and "
-            "the closed form: neighbours hardly count; multiply all weights by one constant"
+            f"{name}: the edge weights of a typical node add up to {typical:.1g}, and a node itself weighs 1 in GCN "
+            "and the closed form: neighbours hardly count; multiply all weights by one constant"
         )

@@ -21,7 +21,8 @@ from evergraph.data.arrays import native
 from evergraph.data.attributes import masks_as_splits
 from evergraph.data.conversion import from_objects
 from evergraph.data.examples import with_numbers
-from evergraph.data.from_tables import from_networkx, is_networkx, is_table, read_tables
+from evergraph.data.from_networkx import from_networkx, is_networkx
+from evergraph.data.from_tables import is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, is_parts, read_mapped
 from evergraph.errors import EvergraphError, first_line

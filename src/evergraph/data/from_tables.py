@@ -1,4 +1,4 @@
-"""A graph from a node table and an edge list, and from NetworkX, which is read as such tables."""
+"""A graph from a node table and an edge list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evergraph.core.settings import checked
 from evergraph.data.arrays import LARGEST, ClassName, tell_of_lost_digits
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.tables import TABLE_FILES, Columns, as_keys, is_renumbered, is_usual, pick, read_table
-from evergraph.errors import EvergraphError, shown, tell, unknown
+from evergraph.errors import EvergraphError, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
 ENDS = (("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"))
@@ -152,7 +152,9 @@ def _features(
     for column in chosen:
         values = table[column].astype(np.float64)
         if (largest := np.abs(values[~np.isnan(values)]).max(initial=0.0)) > LARGEST:
-            fix = "single precision has no room for its square: divide the column by a constant, the same for every task"
+            fix = (
+                "single precision has no room for its square: divide the column by a constant, the same for every task"
+            )
             if np.isinf(largest):
                 fix = "give finite numbers, and leave the cell empty where one is missing"
             raise EvergraphError(f"{name}: column {column!r} holds {largest:.3g}; {fix}")
@@ -227,7 +229,7 @@ def _edges(
     if weight_column is None and (others := [column for column in table if column not in columns]):
         tell(
             f"{called}: all edges weigh the same; {', '.join(others)} is not read (weight={others[0]} would weigh "
-            "edges by it)"
+            "them by it)"
         )
     if unnamed and (other := _ids_of(unnamed, table, columns)):
         tell(
@@ -331,76 +333,3 @@ def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: 
 def _beside(edges: str, nodes: str) -> Path:
     """The edge list where it is named, else in the folder of the node table."""
     return Path(edges) if Path(edges).exists() else Path(nodes).parent / edges
-
-
-# NetworkX
-
-
-def is_networkx(data: Any) -> bool:
-    """Whether an object is a NetworkX graph; the package itself is not imported for it."""
-    return any(kind.__module__.split(".")[0] == "networkx" for kind in type(data).__mro__)
-
-
-def from_networkx(
-    graph: Any,
-    *,
-    label: str | None = None,
-    weight: str | None = None,
-    features: Sequence[str] | None = None,
-    missing: Missing = "refuse",
-    class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
-    undirected: bool | None = None,
-    name: str = "graph",
-    numbers: bool = False,
-) -> Graph:
-    """A `Graph` from a NetworkX graph: its nodes' attributes are the columns of a node table, see `from_tables`.
-
-    The nodes' own names are their ids. An attribute may be a number or, at every node, a vector of one length (`x`).
-
-    Args:
-        graph: a `Graph` or `DiGraph`; parallel edges of multigraphs count once, or with the sum of their weights.
-        label: the attribute with the class; by default `label`, `class` or `y`.
-        weight: the edges' attribute with the weight; by default `weight`, where any edge has one.
-        features: the attributes that are features; by default all numbers.
-        missing: what to do where a feature is missing at a node.
-        class_names: as in `make_graph`.
-        undirected: as in `make_graph`; the edges of an undirected graph have no direction to keep.
-        name: what to call the graph in messages.
-        numbers: as in `from_tables`.
-    """
-    if not is_networkx(graph):
-        raise EvergraphError(f"{name}: {shown(graph)} is not a NetworkX graph")
-    names = list(graph.nodes)
-    if not names:
-        raise EvergraphError(f"{name}: the NetworkX graph has no nodes")
-    keys = list(dict.fromkeys(key for _, known in graph.nodes(data=True) for key in known))
-    columns: dict[str, Any] = {
-        str(key): [known.get(key) for _, known in graph.nodes(data=True)] for key in keys if str(key) not in IDS
-    }
-    if not [key for key in columns if key != label and (label or key not in LABELS)]:
-        kind = type(graph).__name__
-        raise EvergraphError(
-            f"{name}: the nodes of this NetworkX {kind} have no attributes to take as features; "
-            "set some, e.g. nx.set_node_attributes(graph, values, 'x')"
-        )
-    for key, values in columns.items():
-        sizes = {np.shape(value) for value in values if value is not None}
-        if any(len(size) == 1 for size in sizes) and (len(sizes) > 1 or any(value is None for value in values)):
-            raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node")
-    pairs = list(graph.edges(data=True))
-    listed: dict[str, Any] = {side: [str(edge[end]) for edge in pairs] for end, side in enumerate(("source", "target"))}
-    weighs = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
-    if weighs is not None:
-        listed["weight"] = [known.get(weighs, 1.0) for *_, known in pairs]
-    numbered = all(isinstance(node, int) for node in names)
-    return from_tables(
-        {"id": names if numbered else [str(node) for node in names], **columns},
-        listed if pairs else None,
-        label=label,
-        features=features,
-        missing=missing,
-        class_names=class_names,
-        undirected=undirected if graph.is_directed() else True,
-        name=name,
-        numbers=numbers,
-    )

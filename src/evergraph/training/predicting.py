@@ -151,7 +151,6 @@ def tell_of_directions(learner: Learner, graph: Graph) -> None:
         tell(f"{graph.name} {what} undirected=False (--directed) to read them alike")
 
 
-
 @torch.no_grad()
 def outputs(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
     """What the method predicts, else the model."""
