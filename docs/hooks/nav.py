@@ -14,7 +14,7 @@ SECTIONS: list[tuple[str, list[str]]] = [
     ("The mathematics", ["curvature.md", "analytic.md", "costs.md"]),
     ("Methods", ["methods/*.md"]),
     ("Results", ["results.md", "results*.md", "paper*.md", "performance.md"]),
-    ("The house", ["architecture.md"]),
+    ("Architecture", ["architecture.md"]),
     (
         "API reference",
         [
