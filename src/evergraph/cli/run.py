@@ -192,7 +192,7 @@ def models_command(json: common.Json = False) -> None:
 
 
 def streams_command(data_root: common.DataRoot = None, json: common.Json = False) -> None:
-    """List the streams, and which are at hand without a download."""
+    """List the streams, and which ones need no download."""
     rows = [
         {
             "name": name,

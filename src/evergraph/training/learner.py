@@ -353,12 +353,10 @@ class Learner(metaclass=Checked):
 def _once_more(task: Task, before: LearnedBefore) -> str:
     """The line for a task that has been learned, whole or in part."""
     level, numbers = task.graph.level, " and ".join(map(str, before.numbers))
-    gone = f", with {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
+    gone = f", including {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
     if before.whole:
-        return (
-            f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned once more{gone}"
-        )
+        return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"
     return (
         f"{task.graph.name}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "
-        f"{numbers}; they are learned once more{gone}"
+        f"{numbers}; they are learned again{gone}"
     )
