@@ -191,6 +191,17 @@ def test_evaluating_checks_the_columns_as_predicting_does() -> None:
         learner.predict(graph(x=X[:, :2], feature_names=list("ab")))
 
 
+def test_test_nodes_that_were_trained_on_are_told_of(recwarn: pytest.WarningsRecorder) -> None:
+    month = graph()
+    learner = eg.Learner(eg.RandomFeatures(hidden=16), "analytic")
+    learner.learn(eg.Task.of(month, hold_out=False))
+    with pytest.warns(EvergraphWarning, match="8 of 8 test nodes were trained on"):
+        learner.evaluate([month])
+    recwarn.clear()
+    learned(month).evaluate([month, graph(x=X + 1)])  # held out, and another graph
+    assert not recwarn.list
+
+
 def test_a_list_of_graphs_has_no_other_test_graph() -> None:
     learner, month = learned(graph()), graph()
     assert learner.evaluate([month], test_graph="task").ap == learner.evaluate([month]).ap

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from evergraph.data import TEST_GRAPHS, Graph, Part, Task, TaskStream
-from evergraph.errors import EvergraphError, one_of
+from evergraph.errors import EvergraphError, one_of, tell
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks
+from evergraph.training.learned_data import trained_on
 from evergraph.training.predicting import check_features, tell_of_directions
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def evaluate(
             raise EvergraphError(
                 f"test_graph={test_graph!r} joins the tasks of a stream; tasks of a list are tested on their own graphs"
             )
+    if part == "test" and not isinstance(tasks, TaskStream):
+        _tell_of_trained(learner, tasks)
     values, names = _measured(learner, tasks, METRICS[name], test_graph, part, after)
     # what was measured right after learning was measured in this way alone; tasks in pieces were not measured then
     comparable = name == learner.problem.metric and part == "test" and after is None
@@ -62,6 +65,16 @@ def evaluate(
         ],
         higher_is_better=METRICS[name].higher_is_better,
     )
+
+
+def _tell_of_trained(learner: Learner, tasks: list[Task]) -> None:
+    """Say so where test examples were trained on: what they measure is how well the learner remembers."""
+    for task in tasks:
+        if count := trained_on(learner, task):
+            tell(
+                f"{task.graph.name}: {count:,} of {task.test.numel():,} test {task.graph.level}s were trained on, as it was "
+                "learned with other examples, or none, held out; accuracy on them says little of new ones"
+            )
 
 
 def _measured(
