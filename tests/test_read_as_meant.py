@@ -111,6 +111,14 @@ def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:
     assert "'a' (row 8 holds '1;5')" in text
 
 
+def test_names_of_classes_that_are_nearly_alike_are_told_of() -> None:
+    names = ["spam", "Spam "] * (NUMBER // 2)
+    assert "are two classes" in told(lambda: graph(y=names))
+    learner = learned(graph(y=["spam", "ham"] * (NUMBER // 2)))
+    text = told(lambda: learner.learn(graph(y=["SPAM", "eggs"] * (NUMBER // 2))))
+    assert "class 'SPAM' is new, and the learner knows 'spam'" in text
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -182,10 +182,19 @@ def _text_labels(
     if odd := [value for value in labels if not isinstance(value, str)]:
         raise EvergraphError(f"{name}: labels mix text and {shown(odd[0])}; give all as text, or all as whole numbers")
     names = sorted({*labels} - {""}) if class_names is None else _names(class_names, name)
+    if pair := nearly_alike(names, names):
+        tell(f"{name}: {pair[0]!r} and {pair[1]!r} are two classes; if they are one, write its name in one way")
     position = {str(entry): number for number, entry in enumerate(names)}
     if missing := [value for value in labels if value and value not in position]:
         raise EvergraphError(f"{name}: label {shown(missing[0])} is not one of the class names: {shown(names)}")
     return torch.tensor([position.get(value, -1) for value in labels], dtype=torch.long), list(names)
+
+
+def nearly_alike(names: Iterable[Any], others: Iterable[Any]) -> tuple[Any, Any] | None:
+    """A name and another one that differ in spaces or capitals alone; None where there are none."""
+    known = {str(other).strip().casefold(): other for other in others}
+    pairs = ((name, known.get(str(name).strip().casefold(), name)) for name in names)
+    return next(((name, other) for name, other in pairs if str(name) != str(other)), None)
 
 
 def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:

@@ -110,7 +110,7 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
 
 
 def trained_on(learner: Learner, task: Task) -> int:
-    """How many test examples of a task were learned from, where its graph was learned with others, or none, held out."""
+    """How many test examples of a task were learned from: its graph was learned with others, or none, held out."""
     if task.graph.level == "link" or task.graph.rows is not None or learner.learned_as(task) is not None:
         return 0
     known = [torch.cat([learned.given.train, learned.given.val]) for learned in _matches(learner, task.graph)]

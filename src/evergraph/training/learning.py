@@ -11,7 +11,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.finite import has_nan, is_finite, is_overflow
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import Graph, Task
-from evergraph.data.arrays import UNEVEN, outweighing_column
+from evergraph.data.arrays import UNEVEN, nearly_alike, outweighing_column
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.models.base import GraphModel
@@ -101,7 +101,12 @@ def check_fit(learner: Learner, task: Task) -> None:
         learner.problem.targets(task.graph, learner.classes_)  # raises: it has others than the problem is about
     check_features(learner, task.graph)
     if not learner.in_mid_task:
-        new_names(learner.classes_, task)  # a class under two names is refused here
+        fresh = new_names(learner.classes_, task)  # a class under two names is refused here
+        if pair := nearly_alike(fresh, learner.classes_):
+            tell(
+                f"{task.graph.name}: class {pair[0]!r} is new, and the learner knows {pair[1]!r}; if they are one, write "
+                "its name in one way"
+            )
 
 
 def _say_if_uneven(model: GraphModel, graph: Graph) -> None:
