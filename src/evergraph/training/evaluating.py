@@ -72,8 +72,8 @@ def _tell_of_trained(learner: Learner, tasks: list[Task]) -> None:
     for task in tasks:
         if count := trained_on(learner, task):
             tell(
-                f"{task.graph.name}: {count:,} of {task.test.numel():,} test {task.graph.level}s were trained on, since "
-                "it was learned with others, or none, held out; accuracy on them says little about new ones"
+                f"{task.graph.name}: {count:,} of {task.test.numel():,} test {task.graph.level}s were trained on, "
+                "since it was learned with others, or none, held out; accuracy on them says little about new ones"
             )
 
 

@@ -104,8 +104,8 @@ def check_fit(learner: Learner, task: Task) -> None:
         fresh = new_names(learner.classes_, task)  # a class under two names is refused here
         if pair := nearly_alike(fresh, learner.classes_):
             tell(
-                f"{task.graph.name}: class {pair[0]!r} is new, and the learner knows {pair[1]!r}; if they are one, write "
-                "its name in one way"
+                f"{task.graph.name}: class {pair[0]!r} is new, and the learner knows {pair[1]!r}; if they are one, "
+                "write its name in one way"
             )
 
 
