@@ -111,7 +111,7 @@ def compare_command(
     spaces = _spaces(specs, fixed, ranges) if rule is not None else {}
     if len(specs) > len(axes["method"]) or rule:  # of a single stream the first run finds out before it begins
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
-            spec.make_stream(0, options["data_root"])
+            spec.make_stream(0, options["data_root"]).check_tests()
     folder = options["out"] or default_folder(axes["stream"][0], "compare")
     look = partial(common.look_for_results, folder, "a comparison")
     holding = taken_folder(folder, look, advice="name another with --out")
