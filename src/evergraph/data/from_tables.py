@@ -227,10 +227,9 @@ def _edges(
             raise EvergraphError(f"{called}: row {row + 1} names node {named[row]!r}, which is not in {name}; {fix}")
         rows.append(found)
     if weight_column is None and (others := [column for column in table if column not in columns]):
-        tell(
-            f"{called}: all edges weigh the same; {', '.join(others)} is not read (weight={others[0]} would weigh "
-            "them by it)"
-        )
+        numeric = [column for column in others if table[column].dtype.kind in "fiub"]
+        hint = f" (weight={numeric[0]} would weigh them by it)" if numeric else ""
+        tell(f"{called}: all edges weigh the same; {', '.join(others)} is not read{hint}")
     if unnamed and (other := _ids_of(unnamed, table, columns)):
         tell(
             f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "

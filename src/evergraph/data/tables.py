@@ -199,7 +199,8 @@ def _check_lengths(columns: Columns, name: str) -> None:
 def pick(columns: Columns, named: str | None, usual: Sequence[str], what: str, name: str) -> str | None:
     """The column that is named, else the first with a usual name; None where there is none."""
     if named is None:
-        return next((column for word in usual for column in columns if is_usual(column, (word,))), None)
+        found = [column for word in usual for column in columns if is_usual(column, (word,))]
+        return next((column for column in found if column in usual), found[0] if found else None)
     if named not in columns:
         raise EvergraphError(f"{name}: no column {named!r} for {what}; its columns are: {', '.join(columns)}")
     return named
