@@ -53,7 +53,7 @@ def test_weights_are_found_under_any_case() -> None:
 
 def test_a_column_of_edges_that_is_not_read_is_named() -> None:
     edges = {**ENDS, "amount": [3.0] * NUMBER}
-    assert "amount is not read (weight=amount" in told(lambda: eg.from_tables(NODES, edges, undirected=True))
+    assert "columns not read: amount (weight=amount" in told(lambda: eg.from_tables(NODES, edges, undirected=True))
     weighed = eg.from_tables(NODES, edges, weight="amount", undirected=True)
     assert set(weighed.adjacency.values.tolist()) == {3.0}
 
@@ -99,7 +99,7 @@ def test_ids_and_classes_are_found_under_any_case() -> None:
 def test_labels_among_the_features_are_told_of() -> None:
     nodes = {**NODES, "label": Y, "role": NODES["label"]}
     text = told(lambda: eg.from_tables(nodes, ENDS, label="role", undirected=True))
-    assert "label is read as a feature" in text
+    assert "read as features: label" in text
 
 
 def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def from_tables(
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
     if features is None and (odd := [column for column in feature_names if is_usual(column, (*IDS, *LABELS))]):
-        tell(f"{name}: {', '.join(odd)} is read as a feature; name the features (features=…) to leave it out")
+        tell(f"{name}: read as features: {', '.join(odd)}; if they are not, name the features (features=…)")
     y = None
     if label_column:
         y = _numbers(table, label_column, name) if numbers else table.labels(label_column, name)
@@ -229,7 +229,7 @@ def _edges(
     if weight_column is None and (others := [column for column in table if column not in columns]):
         numeric = [column for column in others if table[column].dtype.kind in "fiub"]
         hint = f" (weight={numeric[0]} would weigh them by it)" if numeric else ""
-        tell(f"{called}: all edges weigh the same; {', '.join(others)} is not read{hint}")
+        tell(f"{called}: all edges weigh the same; columns not read: {', '.join(others)}{hint}")
     if unnamed and (other := _ids_of(unnamed, table, columns)):
         tell(
             f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "
