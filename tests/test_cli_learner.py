@@ -217,7 +217,7 @@ def test_stopped_in_the_middle_it_goes_on_or_drops_the_task(evergraph, graph_fil
         stop_at(patch, 2)
         status, _, error = evergraph("learn", graph, "--checkpoint", folder, *calls[0])
     assert status == 130
-    assert "stopped; the same command goes on" in error
+    assert "stopped; repeat the command to continue" in error
     bad(
         evergraph("learn", graph, "--checkpoint", folder, "--classes", "1"),
         "another task was left in the middle",
@@ -257,7 +257,7 @@ def test_bad_input(evergraph, graph_file, tmp_path):
     evergraph("learn", graph, "--checkpoint", folder, "--classes", "ant,e", *CURVATURE)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     learn = ["learn", graph, "--checkpoint"]
-    bad(evergraph(*learn, folder, "--classes", "moth"), "unknown class", "'moth'", "ant")
+    bad(evergraph(*learn, folder, "--classes", "moth"), "no labelled node of class 'moth'", "ant")
     bad(evergraph(*learn, folder, "--classes", ","), "--classes is empty")
     bad(evergraph(*learn, folder, "--method", "ewc"), "--method ewc does not fit", "curvature")
     bad(evergraph(*learn, folder, "--hidden", "9"), "--hidden 9 does not fit")

@@ -126,7 +126,7 @@ def test_what_was_done_with_features_is_said(tables: Path) -> None:
     with pytest.warns(EvergraphWarning) as told:
         eg.from_tables("people.csv", "follows.csv", label="role", missing="mean", undirected=True)
     text = "\n".join(str(entry.message) for entry in told)
-    assert "columns of text are no features: city" in text
+    assert "columns of text are not features: 'city'" in text
     assert "1 of 8 features are missing, in column 'height' (1); filled in with the mean of the column" in text
     with pytest.warns(EvergraphWarning, match="whole numbers, read as amounts"):
         eg.make_graph(np.array([[1, 7], [2, 3]]), np.zeros((2, 0), int))

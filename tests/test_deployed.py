@@ -290,7 +290,7 @@ def test_a_deployed_learner_from_the_command_line(evergraph, learner: eg.Learner
     torch.save(Data(x=graph.x, edge_index=graph.edge_index, y=graph.y, class_names=graph.class_names), path)
     status, _, error = evergraph("predict", path, "--checkpoint", folder)
     assert status == 2
-    assert "add --unknown 0.05 to put such nodes aside" in error
+    assert "add --unknown 0.05 to flag such nodes" in error
     status, out, _ = evergraph("predict", path, "--checkpoint", folder, "--unknown", "0.1", "--all-classes")
     assert status == 0
     rows, wanted = list(csv.DictReader(io.StringIO(out))), learner.predict(graph, unknown=0.1)
@@ -331,7 +331,7 @@ def test_the_model_card_says_what_was_learned_and_what_is_kept(evergraph, learne
     assert card["temperature"] == pytest.approx(learner.temperature)
     assert card["unknown_above"] == pytest.approx(familiar_of(learner.records).threshold(0.05))
     text = " ".join(evergraph("info", tmp_path / "kept")[1].split())
-    for part in ("kept of tasks", "statistics", "probabilities", "unknown classes", "to choose by", "% false alarms"):
+    for part in ("kept of tasks", "statistics", "probabilities", "unknown classes", "for validation", "% false alarms"):
         assert part in text
 
 
@@ -346,6 +346,6 @@ def test_a_card_of_few_validation_nodes_is_json(evergraph, small_graph: eg.Graph
         text = evergraph("info", tmp_path / str(number), "--json")[1]
         card = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["card"]
         shown = " ".join(evergraph("info", tmp_path / str(number))[1].replace("│", " ").split())
-        few = "too few validation examples to put any aside, at 5 % false alarms"
+        few = "too few validation examples to flag any, at 5 % false alarms"
         assert (card["unknown_above"] is None) == (number == 18) == (few in shown)
         assert "inf" not in shown.split("unknown classes")[1]

@@ -178,7 +178,7 @@ def test_learning_the_same_file_twice_is_noticed(evergraph, tmp_path: Path, lear
     assert evergraph(*words)[0] == 0
     status, out, error = evergraph(*words)
     assert (status, out) == (0, "")
-    assert "january.pt was learned already, as task 1; --again learns it once more; nothing was done" in error
+    assert "january.pt was learned already, as task 1; --again learns it again; nothing was done" in error
     assert eg.Learner.load(tmp_path / "learner").num_tasks == 1
     status, out, error = evergraph(*words, "--again")
     assert status == 0

@@ -427,7 +427,7 @@ def test_a_setting_reaches_the_part_of_a_composed_method(evergraph, place):
 
 def test_training_settings_of_a_closed_form_are_not_ignored_without_a_word(evergraph, place):
     words = ["sbm:nodes=60,classes=4", "--model-set", "hidden=8", "--device", "cpu"]
-    given, note = ["--lr", "0.1", "--batch-size", "4"], "note: --lr, --batch-size: of no effect here; auto learned in"
+    given, note = ["--lr", "0.1", "--batch-size", "4"], "note: --lr, --batch-size: no effect; auto learned in"
     calls = {"run": ["--out", "run"], "compare": ["--methods", "auto", "--seeds", "1", "--out", "compared"]}
     for command, rest in {**calls, "learn": ["--checkpoint", "kept"]}.items():
         status, _, said = evergraph(command, *words, *rest, *given)

@@ -581,7 +581,7 @@ def test_tasks_that_do_not_fit_are_named(small_stream: eg.TaskStream, small_grap
         made.evaluate(small_stream)
     made.learn(small_stream[0])
     wider = eg.make_graph(torch.randn(60, 9), small_graph.edge_index, small_graph.y)
-    with pytest.raises(eg.EvergraphError, match="task 1 has 9 features per node, but the learner was built for 8"):
+    with pytest.raises(eg.EvergraphError, match="graph has 9 features per node, but the learner was built for 8"):
         made.learn(eg.TaskStream(wider, 2)[1])
     with pytest.raises(eg.EvergraphError, match="classes the learner has not met"):
         made.evaluate(eg.TaskStream(small_graph, 3))

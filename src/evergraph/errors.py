@@ -34,6 +34,12 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
     return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(choices)}")
 
 
+def no_such_class(graph: str, level: str, name: object, choices: Iterable[object]) -> EvergraphError:
+    """The error for a class that no example of a graph has."""
+    listed = ", ".join(map(str, choices)) or "none"
+    return EvergraphError(f"{graph} has no labelled {level} of class {shown(str(name))}; its classes are: {listed}")
+
+
 def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
     """`value` if it is one of `choices`, else the error above."""
     choices = tuple(choices)

@@ -81,7 +81,10 @@ def _every_command(
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.py", help="A file with a method, model, … of your own; for any command, anywhere."),
+        typer.Option(
+            metavar="FILE.py",
+            help="Load a Python file that registers your own method, model, …; works with every command.",
+        ),
     ] = None,
 ) -> None:
     pass  # both are seen to before a command is

@@ -41,7 +41,7 @@ def bench_command(
     data_root: common.DataRoot = None,
     threads: Annotated[int, typer.Option(help="Threads of torch; 1 is the steadiest.", min=1)] = 1,
 ) -> None:
-    """Measure how fast: every figure a ratio, contenders taking turns, medians. A benchmark, not a test."""
+    """Measure speed on this machine: ratios of medians, with contenders run alternately."""
     from evergraph.training import pick_device
 
     if distributed:

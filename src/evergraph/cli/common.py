@@ -45,10 +45,10 @@ DEFAULTS = Training()
 GraphSource = Annotated[
     str,
     typer.Argument(
-        help="The path of a graph (.npz, .pt), nodes.csv:edges=edges.csv, or a stream's name for its graph."
+        help="A graph file (.npz, .pt), a table (nodes.csv:edges=edges.csv), a converted folder or a stream's name."
     ),
 ]
-Checkpoint = Annotated[Path, typer.Option(help="The folder in which the learner lives.", callback=folder_name)]
+Checkpoint = Annotated[Path, typer.Option(help="Folder of the learner.", callback=folder_name)]
 
 
 def _choices(names: Any) -> str:
@@ -62,23 +62,28 @@ Method = Annotated[str, typer.Option(help="A method's name (see `evergraph metho
 ChosenMethod = Annotated[
     str | None,
     typer.Option(
-        help="A method's name; by default auto for nodes, with --model the paper's at stand-ins, analytic for "
-        "graphs and links with classes and links to predict, curvature elsewhere."
+        help="A method's name (see `evergraph methods`). The default is auto for nodes with classes, or "
+        "stand-in-curvature if --model is given; analytic for graphs and links with classes and for link prediction; "
+        "otherwise curvature."
     ),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter of the method.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a hyper-parameter of the method.")
+]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="AMOUNT", help="What a replay method may keep: 2MB, a number of bytes, or 1% of the nodes."),
+    typer.Option(
+        metavar="AMOUNT", help="How much auto or a replay method may keep: 2MB, a number of bytes, or 1% of the nodes."
+    ),
 ]
 ModelSet = Annotated[
-    list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="A hyper-parameter of the model.")
+    list[str] | None, typer.Option("--model-set", metavar="KEY=VALUE", help="Set a hyper-parameter of the model.")
 ]
 Seeds = Annotated[int, typer.Option(help="Number of seeds: 0, 1, …", min=1)]
-Jobs = Annotated[int | None, typer.Option(help="Processes side by side, one seed each.", min=1, max=1024)]
+Jobs = Annotated[int | None, typer.Option(help="Number of parallel processes, one seed each.", min=1, max=1024)]
 On = Annotated[
     str,
-    typer.Option(help="Where runs are carried out. " + "; ".join(f"{name}: {what}" for name, what in ENGINES.items())),
+    typer.Option(help="Where to run. " + "; ".join(f"{name}: {what}" for name, what in ENGINES.items())),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Folder of the datasets, in PyG's layout (or EVERGRAPH_DATA).")]
@@ -87,32 +92,32 @@ Out = Annotated[
     typer.Option(help="Folder for the results; a new one under runs/ by default.", callback=folder_name),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the stopped run in --out.")]
-Log = Annotated[str | None, typer.Option(help=f"Also log to {_choices(LOGGERS)} (names with commas).")]
-Order = Annotated[str, typer.Option(help="labelled, random, random:SEED, size, or class names with commas.")]
-ClassesPerTask = Annotated[int | None, typer.Option(help="Classes that arrive together.")]
-MinClassSize = Annotated[int | None, typer.Option(help="Leave out classes with fewer nodes.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the stopped run in --out.")]
+Log = Annotated[str | None, typer.Option(help=f"Also log to {_choices(LOGGERS)} (comma-separated).")]
+Order = Annotated[str, typer.Option(help="labelled, random, random:SEED, size, or comma-separated class names.")]
+ClassesPerTask = Annotated[int | None, typer.Option(help="Number of classes per task.")]
+MinClassSize = Annotated[int | None, typer.Option(help="Drop classes with fewer nodes than this.")]
 ABOUT_TEST_GRAPHS = "; ".join(f"{name}: {rule.about}" for name, rule in TEST_GRAPHS.items())
-TestGraph = Annotated[str, typer.Option(help=f"{ABOUT_TEST_GRAPHS}. Several with commas.")]
+TestGraph = Annotated[str, typer.Option(help=f"{ABOUT_TEST_GRAPHS}. Several: comma-separated.")]
 Scenario = Annotated[
     str | None, typer.Option(help="; ".join(f"{name}: {kind.about}" for name, kind in SCENARIOS.items()))
 ]
-By = Annotated[str | None, typer.Option(help="The attribute that makes the tasks: a year, a country.")]
-Bins = Annotated[int | None, typer.Option(help="Intervals that --by is cut into; 0 makes a task of each value.", min=0)]
-Blur = Annotated[float | None, typer.Option(help="Share of training examples that arrive with other tasks.")]
+By = Annotated[str | None, typer.Option(help="The attribute that defines the tasks, such as a year or a country.")]
+Bins = Annotated[int | None, typer.Option(help="Number of intervals for --by; 0 makes one task per value.", min=0)]
+Blur = Annotated[float | None, typer.Option(help="Share of training examples that arrive with another task.")]
 Pieces = Annotated[
     int | None,
     typer.Option(
-        help="Tasks arrive without boundaries, so many training examples at a time, each learned as it comes; "
-        "a single pass unless --epochs says otherwise.",
+        help="Learn without task boundaries, this many training examples at a time; a single pass unless --epochs is "
+        "given.",
         min=1,
     ),
 ]
-Split = Annotated[str | None, typer.Option(help="given: the data's own masks, where it has some; random: 60/20/20.")]
+Split = Annotated[str | None, typer.Option(help="given: the data's own masks, if it has some; random: 60/20/20.")]
 TaskIncremental = Annotated[bool, typer.Option("--task-incremental", help="The task is known at test time.")]
 EdgesBetween = Annotated[bool, typer.Option("--edges-between-tasks", help="Keep edges to earlier tasks' nodes.")]
 Directed = Annotated[
-    bool, typer.Option("--directed", help="Keep the directions of the edges; else each is read in both.")
+    bool, typer.Option("--directed", help="Keep the directions of the edges; by default each is read in both.")
 ]
 Problem = Annotated[str | None, typer.Option(help=f"{_choices(PROBLEMS)}; the stream's own by default.")]
 Metric = Annotated[str | None, typer.Option(help=f"{_choices(METRICS)}; the problem's own by default.")]
@@ -131,29 +136,31 @@ Epochs = _training_option(int, "Passes over a task's training nodes.", "epochs")
 LearningRate = _training_option(float, "The optimizer's learning rate.", "lr", "--lr")
 WeightDecay = _training_option(float, "The optimizer's L2 term.", "weight_decay")
 BatchSize = _training_option(int, "Seed nodes in a batch; 0 for full batch.", "batch_size")
-Patience = _training_option(int, "Early stopping on the current task's validation loss; 0 is off.", "patience")
-ClassBalanced = Annotated[bool | None, typer.Option("--class-balanced", help="Weigh classes inversely to their size.")]
+Patience = _training_option(
+    int, "Epochs without a better validation loss before a task stops; 0 never stops early.", "patience"
+)
+ClassBalanced = Annotated[bool | None, typer.Option("--class-balanced", help="Weight classes inversely to their size.")]
 KeepOptimizer = Annotated[
     bool | None, typer.Option("--keep-optimizer", help="Keep the optimizer's averages between tasks.")
 ]
 Optimizer = _training_option(str, "adam, or sgd with momentum.", "optimizer")
-Schedule = _training_option(str, "The learning rate over a task: constant, or cosine, falling to 0.", "schedule")
+Schedule = _training_option(str, "Learning rate over a task: constant, or cosine (falls to 0).", "schedule")
 WarmUp = _training_option(float, "Share of a task's epochs over which the learning rate rises.", "warm_up")
 AverageLast = _training_option(
-    float, "Share of a task's last epochs whose parameters are averaged in the end.", "average_last"
+    float, "Share of a task's epochs, at its end, whose parameters are averaged.", "average_last"
 )
-FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; all of them by default.")]
+FanOut = Annotated[str | None, typer.Option(help="Sample neighbours, e.g. 10,25; by default all are used.")]
 
 RuleSet = Annotated[
-    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="A setting of the rule, e.g. tasks=3.")
+    list[str] | None, typer.Option("--rule-set", metavar="KEY=VALUE", help="Set a setting of the rule, e.g. tasks=3.")
 ]
 Ranges = Annotated[
     list[str] | None,
     typer.Option(
         "--space",
         metavar="KEY=RANGE",
-        help="What is searched besides, or in place of, what the method declares: KEY=LOW:HIGH, KEY=LOW:HIGH:log or "
-        "KEY=a,b,c; KEY is a setting of the method or of the training, or model.KEY.",
+        help="Search this too, or instead of what the method declares: KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=a,b,c; "
+        "KEY is a setting of the method or the training, or model.KEY.",
     ),
 ]
 
@@ -259,12 +266,19 @@ def training_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "fan_out": parse_fan_out(settings["fan_out"])} if "fan_out" in settings else settings
 
 
+def is_closed_form(method: str) -> bool:
+    """Whether a method, or every part of a composed one, learns without epochs."""
+    return all(METHODS[part].family == "closed form" for part in parts_of(method))
+
+
 def tell_unused(options: dict[str, Any], methods: Iterable[str], trained: bool) -> None:
     """Say which training settings were given for nothing, where all methods were closed forms."""
     given = [f"--{name.replace('_', '-')}" for name in training_options(options)]
-    if given and not trained:
+    if not trained and not all(map(is_closed_form, methods)):
+        tell("--epochs 0: the network is not trained; its accuracy is that of the parameters it began with")
+    elif given and not trained:
         names = ", ".join(dict.fromkeys(methods))
-        tell(f"{', '.join(given)}: of no effect here; {names} learned in one pass over each task, without epochs")
+        tell(f"{', '.join(given)}: no effect; {names} learned in one pass over each task, without epochs")
 
 
 STREAM_OPTIONS = (

@@ -62,33 +62,35 @@ def compare_command(
     streams: Annotated[
         list[str] | None, typer.Argument(help="Streams' names or paths of graph files; digits by default.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Names with commas, or all.")] = "auto,stand-in-curvature,finetune,joint",
-    order: Annotated[list[str] | None, typer.Option(help="A class order; may be given several times.")] = None,
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated names, or all.")
+    ] = "auto,stand-in-curvature,finetune,joint",
+    order: Annotated[list[str] | None, typer.Option(help="A class order; may be repeated.")] = None,
     test_graph: Annotated[
-        list[str] | None, typer.Option(help="A test graph, or several (with commas): one training run serves all.")
+        list[str] | None, typer.Option(help="Test graphs, comma-separated; one training run serves all.")
     ] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V1,V2", help="A setting at several values, for every method that has it."),
+        typer.Option(metavar="KEY=V1,V2", help="Compare several values of a setting, for every method that has it."),
     ] = None,
     tune_by: Annotated[
         str | None,
         typer.Option("--tune", metavar="RULE", help=f"Choose every method's settings: {', '.join(SELECTION_RULES)}."),
     ] = None,
     rule_set: common.RuleSet = None,
-    trials: Annotated[int, typer.Option(help="Settings that are tried with --tune.", min=1)] = 10,
+    trials: Annotated[int, typer.Option(help="Number of settings to try with --tune.", min=1)] = 10,
     space: common.Ranges = None,
-    tune_seeds: Annotated[int, typer.Option(help="Seeds that every trial of --tune is run with.", min=1)] = 1,
+    tune_seeds: Annotated[int, typer.Option(help="Number of seeds per trial of --tune.", min=1)] = 1,
     seeds: common.Seeds = 3,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table of methods and streams as LaTeX.")] = False,
     json: common.Json = False,
 ) -> None:
-    """Learn streams with several methods: tables of methods and streams with significance, a picture, a report.
+    """Compare several methods on several streams: tables with significance, a figure and a report.
 
-    Every method has its own default settings; options given hold for all of them. Settings go to every method that
-    has them, or to one by its name, its model or training: --set ewc.strength=5, --set auto.hidden=1024, --set
-    lwf.lr=0.01, --set analytic.model=random-features; so do those of --vary. More --seeds with --resume run the new
-    ones alone.
+    Every method has its own default settings; an option that you give applies to all methods. --set KEY=VALUE applies
+    to every method with that setting, --set METHOD.KEY=VALUE to one method, its model or its training: --set
+    ewc.strength=5, --set auto.hidden=1024, --set lwf.lr=0.01, --set analytic.model=random-features. --vary works in
+    the same way. With --resume, more --seeds run only the new ones.
     """
     axes = {
         "stream": check_names("stream", streams or [DEFAULT_STREAM]),
@@ -109,7 +111,7 @@ def compare_command(
     spaces = _spaces(specs, fixed, ranges) if rule is not None else {}
     if len(specs) > len(axes["method"]) or rule:  # of a single stream the first run finds out before it begins
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
-            spec.make_stream(0, options["data_root"])
+            spec.make_stream(0, options["data_root"]).check_tests()
     folder = options["out"] or default_folder(axes["stream"][0], "compare")
     look = partial(common.look_for_results, folder, "a comparison")
     holding = taken_folder(folder, look, advice="name another with --out")

@@ -19,17 +19,17 @@ def convert_command(
     stream: common.Stream,
     folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist.")],
     parts: Annotated[
-        int | None, typer.Option(help="Write blocks of rows, for processes that share the graph.", min=1)
+        int | None, typer.Option(help="Write this many blocks of rows, for processes that share the graph.", min=1)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split of a graph in parts, where it has none.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split of a graph in parts, if it has none.", min=0)] = 0,
     json: common.Json = False,
     directed: common.Directed = False,
     data_root: common.DataRoot = None,
 ) -> None:
-    """Write a graph as a folder of mapped arrays: used in place of a file, it is read as needed, not as a whole.
+    """Convert a graph to a folder of mapped arrays, which is read from disk as needed.
 
-    With --parts it becomes blocks of rows with a split of their nodes: `evergraph learn` and `predict`, in several
-    processes, read some blocks each.
+    With --parts the folder holds blocks of rows with a split of their nodes; several processes of `evergraph learn` and
+    `predict` read some blocks each.
     """
     from evergraph.data import find_graph
     from evergraph.data.mapped import write_mapped

@@ -22,24 +22,24 @@ def forget_command(
     graph: common.GraphSource,
     checkpoint: common.Checkpoint,
     nodes: Annotated[
-        str | None, typer.Option(help="Nodes of the graph, by id where it has ids, else by number from 0 (commas).")
+        str | None, typer.Option(help="Nodes, comma-separated: by id if the graph has ids, otherwise by number from 0.")
     ] = None,
-    classes: Annotated[str | None, typer.Option(help="All nodes of these classes (names, commas).")] = None,
+    classes: Annotated[str | None, typer.Option(help="All nodes of these classes (comma-separated names).")] = None,
     later: Annotated[
         list[str] | None,
-        typer.Option(help="A graph that was learned after it; give all of them for counts that are exact too."),
+        typer.Option(help="A graph that was learned later; repeat for all of them to make the counts exact too."),
     ] = None,
     keep_in_graph: Annotated[
-        bool, typer.Option("--keep-in-graph", help="Leave the nodes in the graph as unlabelled neighbours of others.")
+        bool, typer.Option("--keep-in-graph", help="Keep the nodes in the graph as unlabelled neighbours.")
     ] = False,
     json: common.Json = False,
     directed: common.Directed = False,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
-    """Forget nodes or classes, as if they had never been learned. The graph is the one that they were learned from.
+    """Forget nodes or classes as if they had never been learned. Give the graph they were learned from.
 
-    Exact for auto and analytic; for other methods a line says what is possible.
+    Exact for auto and analytic; other methods cannot forget, and the error says what is possible.
     """
     if (nodes is None) == (classes is None):
         raise EvergraphError("say what to forget: --nodes 3,17 or --classes spam")

@@ -29,7 +29,7 @@ def leak_command(
     seeds: common.Seeds = 3,
     json: common.Json = False,
 ) -> None:
-    """How often the nearest mean of features names the task of what is tested, for each test graph; in percent.
+    """Measure how much each test graph reveals: how often the nearest mean of features names the right task.
 
     Nothing is trained. At 100 a test gives the task away.
     """

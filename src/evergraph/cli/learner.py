@@ -21,7 +21,7 @@ from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
-from evergraph.methods import make_method, preferred_model
+from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import make_model
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
@@ -48,21 +48,27 @@ def learn_command(
     context: typer.Context,
     graph: common.GraphSource,
     checkpoint: common.Checkpoint,
-    classes: Annotated[str | None, typer.Option(help="Learn the nodes of these classes alone (names, commas).")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Learn only the nodes of these classes (comma-separated names).")
+    ] = None,
     method: common.ChosenMethod = None,
-    num_classes: Annotated[int | None, typer.Option(help="Outputs to begin with; the graph's classes else.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of outputs to start with; the graph's classes by default.")
+    ] = None,
     grow: Annotated[bool, typer.Option("--grow", hidden=True, help="Outputs grow by themselves.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Learn what was learned before once more.")] = False,
-    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Hold no nodes out for validation and test.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Drop a task that was left in the middle.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Learn again what was already learned.")] = False,
+    all_nodes: Annotated[
+        bool, typer.Option("--all-nodes", help="Train on all nodes; hold out none for validation and test.")
+    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Drop an unfinished task.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     processes: together.Processes = 1,
     json: common.Json = False,
 ) -> None:
-    """Learn a graph's classes. The first call makes the learner, every further one teaches it more.
+    """Learn a graph's classes. The first call creates the learner; later calls teach it more.
 
-    Method, model and seed are chosen at the first call. Training settings may change from call to call;
-    those not given stay as they were. Killed or stopped, the same command goes on where it was.
+    The first call fixes the method, model and seed. Training settings may change from call to call; those not given
+    stay as they were. If the command is stopped or killed, repeat it to continue.
     """
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
@@ -90,8 +96,8 @@ def learn_command(
         for name, value in given.items():
             if getattr(begun.training, name) != value:
                 raise EvergraphError(
-                    f"{checkpoint}: the task left in the middle was begun with {name}="
-                    f"{getattr(begun.training, name)}, not {value}; leave it out, or add --restart to begin anew"
+                    f"{checkpoint}: the unfinished task was begun with {name}={getattr(begun.training, name)}, not "
+                    f"{value}; leave it out, or add --restart to start over"
                 )
 
     def prepare(learner: Learner | None) -> tuple[Learner, Task]:
@@ -127,7 +133,7 @@ def learn_command(
         if in_parts:
             learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
 
-    hint = f"the same command goes on; {checkpoint} holds the learner as it was before this task"
+    hint = f"repeat the command to continue; {checkpoint} holds the learner as it was before this task"
     bar = common.progress_bar(f"{graph} {chosen}", 1)
     with common.on_interrupt(lambda: hint), together.shared_folder(checkpoint) as folder, bar as update:
         try:
@@ -144,7 +150,8 @@ def learn_command(
             print(f"note: {found}; nothing was done", file=sys.stderr)
             return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
-    common.tell_unused(options, [learner.method.name], bool(last["epochs"]))
+    closed_form = common.is_closed_form(learner.method.title)
+    common.tell_unused(options, [learner.method.title], bool(last["epochs"]))
     if (
         learner.problem.kind == "classes"
         and last["epochs"]
@@ -161,8 +168,9 @@ def learn_command(
     name, _, unit = metric.title.partition(" (%")
     held_out = f"{name} on held-out {level}s {accuracy:.1f}{' %' if unit else ''}" if accuracy is not None else ""
     kind = learner.problem.kind if len(learner.classes_) != 1 else ONE[learner.problem.kind]
+    passes = _passes(last["epochs"], closed_form)
     sys.stdout.write(
-        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {_passes(last['epochs'])}; "
+        f"learned {parsing.listed(last['classes'])} from {last['nodes']} {level}s in {passes}; "
         f"{held_out or 'none held out to test on'}\n"
         f"{checkpoint} knows {len(learner.classes_)} {kind} now (task {learner.num_tasks})\n"
     )
@@ -176,15 +184,15 @@ def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
     """Nothing is learned twice unless it is asked for; what is left to learn is named."""
     level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
-    too = ", those that were forgotten too" if before.forgotten else ""
+    too = ", including what was forgotten" if before.forgotten else ""
     if before.whole or before.examples == task.train.numel():
         where = f"as task {numbers}" if before.whole else f"in task {numbers}"
-        raise _LearnedAlready(f"{graph} was learned already, {where}{gone}; --again learns it once more{too}")
+        raise _LearnedAlready(f"{graph} was learned already, {where}{gone}; --again learns it again{too}")
     names = ",".join(f'"{name}"' if "," in str(name) else str(name) for name in before.other_classes)
     others = f"--classes {shlex.quote(names)} learns the others, " if names else ""
     raise EvergraphError(
         f"{graph}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "
-        f"{numbers}{gone}; {others}--again learns all of them once more{too}"
+        f"{numbers}{gone}; {others}--again learns all of them again{too}"
     )
 
 
@@ -204,17 +212,17 @@ def _make_learner(method: str, num_classes: int | None, seed: int, options: dict
 
 
 def info_command(
-    checkpoint: Annotated[Path, typer.Argument(help="The folder in which a learner lives.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of the learner.")],
     json: common.Json = False,
 ) -> None:
-    """Say what a learner is: its model, method, training, classes, tasks, and what it stores."""
+    """Describe a saved learner: its model, method, training, classes, tasks, and what it stores."""
     about = describe(checkpoint)
     if json:
         common.print_json(about)
         return
     table = Table(title=str(checkpoint), title_justify="left", show_header=False)
     for key, value in about.items():
-        if key == "training" and about["tasks"] and not any(task["epochs"] for task in about["tasks"]):
+        if key == "training" and _is_closed_form(about) and not any(task["epochs"] for task in about["tasks"]):
             value = "one pass over each task, without epochs"
         if key == "model":
             value = {name: setting for name, setting in value.items() if name != "scales" or not setting}
@@ -230,27 +238,33 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     kind = PROBLEMS.get(about["problem"])
     unit = " %" if kind is None or METRICS[kind.metric].title.endswith("(%)") else f" ({kind.metric})"
     level = "node" if kind is None else kind.level
+    closed_form = _is_closed_form(about)
     for number, task in enumerate(about["tasks"], start=1):
         value, when = task["test_accuracy"], task.get("learned")
         accuracy = "not measured" if value is None else f"{value:.1f}{unit} when learned"
         held_out = task.get("examples", {})
-        rest = f" (and {held_out['validation']} to choose by, {held_out['test']} to test)" if held_out else ""
+        rest = f" (plus {held_out['validation']} for validation, {held_out['test']} for testing)" if held_out else ""
         where = f"; {when}, from {task['graph']}" if when else ""
         gone = f"; {task['forgotten']} forgotten since" if task.get("forgotten") else ""
-        learned = (
-            f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {_passes(task['epochs'])}, {accuracy}"
-        )
+        passes = _passes(task["epochs"], closed_form)
+        learned = f"{parsing.listed(task['classes'])}: {task['nodes']} {level}s{rest}, {passes}, {accuracy}"
         steps = f"; steps {task['steps']}" if task.get("steps") else ""
         yield f"task {number}", f"{learned}{steps}{where}{gone}"
     card = about["card"]
     if card["keeps"] is not None:
         sizes = ", ".join(f"{name} {size:,} bytes" for name, size in card["kept_bytes"].items())
         yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
-    yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, settled on validation examples"
+    yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
     if kind is None or kind.kind == "classes":
         above, alarms = card["unknown_above"], f"at {100 * card['false_alarms']:g} % false alarms"
-        few = "too few validation examples to put any aside"
-        yield "unknown classes", f"{few if above is None else f'put aside above {above:.3g}'}, {alarms}"
+        few = "too few validation examples to flag any"
+        yield "unknown classes", f"{few if above is None else f'flagged above {above:.3g}'}, {alarms}"
+
+
+def _is_closed_form(about: dict[str, Any]) -> bool:
+    """Whether a learner's method learns without epochs; no, where the method is not registered here."""
+    method = about["method"].get("name", "")
+    return all(part in METHODS for part in parts_of(method)) and common.is_closed_form(method)
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -288,6 +302,6 @@ def _shown(value: Any) -> str:
     return parsing.listed(value, 40) if isinstance(value, list) else str(value)
 
 
-def _passes(epochs: int) -> str:
+def _passes(epochs: int, closed_form: bool) -> str:
     """How often training nodes were read; a closed form does without epochs."""
-    return f"{epochs} epoch{'s' * (epochs > 1)}" if epochs else "one pass"
+    return "one pass" if closed_form and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"

@@ -48,7 +48,7 @@ def paper_command(
     ] = False,
     json: common.Json = False,
 ) -> None:
-    """Table 1 of the paper beside ours, its heatmaps, the λ figure and the queue-size study; or the whole field."""
+    """Reproduce the paper: Table 1, heatmaps, the λ figure and the queue-size study; or compare the whole field."""
     datasets = PAPER_DATASETS if dataset == "all" else tuple(dict.fromkeys(dataset.split(",")))
     for name in datasets:
         if name not in DATASETS:

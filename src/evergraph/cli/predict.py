@@ -20,7 +20,9 @@ from evergraph.persistence.reading import as_csv
 from evergraph.training import Learner, Prediction
 from evergraph.training.inputs import example_ids
 
-Nodes = Annotated[str | None, typer.Option(help="Nodes by id where the graph has ids, else by number from 0 (commas).")]
+Nodes = Annotated[
+    str | None, typer.Option(help="Nodes, comma-separated: by id if the graph has ids, otherwise by number from 0.")
+]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -33,36 +35,36 @@ def predict_command(
     checkpoint: common.Checkpoint,
     out: Annotated[
         Path | None,
-        typer.Option(help="A .csv or .parquet file; CSV on stdout by default. Of a graph in parts, a new folder."),
+        typer.Option(help="A .csv or .parquet file (a new folder for a graph in parts); by default CSV on stdout."),
     ] = None,
     processes: together.Processes = 1,
     nodes: Nodes = None,
-    classes: Annotated[str | None, typer.Option(help="Choose among these classes alone (names, commas).")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Choose only among these classes (comma-separated names).")
+    ] = None,
     all_classes: Annotated[
-        bool, typer.Option("--all-classes", help="A further column for each class: its probability.")
+        bool, typer.Option("--all-classes", help="Add a column with the probability of each class.")
     ] = False,
     unknown: Annotated[
         float | None,
         typer.Option(
             metavar="RATE",
-            help="Put aside nodes of classes never learned; at most this share (0.05) of known ones goes with them. "
-            "Further columns: strangeness, unknown.",
+            help="Flag nodes of classes never learned, at this rate of false alarms (e.g. 0.05). Adds the columns "
+            "strangeness and unknown.",
         ),
     ] = None,
-    uncalibrated: Annotated[
-        bool, typer.Option("--uncalibrated", help="Probabilities as the outputs say, not as validation nodes settled.")
-    ] = False,
+    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="Do not calibrate probabilities.")] = False,
     ignore_labels: Annotated[
-        bool, typer.Option("--ignore-labels", help="Predict even where the graph's labels name classes never learned.")
+        bool, typer.Option("--ignore-labels", help="Predict even if the graph's labels name classes never learned.")
     ] = False,
     directed: common.Directed = False,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
-    """Write the most probable class of every example, and its probability: columns node, class, probability.
+    """Predict the most probable class of every example: columns node, class, probability.
 
-    Graphs have a column graph in place of node; links have link, source and target. Where examples have several labels
-    or numbers, there is a column for each in place of class and probability.
+    For graphs the first column is graph instead of node; for links there are link, source and target. Where examples
+    have several labels or numbers, each has a column instead of class and probability.
     """
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
@@ -85,6 +87,8 @@ def predict_command(
         raise EvergraphError(f"{graph} is not a graph in parts; predict it in one process, or convert it with --parts")
     if out is not None and out.suffix not in {".csv", ".parquet"}:
         raise EvergraphError(f"--out {out}: cannot tell the format; end the name in .csv or .parquet")
+    if out is not None and (read := _file_read(out, graph)):
+        raise EvergraphError(f"--out {out} would overwrite {read}, which is read; name another file")
     parquet = _parquet() if out is not None and out.suffix == ".parquet" else None
     learner = Learner.load(checkpoint, device=device)
     data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
@@ -99,6 +103,14 @@ def predict_command(
         write_atomically(out, _as_parquet(columns, parquet))
     if out is not None:
         sys.stdout.write(f"{len(prediction):,} predictions: {out}\n")
+
+
+def _file_read(out: Path, graph: str) -> str:
+    """The file of a graph that `out` is, under whatever name; empty for none."""
+    nodes, _, settings = graph.partition(":")
+    edges = [item.removeprefix("edges=") for item in settings.split(",") if item.startswith("edges=")]
+    files = [Path(nodes), *map(Path, edges), *(Path(nodes).parent / name for name in edges)]
+    return next((str(path) for path in files if out.exists() and path.exists() and out.samefile(path)), "")
 
 
 def _predicted(
@@ -128,7 +140,7 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
     if missing:
         raise EvergraphError(
             f"{data.name}: unknown classes {parsing.listed(missing)}: {checkpoint} has not learned them; learn them "
-            f"first, {'' if data.rows else 'add --unknown 0.05 to put such nodes aside, or '}add --ignore-labels to "
+            f"first, {'' if data.rows else 'add --unknown 0.05 to flag such nodes, or '}add --ignore-labels to "
             "choose among the classes it knows"
         )
 

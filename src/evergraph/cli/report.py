@@ -23,7 +23,7 @@ def report_command(
     figures: Annotated[bool, typer.Option(help="Also write every figure as PNG and PDF, in figures/.")] = True,
     json: common.Json = False,
 ) -> None:
-    """Write one HTML page about some runs: tables, matrices, curves. It needs no server and no network."""
+    """Write one HTML page about some runs: tables, matrices, curves. It works offline."""
     report = write_report(runs, out, figures=figures)
     if json:
         names = [str(path) for path in report.figures]

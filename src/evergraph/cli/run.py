@@ -142,7 +142,7 @@ def side_by_side(
     for spec in specs.values():
         spec.check()
     for spec in {spec.source + str(spec.stream): spec for spec in specs.values()}.values():
-        spec.make_stream(0, options["data_root"])
+        spec.make_stream(0, options["data_root"]).check_tests()
     cells = [Cell(key, spec) for key, spec in specs.items()]
     on_done: Callable[[str, int, int], None] = lambda key, done, total: print(  # noqa: E731
         f"{done}/{total} {key}".rstrip(), file=sys.stderr, flush=True
@@ -192,7 +192,7 @@ def models_command(json: common.Json = False) -> None:
 
 
 def streams_command(data_root: common.DataRoot = None, json: common.Json = False) -> None:
-    """List the streams, and which are at hand without a download."""
+    """List the streams, and which ones need no download."""
     rows = [
         {
             "name": name,

@@ -42,7 +42,7 @@ def result_table(results: list[dict[str, Any]]) -> Group:
     protocol = results[0]["protocol"]
     rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
     by = f" by {protocol['by']}" if "by" in protocol else ""
-    about = f"{protocol['tasks']} tasks, {protocol['scenario']}{by}, "
+    about = f"{protocol['tasks']} task{'s' * (protocol['tasks'] != 1)}, {protocol['scenario']}{by}, "
     seeds = f"seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
     return _tables(rows, about, ", ".join([*_training(results), seeds]))
 

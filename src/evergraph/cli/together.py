@@ -21,7 +21,7 @@ from evergraph.core.workers import GO_ON, join_workers, launched
 from evergraph.errors import EvergraphError
 
 Processes = Annotated[
-    int, typer.Option(help="Processes of this machine that share every step; for several machines see torchrun.", min=1)
+    int, typer.Option(help="Processes on this machine that share every step; use torchrun for several machines.", min=1)
 ]
 TOGETHER = ("run", "learn", "predict")  # the commands that processes carry out together
 PARENT = "EVERGRAPH_PARENT"  # the process that started this one

@@ -46,7 +46,7 @@ def tune_command(
     seeds: common.Seeds = 1,
     json: common.Json = False,
 ) -> None:
-    """Choose a method's settings by a rule that looks at no old data and at no test node.
+    """Choose a method's settings by a rule that uses no old data and no test nodes.
 
     What is set (--set, --lr and so on) stays as it is; the rest of what the method declares is searched.
     """

@@ -22,17 +22,19 @@ def add_commands(app: typer.Typer) -> None:
 def why_command(
     graph: common.GraphSource,
     checkpoint: common.Checkpoint,
-    node: Annotated[str, typer.Option(help="The node, by id where the graph has ids, else by number from 0.")],
-    label: Annotated[str | None, typer.Option("--class", help="The class to explain; the predicted one else.")] = None,
-    against: Annotated[str | None, typer.Option(help="Explain why it is that class rather than this one.")] = None,
+    node: Annotated[str, typer.Option(help="The node: its id if the graph has ids, otherwise its number from 0.")],
+    label: Annotated[
+        str | None, typer.Option("--class", help="The class to explain; the predicted one by default.")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Explain why it is not this class.")] = None,
     most: Annotated[int, typer.Option(help="How many nodes and features to list.", min=1)] = 5,
-    picture: Annotated[Path | None, typer.Option(help="Draw it into a .png, .pdf or .svg file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the explanation to a .png, .pdf or .svg file.")] = None,
     json: common.Json = False,
     directed: common.Directed = False,
     device: common.Device = "auto",
     data_root: common.DataRoot = None,
 ) -> None:
-    """Say what carries a node's prediction: by how much each neighbour and each feature adds to its logit."""
+    """Explain a node's prediction: how much each neighbour and each feature adds to its logit."""
     learner = Learner.load(checkpoint, device=device)
     data = find_graph(graph, data_root, False if directed else None)[0]
     asked = parse_nodes(node, data) or []

@@ -7,7 +7,8 @@ from evergraph.data.datasets import DATASETS, Dataset
 from evergraph.data.datasets.official import OfficialGraph
 from evergraph.data.examples import link_ends, make_graphs, make_links, with_links
 from evergraph.data.files import as_graph
-from evergraph.data.from_tables import from_networkx, from_tables
+from evergraph.data.from_networkx import from_networkx
+from evergraph.data.from_tables import from_tables
 from evergraph.data.graph import Graph, from_pyg, make_graph
 from evergraph.data.leak import leak_score, neighbourhood_means
 from evergraph.data.scenarios import SCENARIOS, Scenario

@@ -17,6 +17,9 @@ from evergraph.errors import EvergraphError, first_line, shown, tell
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
 SMALLEST = 1e-18  # where all features are smaller, or one larger than its inverse, their squares are lost in float32
+LARGEST = 1 / SMALLEST  # of features and of edge weights
+EXACT = 2**24  # whole numbers up to this one are float32 numbers; beyond, neighbouring ones become one
+FAINT = 1e-3  # sum of a typical node's edge weights below which its neighbours hardly count beside the node itself
 UNEVEN = 100.0  # times the typical size of a column, above which it outweighs the others
 
 
@@ -61,14 +64,30 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
             "e.g. with numpy.nan_to_num"
         )
     largest = float(values.abs().max()) if values.numel() else 0.0
-    if largest > 1 / SMALLEST or 0 < largest < SMALLEST:
+    if largest > LARGEST or 0 < largest < SMALLEST:
         raise EvergraphError(
             f"{name}: features of up to {largest:.0e}; squares of such numbers overflow or vanish in single "
             "precision: divide the columns by constants of your own, the same for every task"
         )
     if x.dtype.kind in "iu" and values.numel() and float(values.max()) > 1:
         tell(f"{name}: features are whole numbers, read as amounts; give codes of categories a column of 0 and 1 each")
+        if not sparse:
+            tell_of_lost_digits(x, feature_names, name)
     return features
+
+
+def tell_of_lost_digits(x: np.ndarray, feature_names: Sequence[str] | None, name: str) -> None:
+    """Say which columns become coarse in single precision: time stamps and long ids differ in their last digits."""
+    lost = []
+    for column in np.nonzero(np.nanmax(np.abs(x), axis=0, initial=0) > EXACT)[0].tolist():
+        values = np.unique(x[:, column])
+        if 2 * np.unique(values.astype(np.float32)).size <= values.size:
+            lost.append(str(column) if feature_names is None else repr(feature_names[column]))
+    if lost:
+        tell(
+            f"{name}: in single precision most values of column {', '.join(lost[:4])} can no longer be told apart; "
+            "subtract a constant from it, the same for every task"
+        )
 
 
 def outweighing_column(x: Tensor) -> int | None:
@@ -163,10 +182,19 @@ def _text_labels(
     if odd := [value for value in labels if not isinstance(value, str)]:
         raise EvergraphError(f"{name}: labels mix text and {shown(odd[0])}; give all as text, or all as whole numbers")
     names = sorted({*labels} - {""}) if class_names is None else _names(class_names, name)
+    if pair := nearly_alike(names, names):
+        tell(f"{name}: {pair[0]!r} and {pair[1]!r} are two classes; if they are one, write its name in one way")
     position = {str(entry): number for number, entry in enumerate(names)}
     if missing := [value for value in labels if value and value not in position]:
         raise EvergraphError(f"{name}: label {shown(missing[0])} is not one of the class names: {shown(names)}")
     return torch.tensor([position.get(value, -1) for value in labels], dtype=torch.long), list(names)
+
+
+def nearly_alike(names: Iterable[Any], others: Iterable[Any]) -> tuple[Any, Any] | None:
+    """A name and another one that differ in spaces or capitals alone; None where there are none."""
+    known = {str(other).strip().casefold(): other for other in others}
+    pairs = ((name, known.get(str(name).strip().casefold(), name)) for name in names)
+    return next(((name, other) for name, other in pairs if str(name) != str(other)), None)
 
 
 def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
@@ -250,11 +278,17 @@ def read_weights(edge_weight: Any, num_edges: int, name: str) -> np.ndarray | No
         raise EvergraphError(
             f"{name}: edge_weight has shape {tuple(weights.shape)} for {num_edges} edges; give one weight per edge"
         )
-    weights = weights.reshape(-1).astype(np.float32)
+    weights = weights.reshape(-1)
     if weights.size and not (np.isfinite(weights).all() and weights.min() >= 0):
         wrong = weights[~(np.isfinite(weights) & (weights >= 0))][0]
         raise EvergraphError(f"{name}: an edge has the weight {wrong:g}; weights are finite and at least 0")
-    return weights
+    largest = float(weights.max(initial=0))
+    if largest > LARGEST or 0 < largest < SMALLEST:
+        raise EvergraphError(
+            f"{name}: edge weights of up to {largest:.0e}; sums of such numbers overflow or vanish in single "
+            "precision: multiply all weights by one constant"
+        )
+    return weights.astype(np.float32)
 
 
 def make_adjacency(
@@ -274,6 +308,8 @@ def make_adjacency(
     if weights is None:
         matrix.data[:] = 1.0
     matrix.eliminate_zeros()
+    if source.size and not keep.any():
+        tell(f"{name}: every edge joins a node to itself; such edges are dropped, and none is left")
     if undirected is not False:
         both = matrix.maximum(matrix.T.tocsr()).tocsr()
         if undirected is None and both.nnz > matrix.nnz:
@@ -283,4 +319,17 @@ def make_adjacency(
             )
         matrix = both
     matrix.sort_indices()
+    if weights is not None:
+        _tell_of_faint_edges(matrix, name)
     return SparseMatrix.from_scipy(matrix)
+
+
+def _tell_of_faint_edges(matrix: sp.csr_matrix, name: str) -> None:
+    """Say so where the weights of a typical node's edges are next to nothing beside its own, which is 1."""
+    sums = np.asarray(matrix.sum(1)).reshape(-1)
+    typical = float(np.median(sums[sums > 0])) if matrix.nnz else 1.0
+    if typical < FAINT:
+        tell(
+            f"{name}: the edge weights of a typical node add up to {typical:.1g}, and a node itself weighs 1 in GCN "
+            "and the closed form: neighbours hardly count; multiply all weights by one constant"
+        )

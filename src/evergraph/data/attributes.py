@@ -60,17 +60,24 @@ def masks_as_splits(data: Any, count: int, name: str) -> Tensor | None:
     """PyG's `train_mask`, `val_mask` and `test_mask` (one column per split, where there are several) as splits."""
     given = {part: getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")}
     masks = {part: torch.as_tensor(mask) for part, mask in given.items() if mask is not None}
-    if "train" not in masks:
+    if not masks:
         return None
     for part, mask in masks.items():
-        if mask.size(0) != count or mask.dtype != torch.bool:
+        if mask.dim() not in (1, 2) or mask.size(0) != count or mask.dtype != torch.bool:
             raise EvergraphError(f"{name}: {part}_mask is not a mask over {count} examples")
         masks[part] = mask.unsqueeze(1) if mask.dim() == 1 else mask
     columns = max(mask.size(1) for mask in masks.values())
+    masks = {part: mask.expand(-1, columns) for part, mask in masks.items()}
+    if "train" not in masks:
+        given_names = " and ".join(f"{part}_mask" for part in masks)
+        tell(f"{name}: there is no train_mask; what is outside {given_names} is trained on")
+        masks["train"] = ~torch.stack(list(masks.values())).any(0)
+    if twice := int((torch.stack([mask.long() for mask in masks.values()]).sum(0) > 1).any(1).sum()):
+        tell(f"{name}: {twice:,} examples are in several masks; of train, val and test the first counts")
     splits = torch.full((count, columns), -1)
     for number, part in reversed(list(enumerate(("train", "val", "test")))):
         if part in masks:
-            splits[masks[part].expand(-1, columns)] = number
+            splits[masks[part]] = number
     return splits
 
 

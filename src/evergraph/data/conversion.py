@@ -128,7 +128,8 @@ def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Grap
     known = {key: value for key, value in extra_values(data, count).items() if not key.startswith("edge_label")}
     if count == as_array(data.x).shape[0]:  # a number for each node would look alike
         known = {key: value for key, value in known.items() if key.startswith("edge_")}
-    mask = getattr(data, "train_mask", None)
+    masks = [getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")]
+    over_links = any(mask is not None and len(mask) == count for mask in masks)
     return make_links(
         data.x,
         data.edge_label_index,
@@ -137,6 +138,6 @@ def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Grap
         class_names=getattr(data, "class_names", None),
         name=name,
         attributes={key.removeprefix("edge_"): value for key, value in known.items()},
-        splits=masks_as_splits(data, count, name) if mask is not None and len(mask) == count else None,
+        splits=masks_as_splits(data, count, name) if over_links else None,
         columns=numbers and getattr(data, "edge_label", None) is not None,
     )

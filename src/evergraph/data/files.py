@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import warnings
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +21,12 @@ from evergraph.data.arrays import native
 from evergraph.data.attributes import masks_as_splits
 from evergraph.data.conversion import from_objects
 from evergraph.data.examples import with_numbers
-from evergraph.data.from_tables import from_networkx, is_networkx, is_table, read_tables
+from evergraph.data.from_networkx import from_networkx, is_networkx
+from evergraph.data.from_tables import is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, is_parts, read_mapped
 from evergraph.errors import EvergraphError, first_line
+from evergraph.persistence.checkpoint import INDEX
 from evergraph.persistence.reading import DAMAGE, MissingFileError, exists, regular_file
 
 GRAPH_FILES = {".npz", ".pt", ".pth"}
@@ -65,6 +68,8 @@ def read_graph_file(path: str | Path, *, undirected: bool | None = None, numbers
         )
     if is_mapped(path):
         return with_numbers(read_mapped(path)) if numbers else read_mapped(path)
+    if exists(path / INDEX):
+        raise EvergraphError(f"{path} is the folder of a learner (--checkpoint), not a graph")
     if path.suffix not in GRAPH_FILES:
         raise EvergraphError(
             f"{path}: cannot tell what this is; evergraph reads .npz and .pt files (saved PyG Data), and tables: "
@@ -101,6 +106,8 @@ def read_npz(
         numbers: as in `as_graph`.
     """
     path = regular_file(path)
+    if not zipfile.is_zipfile(path):
+        raise EvergraphError(f"{path}: damaged or not an npz file; write one with numpy.savez")
     wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
         {"class_names"} if named_classes else set()
     )
@@ -130,7 +137,7 @@ def read_npz(
             f"{path}: the adjacency has {parts['adj_indptr'].size - 1} rows, the features have {x.shape[0]}; "
             "both need one row per node"
         )
-    names = parts["class_names"].reshape(-1).tolist() if "class_names" in parts else None
+    names = _listed(parts, "class_names")
     labels = parts.get("labels")
     weights = parts.get("adj_data")
     return make_graph(
@@ -141,8 +148,19 @@ def read_npz(
         class_names=None if numbers else names,
         undirected=undirected,
         name=name or path.stem,
+        splits=_splits(parts, x.shape[0], name or path.stem),
+        feature_names=_listed(parts, "feature_names"),
         columns=numbers,
     )
+
+
+def _splits(parts: dict[str, np.ndarray], count: int, name: str) -> Any:
+    """The split that the masks in a file make."""
+    return masks_as_splits(SimpleNamespace(**{key: parts[key] for key in MASKS if key in parts}), count, name)
+
+
+def _listed(parts: dict[str, np.ndarray], key: str) -> list[Any] | None:
+    return parts[key].reshape(-1).tolist() if key in parts else None
 
 
 def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:
@@ -155,11 +173,11 @@ def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected:
         parts["edge_index"],
         parts.get("y"),
         edge_weight=parts.get("edge_weight"),
-        class_names=parts["class_names"].reshape(-1).tolist() if "class_names" in parts else None,
+        class_names=_listed(parts, "class_names"),
         undirected=undirected,
         name=name,
-        splits=masks_as_splits(SimpleNamespace(**{key: parts[key] for key in MASKS if key in parts}), len(x), name),
-        feature_names=parts["feature_names"].reshape(-1).tolist() if "feature_names" in parts else None,
+        splits=_splits(parts, len(x), name),
+        feature_names=_listed(parts, "feature_names"),
         columns=numbers,
     )
 

@@ -1,4 +1,4 @@
-"""A graph from a node table and an edge list, and from NetworkX, which is read as such tables."""
+"""A graph from a node table and an edge list."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from evergraph.core.settings import checked
-from evergraph.data.arrays import ClassName
+from evergraph.data.arrays import LARGEST, ClassName, tell_of_lost_digits
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.tables import TABLE_FILES, Columns, as_keys, is_renumbered, pick, read_table
-from evergraph.errors import EvergraphError, shown, tell, unknown
+from evergraph.data.tables import TABLE_FILES, Columns, as_keys, is_renumbered, is_usual, pick, read_table
+from evergraph.errors import EvergraphError, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
 ENDS = (("source", "target"), ("src", "dst"), ("from", "to"), ("u", "v"))
@@ -70,6 +70,8 @@ def from_tables(
     id_column = pick(table, id, IDS, "the nodes' ids", name)
     label_column = pick(table, label, LABELS, "the classes", name)
     split_column = pick(table, None, ("split",), "the split", name)
+    if id_column is not None and id_column == label_column:
+        raise EvergraphError(f"{name}: column {id_column!r} cannot hold both the ids and the classes")
     ids = table.ids(id_column) if id_column else np.arange(len(next(iter(table.values()))))
     keys = _complete(ids, id_column or "", name)
     reserved = {id_column, label_column, split_column}
@@ -84,6 +86,8 @@ def from_tables(
             )
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
     x, feature_names = _features(table, features, reserved, missing, name)
+    if features is None and (odd := [column for column in feature_names if is_usual(column, (*IDS, *LABELS))]):
+        tell(f"{name}: read as features: {', '.join(odd)}; if they are not, name the features (features=…)")
     y = None
     if label_column:
         y = _numbers(table, label_column, name) if numbers else table.labels(label_column, name)
@@ -126,31 +130,49 @@ def _features(
     """The matrix of features and the names of its columns; a column of vectors becomes several."""
     if isinstance(wanted, str):
         wanted = [wanted]
+    if twice := [column for column in wanted or () if list(wanted or ()).count(column) > 1]:
+        raise EvergraphError(f"{name}: feature {twice[0]!r} is named twice; name each column once")
     for column in wanted or ():
         pick(table, column, (), "a feature", name)
         if table[column].dtype.kind not in "fiub":
             raise EvergraphError(
-                f"{name}: column {column!r} holds text and cannot be a feature; give numbers, or a column of 0 and 1 "
-                "for each of its values"
+                f"{name}: column {_with_odd_cell(table, column)} holds text and cannot be a feature; give numbers, or "
+                "a column of 0 and 1 for each of its values"
             )
     chosen = list(
         wanted or (column for column in table if column not in reserved and table[column].dtype.kind in "fiub")
     )
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
     if text and not wanted:
-        tell(
-            f"{name}: columns of text are no features: {', '.join(text)}; give each of their values a column of 0 and 1"
-        )
+        listed = ", ".join(_with_odd_cell(table, column) for column in text)
+        tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1")
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")
     parts, names = [], []
     for column in chosen:
-        values = table[column].astype(np.float64 if table[column].dtype.itemsize > 4 else np.float32)
+        values = table[column].astype(np.float64)
+        if (largest := np.abs(values[~np.isnan(values)]).max(initial=0.0)) > LARGEST:
+            fix = (
+                "single precision has no room for its square: divide the column by a constant, the same for every task"
+            )
+            if np.isinf(largest):
+                fix = "give finite numbers, and leave the cell empty where one is missing"
+            raise EvergraphError(f"{name}: column {column!r} holds {largest:.3g}; {fix}")
         vectors = values.reshape(len(values), -1)
         names += [column] if values.ndim == 1 else [f"{column}[{i}]" for i in range(vectors.shape[1])]
         parts.append(vectors)
-    x = _filled(np.concatenate(parts, axis=1).astype(np.float32), names, missing, name)
-    return x, names
+    x = np.concatenate(parts, axis=1)
+    tell_of_lost_digits(x, names, name)
+    return _filled(x.astype(np.float32), names, missing, name), names
+
+
+def _with_odd_cell(table: Columns, column: str) -> str:
+    """The name of a column of text; where nearly all its cells are numbers, with one that is not."""
+    cells = [str(cell) for cell in table[column].tolist()]
+    odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
+    if not odd or 2 * len(odd) > sum(map(bool, cells)):
+        return repr(column)
+    return f"{column!r} (row {odd[0] + 1} holds {cells[odd[0]]!r})"
 
 
 def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:
@@ -182,7 +204,7 @@ def _edges(
     """
     if edges is None:
         return np.zeros((2, 0), dtype=np.int64), None
-    called = Path(edges).name if isinstance(edges, (str, Path)) else f"{name}'s edges"
+    called = Path(edges).name if isinstance(edges, (str, Path)) else f"the edges of {name}"
     table = read_table(edges, called, index=[end for pair in (ends, *ENDS) for end in pair if end])
     weight_column = pick(table, weight, WEIGHTS, "weights", called)
     number = {key: row for row, key in enumerate(keys)}
@@ -204,6 +226,10 @@ def _edges(
                 fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
             raise EvergraphError(f"{called}: row {row + 1} names node {named[row]!r}, which is not in {name}; {fix}")
         rows.append(found)
+    if weight_column is None and (others := [column for column in table if column not in columns]):
+        numeric = [column for column in others if table[column].dtype.kind in "fiub"]
+        hint = f" (weight={numeric[0]} would weigh them by it)" if numeric else ""
+        tell(f"{called}: all edges weigh the same; columns not read: {', '.join(others)}{hint}")
     if unnamed and (other := _ids_of(unnamed, table, columns)):
         tell(
             f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "
@@ -228,7 +254,10 @@ def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | No
             f"{called}: which columns are the ends of edges? Its columns are: {', '.join(table)}; "
             "name them: source=COLUMN,target=COLUMN"
         )
-    return [others.pop(0) if column is None else column for column in found]
+    columns = [others.pop(0) if column is None else column for column in found]
+    if columns[0] == columns[1]:
+        raise EvergraphError(f"{called}: column {columns[0]!r} cannot be both the source and the target of an edge")
+    return columns
 
 
 def _is_number(text: str) -> bool:
@@ -287,6 +316,10 @@ def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: 
         key, equals, value = item.partition("=")
         if not equals or key not in known:
             raise unknown(f"setting of {path}", key, known)
+        if key in settings:
+            raise EvergraphError(f"{path}: {key} is given twice, as {settings[key]!r} and as {value!r}")
+        if not value:
+            raise EvergraphError(f"{path}: {key}= is empty; give it a value, or leave it out")
         settings[key] = value.split("+") if key == "features" else value
     if "edges" not in settings:
         raise EvergraphError(
@@ -299,76 +332,3 @@ def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: 
 def _beside(edges: str, nodes: str) -> Path:
     """The edge list where it is named, else in the folder of the node table."""
     return Path(edges) if Path(edges).exists() else Path(nodes).parent / edges
-
-
-# NetworkX
-
-
-def is_networkx(data: Any) -> bool:
-    """Whether an object is a NetworkX graph; the package itself is not imported for it."""
-    return any(kind.__module__.split(".")[0] == "networkx" for kind in type(data).__mro__)
-
-
-def from_networkx(
-    graph: Any,
-    *,
-    label: str | None = None,
-    weight: str | None = None,
-    features: Sequence[str] | None = None,
-    missing: Missing = "refuse",
-    class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
-    undirected: bool | None = None,
-    name: str = "graph",
-    numbers: bool = False,
-) -> Graph:
-    """A `Graph` from a NetworkX graph: its nodes' attributes are the columns of a node table, see `from_tables`.
-
-    The nodes' own names are their ids. An attribute may be a number or, at every node, a vector of one length (`x`).
-
-    Args:
-        graph: a `Graph` or `DiGraph`; parallel edges of multigraphs count once, or with the sum of their weights.
-        label: the attribute with the class; by default `label`, `class` or `y`.
-        weight: the edges' attribute with the weight; by default `weight`, where any edge has one.
-        features: the attributes that are features; by default all numbers.
-        missing: what to do where a feature is missing at a node.
-        class_names: as in `make_graph`.
-        undirected: as in `make_graph`; the edges of an undirected graph have no direction to keep.
-        name: what to call the graph in messages.
-        numbers: as in `from_tables`.
-    """
-    if not is_networkx(graph):
-        raise EvergraphError(f"{name}: {shown(graph)} is not a NetworkX graph")
-    names = list(graph.nodes)
-    if not names:
-        raise EvergraphError(f"{name}: the NetworkX graph has no nodes")
-    keys = list(dict.fromkeys(key for _, known in graph.nodes(data=True) for key in known))
-    columns: dict[str, Any] = {
-        str(key): [known.get(key) for _, known in graph.nodes(data=True)] for key in keys if str(key) not in IDS
-    }
-    if not [key for key in columns if key != label and (label or key not in LABELS)]:
-        kind = type(graph).__name__
-        raise EvergraphError(
-            f"{name}: the nodes of this NetworkX {kind} have no attributes to take as features; "
-            "set some, e.g. nx.set_node_attributes(graph, values, 'x')"
-        )
-    for key, values in columns.items():
-        sizes = {np.shape(value) for value in values if value is not None}
-        if any(len(size) == 1 for size in sizes) and (len(sizes) > 1 or any(value is None for value in values)):
-            raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node")
-    pairs = list(graph.edges(data=True))
-    listed: dict[str, Any] = {side: [str(edge[end]) for edge in pairs] for end, side in enumerate(("source", "target"))}
-    weighs = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
-    if weighs is not None:
-        listed["weight"] = [known.get(weighs, 1.0) for *_, known in pairs]
-    numbered = all(isinstance(node, int) for node in names)
-    return from_tables(
-        {"id": names if numbered else [str(node) for node in names], **columns},
-        listed if pairs else None,
-        label=label,
-        features=features,
-        missing=missing,
-        class_names=class_names,
-        undirected=undirected if graph.is_directed() else True,
-        name=name,
-        numbers=numbers,
-    )

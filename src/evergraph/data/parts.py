@@ -25,7 +25,7 @@ from evergraph.data.graph import Graph
 from evergraph.data.mapped import PARTS_HEADER as HEADER
 from evergraph.data.mapped import Described, Known, map_array, new_folder
 from evergraph.data.tasks import Task
-from evergraph.errors import EvergraphError, first_line, unknown
+from evergraph.errors import EvergraphError, first_line, no_such_class
 from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, write_record
 
@@ -192,7 +192,7 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
         position_of = {str(graph.class_names[position]): position for position in present}
         for name in classes:
             if str(name) not in position_of:
-                raise unknown(f"class with labelled nodes in {graph.name}", str(name), position_of)
+                raise no_such_class(graph.name, "node", name, position_of)
         present = [position_of[str(name)] for name in classes]
     chosen, part = torch.isin(graph.y, torch.tensor(present, dtype=torch.long)), graph.splits[:, 0]
     train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))

@@ -261,6 +261,17 @@ class TaskStream(metaclass=Checked):
     def __iter__(self) -> Iterator[Task]:
         return (self[index] for index in range(len(self)))
 
+    def check_tests(self) -> None:
+        """Raise the error for a stream with a task that nothing can be measured on."""
+        counts = torch.bincount(self._task_of[(self._part == self._test_part) & (self._task_of >= 0)])
+        sizes = [*counts.tolist(), *[0] * len(self)][: len(self)]
+        if 0 in sizes:
+            index = sizes.index(0)
+            raise EvergraphError(
+                f"{self.name}: task {index} ({self.task_names[index]}) has no test {self.graph.level}s; make tasks "
+                "larger (fewer --bins, more --classes-per-task), or give a split that has some in every task"
+            )
+
     def so_far(self, index: int) -> Task:
         """Tasks 0 … `index` as one, on the graph that tests run on: what joint training learns from.
 

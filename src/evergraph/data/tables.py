@@ -197,12 +197,18 @@ def _check_lengths(columns: Columns, name: str) -> None:
 
 
 def pick(columns: Columns, named: str | None, usual: Sequence[str], what: str, name: str) -> str | None:
-    """The column that is named, else the first of the usual names that is there; None where there is none."""
+    """The column that is named, else the first with a usual name; None where there is none."""
     if named is None:
-        return next((column for column in usual if column in columns), None)
+        found = [column for word in usual for column in columns if is_usual(column, (word,))]
+        return next((column for column in found if column in usual), found[0] if found else None)
     if named not in columns:
         raise EvergraphError(f"{name}: no column {named!r} for {what}; its columns are: {', '.join(columns)}")
     return named
+
+
+def is_usual(column: str, usual: Sequence[str]) -> bool:
+    """Whether a column has one of these names: words in any case; `y` is not `Y`, which may be a coordinate."""
+    return column in usual or (len(column) > 1 and column.lower() in usual)
 
 
 def as_keys(values: np.ndarray) -> list[str]:

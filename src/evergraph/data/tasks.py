@@ -18,7 +18,7 @@ from evergraph.data.arrays import ClassName
 from evergraph.data.examples import with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
-from evergraph.errors import EvergraphError, unknown
+from evergraph.errors import EvergraphError, no_such_class
 from evergraph.persistence.reading import content_hash
 
 Part = Literal["train", "val", "test"]
@@ -105,7 +105,7 @@ class Task:
             position_of = {str(graph.class_names[position]): position for position in present}
             for name in classes:
                 if str(name) not in position_of:
-                    raise unknown(f"class with labelled {graph.level}s in {graph.name}", str(name), position_of)
+                    raise no_such_class(graph.name, graph.level, name, position_of)
             present = list(dict.fromkeys(position_of[str(name)] for name in classes))
         chosen, part = torch.isin(graph.y, torch.tensor(present)), given_split(graph, seed)
         if part is not None:

@@ -65,7 +65,7 @@ def _node(stream: TaskStream, after: int, index: int, part: Part) -> tuple[Graph
 TEST_GRAPHS.register(
     TestGraph(
         "task",
-        "each task's own graph, as in the paper; it gives away which task a node is from",
+        "each task's own graph, as in the paper, which reveals the task of a node",
         _task,
         joins_tasks=False,
         one_task=True,
@@ -75,7 +75,7 @@ TEST_GRAPHS.register(TestGraph("seen", "one graph of all tasks seen so far", _se
 TEST_GRAPHS.register(
     TestGraph(
         "node",
-        "the training nodes of all tasks seen so far, which each test node joins alone",
+        "each test node joins the training nodes of all tasks seen so far, alone",
         _node,
         joins_tasks=True,
         alone=True,

@@ -66,7 +66,7 @@ def legend(table: MethodTable) -> str:
     counts = sorted({len(entry.values) for entries in table.rows.values() for entry in entries if entry is not None})
     runs = " or ".join(map(str, counts)) + (" run" if counts == [1] else " runs")
     few = (
-        f" Noise cannot be told from difference with fewer than {FEWEST} runs."
+        f" With fewer than {FEWEST} runs, which cannot tell noise from difference, nothing is marked."
         if min(counts, default=0) < FEWEST
         else ""
     )
@@ -179,13 +179,13 @@ def write_method_table(
 
 
 def cell_text(entry: Entry | None, before: str, after: str, sign: str) -> str:
-    """Mean and deviation, between marks for the best, with a sign where the distance from it may be chance."""
+    """Mean and deviation; from `FEWEST` runs on, marked where it is the best or its distance from it may be chance."""
     if entry is None:
         return "–"
     spread = mean_std(entry.values)
     text = f"{spread['mean']:.{entry.digits}f}"
     if len(entry.values) > 1:
         text += f" ± {spread['std']:.{entry.digits}f}"
-    if entry.best:
+    if entry.best and len(entry.values) >= FEWEST:
         return f"{before}{text}{after}"
     return f"{text}{sign}" if entry.tied else text

@@ -88,6 +88,7 @@ class RunSpec(metaclass=Checked):
     def learner_for(self, tasks: TaskStream) -> Learner:
         """One for a stream; raises the error for a stream that it cannot learn or a metric that it has not."""
         learner = self.learner(self.seeds[0], tasks.problem)
+        tasks.check_tests()
         learner.check(tasks[0])
         METRICS[self.metric or learner.problem.metric].check(learner.problem.kind)
         return learner

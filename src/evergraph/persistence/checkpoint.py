@@ -39,7 +39,11 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
     scratch = folder / f".tensors.{os.getpid()}.part"
     try:
         try:
+            scratch.touch()
+            mode = scratch.stat().st_mode  # as other new files have it; safetensors lets nobody else read its files
             save_file(tensors, scratch)
+            with suppress(OSError):
+                scratch.chmod(mode)
             with open(scratch, "rb+") as file:
                 os.fsync(file.fileno())
             digest = file_hash(scratch)

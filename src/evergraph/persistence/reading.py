@@ -48,6 +48,8 @@ def regular_file(path: str | Path) -> Path:
         raise EvergraphError(f"cannot read {str(path)[:120]} ({first_line(error)})") from None
     if not stat.S_ISREG(mode):
         raise EvergraphError(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'a socket')}, not a file")
+    if not os.access(path, os.R_OK):
+        raise EvergraphError(f"cannot read {path} (permission denied)")
     return Path(path)
 
 

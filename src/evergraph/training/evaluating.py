@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from evergraph.data import TEST_GRAPHS, Graph, Part, Task, TaskStream
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, one_of, tell
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks
+from evergraph.training.learned_data import trained_on
+from evergraph.training.predicting import check_features, tell_of_directions
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -34,6 +36,14 @@ def evaluate(
     METRICS[name].check(learner.problem.kind)
     if after is not None and not isinstance(tasks, TaskStream):
         raise EvergraphError(f"after={after} counts the tasks of a stream; leave it out for a list")
+    if test_graph is not None:
+        one_of("test graph", test_graph, TEST_GRAPHS)
+        if not isinstance(tasks, TaskStream) and not TEST_GRAPHS[test_graph].one_task:
+            raise EvergraphError(
+                f"test_graph={test_graph!r} joins the tasks of a stream; tasks of a list are tested on their own graphs"
+            )
+    if part == "test" and not isinstance(tasks, TaskStream):
+        _tell_of_trained(learner, tasks)
     values, names = _measured(learner, tasks, METRICS[name], test_graph, part, after)
     # what was measured right after learning was measured in this way alone; tasks in pieces were not measured then
     comparable = name == learner.problem.metric and part == "test" and after is None
@@ -55,6 +65,16 @@ def evaluate(
         ],
         higher_is_better=METRICS[name].higher_is_better,
     )
+
+
+def _tell_of_trained(learner: Learner, tasks: list[Task]) -> None:
+    """Say so where test examples were trained on: what they measure is how well the learner remembers."""
+    for task in tasks:
+        if count := trained_on(learner, task):
+            tell(
+                f"{task.graph.name}: {count:,} of {task.test.numel():,} test {task.graph.level}s were trained on, "
+                "since it was learned with others, or none, held out; accuracy on them says little about new ones"
+            )
 
 
 def _measured(
@@ -104,6 +124,8 @@ def _on_graph(
 ) -> list[float]:
     """The metric on several sets of examples of one graph, each among some of the output units."""
     graph, parts = pairs[0][0], [nodes for _, nodes in pairs]
+    check_features(learner, graph)
+    tell_of_directions(learner, graph)
     truth = learner.problem.targets(graph, learner.classes_)
     outputs = learner.outputs(graph, torch.cat(parts))
     if measure.of_probabilities:

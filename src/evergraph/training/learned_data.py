@@ -109,6 +109,14 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
     return LearnedBefore([learned.number for learned in found], examples, len(forgotten), False, others)
 
 
+def trained_on(learner: Learner, task: Task) -> int:
+    """How many test examples of a task were learned from: its graph was learned with others, or none, held out."""
+    if task.graph.level == "link" or task.graph.rows is not None or learner.learned_as(task) is not None:
+        return 0
+    known = [torch.cat([learned.given.train, learned.given.val]) for learned in _matches(learner, task.graph)]
+    return int(torch.isin(task.test, torch.cat(known)).sum()) if known else 0
+
+
 def _forgotten(record: dict[str, Any]) -> set[int]:
     """The numbers of examples that were forgotten, in the data as they were given."""
     return {number for numbers in record.get("forgotten", {}).values() for number in numbers}

@@ -240,7 +240,7 @@ class Learner(metaclass=Checked):
             stream: a stream; or a list of tasks, graphs or paths (months, say), split as `learn` splits them.
             metric: by name; the problem's own by default.
             balanced: short for `metric="balanced-accuracy"`.
-            test_graph: another test graph than the stream's own.
+            test_graph: another test graph than the stream's own; tasks of a list are tested on their own graphs.
             part: `val` for validation examples.
             after: the last task of the stream that has been learned; by default as many as `learn` was called. To be
                 given where tasks were learned in pieces (`Task.pieces`).
@@ -330,6 +330,8 @@ class Learner(metaclass=Checked):
         `notes` are plain values of your own that travel in the same atomic write; `load` puts them
         back in `learner.notes`.
         """
+        if not str(path):
+            raise EvergraphError("save: path is empty; name a folder")
         if notes is not None:
             self.notes = notes
         save_tree(path, learner_state(self))
@@ -351,12 +353,10 @@ class Learner(metaclass=Checked):
 def _once_more(task: Task, before: LearnedBefore) -> str:
     """The line for a task that has been learned, whole or in part."""
     level, numbers = task.graph.level, " and ".join(map(str, before.numbers))
-    gone = f", with {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
+    gone = f", including {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
     if before.whole:
-        return (
-            f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned once more{gone}"
-        )
+        return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"
     return (
         f"{task.graph.name}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "
-        f"{numbers}; they are learned once more{gone}"
+        f"{numbers}; they are learned again{gone}"
     )

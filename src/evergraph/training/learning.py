@@ -11,7 +11,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.finite import has_nan, is_finite, is_overflow
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import Graph, Task
-from evergraph.data.arrays import UNEVEN, outweighing_column
+from evergraph.data.arrays import UNEVEN, nearly_alike, outweighing_column
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.models.base import GraphModel
@@ -20,7 +20,7 @@ from evergraph.training.card import task_card
 from evergraph.training.evidence import after_learning, before_learning
 from evergraph.training.inputs import new_names
 from evergraph.training.loop import OnEpoch, diverged, train
-from evergraph.training.predicting import other_features, tested
+from evergraph.training.predicting import check_features, tell_of_directions, tested
 from evergraph.training.transaction import between_epochs, own_random_numbers, transaction
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     """See `Learner.learn`; the task has been checked."""
     kept = small_state(learner)
     evidence = {} if learner.in_mid_task else before_learning(learner, task)
+    tell_of_directions(learner, task.graph)
     with own_random_numbers(learner), transaction(learner, task) as resumed:
         _set_up(learner, task)
         if not resumed and (learner.model.out_channels or 0) < len(learner.classes_):
@@ -68,7 +69,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     learner.num_tasks += 1
     learner.feature_names = learner.feature_names or task.graph.feature_names
     trained = {"classes": list(task.class_names), "nodes": context.count(task.train), "epochs": progress.epoch}
-    trained["steps"] = progress.steps
+    trained |= {"steps": progress.steps, "directed": task.graph.directed}
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
 
@@ -98,15 +99,14 @@ def check_fit(learner: Learner, task: Task) -> None:
         )
     if (learner.problem.kind == "classes") != task.graph.has_classes:
         learner.problem.targets(task.graph, learner.classes_)  # raises: it has others than the problem is about
-    if task.graph.num_features != (learner.model.in_channels or task.graph.num_features):
-        raise EvergraphError(
-            f"task {learner.num_tasks} has {task.graph.num_features} features per node, but the learner was built for "
-            f"{learner.model.in_channels}; all tasks must have the same features"
-        )
-    if learner.feature_names and task.graph.feature_names and learner.feature_names != task.graph.feature_names:
-        raise EvergraphError(other_features(task.graph, learner.feature_names))
+    check_features(learner, task.graph)
     if not learner.in_mid_task:
-        new_names(learner.classes_, task)  # a class under two names is refused here
+        fresh = new_names(learner.classes_, task)  # a class under two names is refused here
+        if pair := nearly_alike(fresh, learner.classes_):
+            tell(
+                f"{task.graph.name}: class {pair[0]!r} is new, and the learner knows {pair[1]!r}; if they are one, "
+                "write its name in one way"
+            )
 
 
 def _say_if_uneven(model: GraphModel, graph: Graph) -> None:

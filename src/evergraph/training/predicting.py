@@ -11,7 +11,7 @@ from torch import Tensor
 
 from evergraph.core.finite import is_prediction
 from evergraph.data import ClassName, Graph, Task, as_graph, link_ends, with_links
-from evergraph.errors import DivergedError, EvergraphError
+from evergraph.errors import DivergedError, EvergraphError, tell
 from evergraph.evaluation import METRICS
 from evergraph.methods import View
 from evergraph.training.evidence import strangeness
@@ -102,31 +102,53 @@ def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tens
     if not learner.num_tasks or learner.model.in_channels is None:
         raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
     graph = as_graph(graph, numbers=learner.problem.kind == "numbers" and not isinstance(graph, Graph))
-    if graph.num_features != learner.model.in_channels:
-        raise EvergraphError(
-            f"{graph.name} has {graph.num_features} features per node, but the learner was built for "
-            f"{learner.model.in_channels}; give it a graph with the features it was trained on"
-        )
+    check_features(learner, graph)
+    tell_of_directions(learner, graph)
     if learner.problem.level == "link" and is_pairs(nodes):
         graph, nodes = with_links(graph, nodes), None
     if graph.level != learner.problem.level:
         raise EvergraphError(
             f"{graph.name} has {graph.level}s as examples, and the learner predicts {learner.problem.level}s"
         )
-    if learner.feature_names and graph.feature_names and learner.feature_names != graph.feature_names:
-        raise EvergraphError(other_features(graph, learner.feature_names))
     return graph, chosen_examples(nodes, graph)
 
 
-def other_features(graph: Graph, known: list[str]) -> str:
-    """The message for a graph whose features are called otherwise, or stand in another order."""
-    names = graph.feature_names or []
-    place = next((i for i, (a, b) in enumerate(zip(names, known)) if a != b), min(len(names), len(known)))
-    found, wanted = (repr(listed[place]) if place < len(listed) else "none" for listed in (names, known))
+def check_features(learner: Learner, graph: Graph) -> None:
+    """Raise the error for a graph with other features than the learner was built with, by name or by number."""
+    known, found = learner.feature_names, graph.feature_names
+    if known and found and known != found:
+        raise EvergraphError(_other_features(graph.name, found, known))
+    if graph.num_features != (learner.model.in_channels or graph.num_features):
+        raise EvergraphError(
+            f"{graph.name} has {graph.num_features} features per node, but the learner was built for "
+            f"{learner.model.in_channels}; give every graph the same features"
+        )
+
+
+def _other_features(name: str, found: list[str], known: list[str]) -> str:
+    """The message for features that are called otherwise, or stand in another order."""
+    missing = [column for column in known if column not in found]
+    further = [column for column in found if column not in known]
+    if missing or further:
+        parts = [f"no feature {', '.join(map(repr, missing[:4]))}"] if missing else []
+        parts += [f"a feature {', '.join(map(repr, further[:4]))} that the learner does not know"] if further else []
+        return f"{name}: {' and '.join(parts)}; give the columns it was built with (features=…)"
+    place = next(i for i, (a, b) in enumerate(zip(found, known)) if a != b)
     return (
-        f"{graph.name}: feature {place} is {found}, and the learner was built with {wanted} there; give the same "
-        "columns in the same order (features=…)"
+        f"{name}: feature {place} is {found[place]!r}, and the learner was built with {known[place]!r} there; give the "
+        "same columns in the same order (features=…)"
     )
+
+
+def tell_of_directions(learner: Learner, graph: Graph) -> None:
+    """Say so where edges are read in one direction and those of the tasks learned were read in both, or vice versa."""
+    learned = {entry["directed"] for entry in learner.history if "directed" in entry}
+    if graph.num_edges and learned == {not graph.directed}:
+        if graph.directed:
+            what = "keeps the directions of its edges, and the graphs learned so far did not; leave out"
+        else:
+            what = "is read with its edges in both directions, and the graphs learned so far kept theirs; add"
+        tell(f"{graph.name} {what} undirected=False (--directed) to read them alike")
 
 
 @torch.no_grad()

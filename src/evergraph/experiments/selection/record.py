@@ -27,7 +27,9 @@ def check_input(spec: RunSpec, space: Space, data_root: str | Path | None) -> Ta
     for key, dimension in space.dimensions.items():
         for value in dimension.extremes():
             space.apply(spec, {**middle, key: value}).check()
-    return spec.make_stream(spec.seeds[0], data_root)
+    tasks = spec.make_stream(spec.seeds[0], data_root)
+    tasks.check_tests()
+    return tasks
 
 
 def describe(spec: RunSpec, space: Space, rule: str, settings: Any, *, optuna: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.memory.piece import Piece
 
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+MOST_BYTES = 2**62  # more is no other limit, and still a whole number of torch's
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Budget:
             if float(match[1]) > 100:
                 raise EvergraphError(f"{owner}: memory={memory!r} must be at most 100%")
             return cls(share=float(match[1]) / 100)
-        return cls(num_bytes=int(float(match[1]) * UNITS[match[2]]))
+        return cls(num_bytes=min(int(float(match[1]) * UNITS[match[2]]), MOST_BYTES))
 
     def most_examples(self, nodes_met: int, sizes: Tensor) -> int:
         """An upper limit on the examples of one class; `sizes` is what each example takes at least, in bytes."""

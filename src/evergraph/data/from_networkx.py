@@ -1,0 +1,87 @@
+"""A graph from NetworkX, which is read as a node table and an edge list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from evergraph.data.arrays import ClassName
+from evergraph.data.from_tables import IDS, LABELS, WEIGHTS, Missing, from_tables
+from evergraph.data.graph import Graph
+from evergraph.errors import EvergraphError, shown, tell
+
+
+def is_networkx(data: Any) -> bool:
+    """Whether an object is a NetworkX graph; the package itself is not imported for it."""
+    return any(kind.__module__.split(".")[0] == "networkx" for kind in type(data).__mro__)
+
+
+def from_networkx(
+    graph: Any,
+    *,
+    label: str | None = None,
+    weight: str | None = None,
+    features: Sequence[str] | None = None,
+    missing: Missing = "refuse",
+    class_names: Sequence[ClassName] | Mapping[Any, Any] | None = None,
+    undirected: bool | None = None,
+    name: str = "graph",
+    numbers: bool = False,
+) -> Graph:
+    """A `Graph` from a NetworkX graph: its nodes' attributes are the columns of a node table, see `from_tables`.
+
+    The nodes' own names are their ids. An attribute may be a number or, at every node, a vector of one length (`x`).
+
+    Args:
+        graph: a `Graph` or `DiGraph`; parallel edges of multigraphs count once, or with the sum of their weights.
+        label: the attribute with the class; by default `label`, `class` or `y`.
+        weight: the edges' attribute with the weight; by default `weight`, where any edge has one.
+        features: the attributes that are features; by default all numbers.
+        missing: what to do where a feature is missing at a node.
+        class_names: as in `make_graph`.
+        undirected: as in `make_graph`; the edges of an undirected graph have no direction to keep.
+        name: what to call the graph in messages.
+        numbers: as in `from_tables`.
+    """
+    if not is_networkx(graph):
+        raise EvergraphError(f"{name}: {shown(graph)} is not a NetworkX graph")
+    names = list(graph.nodes)
+    if not names:
+        raise EvergraphError(f"{name}: the NetworkX graph has no nodes")
+    keys = list(dict.fromkeys(key for _, known in graph.nodes(data=True) for key in known))
+    columns: dict[str, Any] = {
+        str(key): [known.get(key) for _, known in graph.nodes(data=True)] for key in keys if str(key) not in IDS
+    }
+    if not [key for key in columns if key != label and (label or key not in LABELS)]:
+        kind = type(graph).__name__
+        raise EvergraphError(
+            f"{name}: the nodes of this NetworkX {kind} have no attributes to take as features; "
+            "set some, e.g. nx.set_node_attributes(graph, values, 'x')"
+        )
+    for key, values in columns.items():
+        sizes = {np.shape(value) for value in values if value is not None}
+        if any(len(size) == 1 for size in sizes) and (len(sizes) > 1 or any(value is None for value in values)):
+            raise EvergraphError(f"{name}: attribute {key!r} is not a vector of one length at every node")
+    pairs = list(graph.edges(data=True))
+    listed: dict[str, Any] = {side: [str(edge[end]) for edge in pairs] for end, side in enumerate(("source", "target"))}
+    weighs = weight or next((usual for usual in WEIGHTS if any(usual in known for *_, known in pairs)), None)
+    if weighs is not None:
+        listed["weight"] = [known.get(weighs, 1.0) for *_, known in pairs]
+        if weight is not None and not any(weight in known for *_, known in pairs):
+            raise EvergraphError(f"{name}: no edge has an attribute {weight!r} to weigh it by")
+    elif others := list(dict.fromkeys(str(key) for *_, known in pairs for key in known)):
+        tell(f"{name}: all edges weigh the same; edge attribute {others[0]!r} is not read (weight={others[0]!r} would)")
+    numbered = all(isinstance(node, int) for node in names)
+    return from_tables(
+        {"id": names if numbered else [str(node) for node in names], **columns},
+        listed if pairs else None,
+        label=label,
+        features=features,
+        missing=missing,
+        class_names=class_names,
+        undirected=undirected if graph.is_directed() else True,
+        name=name,
+        numbers=numbers,
+    )

@@ -1,0 +1,302 @@
+"""Input that was once read otherwise than it was meant, without a word: each is now refused, read right, or told of."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import evergraph as eg
+from evergraph.data.files import read_npz
+from evergraph.errors import EvergraphWarning
+from evergraph.methods.memory.budget import Budget
+
+NUMBER = 40
+X = np.random.default_rng(0).normal(size=(NUMBER, 3)).astype(np.float32)
+EDGES = np.stack([np.arange(NUMBER), (np.arange(NUMBER) + 2) % NUMBER])
+Y = np.arange(NUMBER) % 2
+NODES = {
+    "id": [f"n{i}" for i in range(NUMBER)],
+    "label": [f"c{label}" for label in Y],
+    "a": X[:, 0],
+    "b": X[:, 1],
+}
+ENDS = {side: [f"n{i}" for i in ends] for side, ends in zip(("source", "target"), EDGES)}
+
+
+def graph(**changes: Any) -> eg.Graph:
+    given = {"x": X, "edge_index": EDGES, "y": Y, "undirected": True, **changes}
+    return eg.make_graph(given.pop("x"), given.pop("edge_index"), given.pop("y"), **given)
+
+
+def told(read: Any) -> str:
+    with pytest.warns(EvergraphWarning) as notes:
+        read()
+    return "\n".join(str(note.message) for note in notes)
+
+
+def learned(of: eg.Graph) -> eg.Learner:
+    learner = eg.Learner(eg.RandomFeatures(hidden=16), "analytic")
+    learner.learn(of)
+    return learner
+
+
+# weights
+
+
+def test_weights_are_found_under_any_case() -> None:
+    made = eg.from_tables(NODES, {**ENDS, "Weight": [3.0] * NUMBER}, undirected=True)
+    assert set(made.adjacency.values.tolist()) == {3.0}
+
+
+def test_a_column_of_edges_that_is_not_read_is_named() -> None:
+    edges = {**ENDS, "amount": [3.0] * NUMBER}
+    assert "columns not read: amount (weight=amount" in told(lambda: eg.from_tables(NODES, edges, undirected=True))
+    weighed = eg.from_tables(NODES, edges, weight="amount", undirected=True)
+    assert set(weighed.adjacency.values.tolist()) == {3.0}
+
+
+def test_an_attribute_of_networkx_edges_that_is_not_read_is_named() -> None:
+    nx = pytest.importorskip("networkx")
+    made = nx.path_graph(4)
+    nx.set_node_attributes(made, 1.0, "x")
+    nx.set_edge_attributes(made, 2.0, "amount")
+    assert "'amount' is not read" in told(lambda: eg.from_networkx(made))
+    assert set(eg.from_networkx(made, weight="amount").adjacency.values.tolist()) == {2.0}
+    with pytest.raises(eg.EvergraphError, match="no edge has an attribute 'nothing'"):
+        eg.from_networkx(made, weight="nothing")
+
+
+@pytest.mark.parametrize("weight", [1e38, 1e-30])
+def test_weights_whose_sums_are_lost_are_refused(weight: float) -> None:
+    with pytest.raises(eg.EvergraphError, match=r"edge weights of up to .* multiply all weights by one constant"):
+        graph(edge_weight=np.full(NUMBER, weight))
+
+
+def test_a_tiny_weight_among_others_is_fine() -> None:
+    weights = np.ones(NUMBER)
+    weights[0] = 1e-30
+    assert graph(edge_weight=weights).num_edges
+
+
+def test_weights_that_vanish_beside_the_node_itself_are_told_of() -> None:
+    assert "neighbours hardly count" in told(lambda: graph(edge_weight=np.full(NUMBER, 1e-7)))
+
+
+# tables
+
+
+def test_ids_and_classes_are_found_under_any_case() -> None:
+    named = {"ID": NODES["id"], "Class": NODES["label"], "a": NODES["a"], "Y": NODES["b"]}
+    made = eg.from_tables(named, ENDS, undirected=True)
+    assert made.class_names == ["c0", "c1"]
+    assert made.feature_names == ["a", "Y"]  # a coordinate, as likely as not
+    assert made.attributes["id"].names is not None
+
+
+def test_labels_among_the_features_are_told_of() -> None:
+    nodes = {**NODES, "label": Y, "role": NODES["label"]}
+    text = told(lambda: eg.from_tables(nodes, ENDS, label="role", undirected=True))
+    assert "read as features: label" in text
+
+
+def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "n.csv").write_text(
+        "id,label,a,b\n" + "\n".join(f"n{i},c,{'1.5' if i != 7 else '1;5'},{i}" for i in range(9))
+    )
+    (tmp_path / "e.csv").write_text("source,target\nn0,n1\n")
+    text = told(lambda: eg.from_tables(tmp_path / "n.csv", tmp_path / "e.csv", undirected=True))
+    assert "'a' (row 8 holds '1;5')" in text
+
+
+def test_names_of_classes_that_are_nearly_alike_are_told_of() -> None:
+    names = ["spam", "Spam "] * (NUMBER // 2)
+    assert "are two classes" in told(lambda: graph(y=names))
+    learner = learned(graph(y=["spam", "ham"] * (NUMBER // 2)))
+    text = told(lambda: learner.learn(graph(y=["SPAM", "eggs"] * (NUMBER // 2))))
+    assert "class 'SPAM' is new, and the learner knows 'spam'" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "source", "target": "source"}, "cannot be both the source and the target"),
+        ({"features": ["a", "a"]}, "feature 'a' is named twice"),
+        ({"label": "id"}, "cannot hold both the ids and the classes"),
+    ],
+)
+def test_one_column_in_two_places_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(eg.EvergraphError, match=message):
+        eg.from_tables(NODES, ENDS, **settings)
+
+
+@pytest.mark.parametrize(("value", "message"), [(1e300, r"holds 1e\+300"), (np.inf, "holds inf; give finite")])
+def test_numbers_without_room_in_single_precision_name_their_column(value: float, message: str) -> None:
+    column = X[:, 0].astype(np.float64)
+    column[3] = value
+    with pytest.raises(eg.EvergraphError, match=f"column 'a' {message}"):
+        eg.from_tables({**NODES, "a": column}, ENDS)
+
+
+def test_time_stamps_that_become_one_are_told_of() -> None:
+    times = {**NODES, "time": 1_700_000_000 + np.arange(NUMBER)}
+    assert "column 'time' can no longer be told apart" in told(lambda: eg.from_tables(times, ENDS, undirected=True))
+
+
+def test_settings_given_twice_or_empty_are_refused(evergraph: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("n.csv").write_text("id,label,a\nn0,c,1\nn1,d,2\n")
+    Path("e.csv").write_text("source,target\nn0,n1\n")
+    for settings, message in (("edges=e.csv,edges=f.csv", "edges is given twice"), ("edges=", "edges= is empty")):
+        code, _, stderr = evergraph("learn", f"n.csv:{settings}", "--checkpoint", "kept")
+        assert code == 2
+        assert message in stderr
+    assert not Path("kept").exists()
+
+
+# masks
+
+
+def pyg(**masks: Any) -> Data:
+    return Data(x=torch.tensor(X), edge_index=torch.tensor(EDGES), y=torch.tensor(Y), **masks)
+
+
+def test_test_nodes_are_not_trained_on_where_there_is_no_train_mask() -> None:
+    test = torch.arange(NUMBER) < 10
+    with pytest.warns(EvergraphWarning, match="there is no train_mask; what is outside test_mask is trained on"):
+        task = eg.Task.of(pyg(test_mask=test))
+    assert task.test.tolist() == list(range(10))
+    assert task.train.tolist() == list(range(10, NUMBER))
+
+
+def test_overlapping_masks_are_told_of() -> None:
+    whole = torch.ones(NUMBER, dtype=torch.bool)
+    with pytest.warns(EvergraphWarning, match="10 examples are in several masks"):
+        eg.from_pyg(pyg(train_mask=torch.arange(NUMBER) < 10, test_mask=whole))
+
+
+def test_masks_beside_a_graph_in_the_benchmark_layout_are_read(tmp_path: Path) -> None:
+    import scipy.sparse as sp
+
+    adjacency = sp.csr_matrix((np.ones(NUMBER), EDGES), shape=(NUMBER, NUMBER))
+    parts = {"adj_indices": adjacency.indices, "adj_indptr": adjacency.indptr, "attr_matrix": X, "labels": Y}
+    mask = np.arange(NUMBER) < 10
+    np.savez(tmp_path / "g.npz", **parts, train_mask=~mask, test_mask=mask)
+    assert eg.Task.of(read_npz(tmp_path / "g.npz", undirected=True)).test.tolist() == list(range(10))
+
+
+# what was learned, and what is asked
+
+
+def test_evaluating_checks_the_columns_as_predicting_does() -> None:
+    learner = learned(graph(feature_names=list("abc")))
+    turned = graph(x=X[:, ::-1].copy(), feature_names=list("cba"))
+    with pytest.raises(eg.EvergraphError, match="feature 0 is 'c'"):
+        learner.evaluate([turned])
+    with pytest.raises(eg.EvergraphError, match="no feature 'c'; give the columns"):
+        learner.predict(graph(x=X[:, :2], feature_names=list("ab")))
+
+
+def test_test_nodes_that_were_trained_on_are_told_of(recwarn: pytest.WarningsRecorder) -> None:
+    month = graph()
+    learner = eg.Learner(eg.RandomFeatures(hidden=16), "analytic")
+    learner.learn(eg.Task.of(month, hold_out=False))
+    with pytest.warns(EvergraphWarning, match="8 of 8 test nodes were trained on"):
+        learner.evaluate([month])
+    recwarn.clear()
+    learned(month).evaluate([month, graph(x=X + 1)])  # held out, and another graph
+    assert not recwarn.list
+
+
+def test_a_list_of_graphs_has_no_other_test_graph() -> None:
+    learner, month = learned(graph()), graph()
+    assert learner.evaluate([month], test_graph="task").ap == learner.evaluate([month]).ap
+    with pytest.raises(eg.EvergraphError, match="test_graph='seen' joins the tasks of a stream"):
+        learner.evaluate([month], test_graph="seen")
+    with pytest.raises(eg.EvergraphError, match="unknown test graph 'other'"):
+        learner.evaluate([month], test_graph="other")
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_directions_that_differ_from_those_learned_are_told_of(directed: bool, tmp_path: Path) -> None:
+    learner = learned(graph(undirected=not directed))
+    learner.save(tmp_path / "kept")
+    again = eg.Learner.load(tmp_path / "kept")
+    assert "to read them alike" in told(lambda: again.predict(graph(undirected=directed)))
+
+
+def test_an_edge_list_of_self_loops_is_told_of() -> None:
+    assert "every edge joins a node to itself" in told(lambda: graph(edge_index=np.stack([EDGES[0]] * 2)))
+
+
+# commands
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a graph in it, and a learner that has learned it."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("month.npz", x=X, edge_index=EDGES, y=Y)
+    learned(graph()).save("kept")
+    return tmp_path
+
+
+def test_predictions_never_overwrite_what_is_read(evergraph: Any, place: Path) -> None:
+    Path("n.csv").write_text("id,label,a,b,c\n" + "\n".join(f"n{i},c,1,2,{i}" for i in range(9)) + "\n")
+    Path("e.csv").write_text("source,target\nn0,n1\n")
+    for out in ("n.csv", "./e.csv"):
+        before = Path(out).read_text()
+        code, _, stderr = evergraph("predict", "n.csv:edges=e.csv", "--checkpoint", "kept", "--out", out)
+        assert code == 2
+        assert "would overwrite" in stderr
+        assert Path(out).read_text() == before
+
+
+def test_a_learner_where_a_graph_is_expected_is_named(evergraph: Any, place: Path) -> None:
+    code, _, stderr = evergraph("learn", "kept", "--checkpoint", "other")
+    assert code == 2
+    assert "kept is the folder of a learner" in stderr
+
+
+def test_a_run_that_cannot_be_measured_leaves_nothing_behind(evergraph: Any, place: Path) -> None:
+    Path("n.csv").write_text("id,label,a\n" + "\n".join(f"n{i},c{i % 2},{i}" for i in range(NUMBER)) + "\n")
+    Path("e.csv").write_text("source,target\nn0,n1\n")
+    code, _, stderr = evergraph("run", "n.csv:edges=e.csv", "--method", "finetune", "--by", "id", "--out", "run")
+    assert code == 2
+    assert "task 0 (n0) has no test nodes" in stderr
+    assert not Path("run").exists()
+
+
+def test_no_epochs_are_no_pass(evergraph: Any, place: Path) -> None:
+    code, stdout, stderr = evergraph(
+        "learn", "month.npz", "--checkpoint", "new", "--method", "finetune", "--hidden", "4", "--epochs", "0"
+    )
+    assert code == 0
+    assert "in 0 epochs" in stdout
+    assert "the network is not trained" in stderr
+
+
+def test_a_memory_beyond_all_bounds_is_one_without_bounds() -> None:
+    budget = Budget.of("er-gnn", "99999999999999999999", 1)
+    assert budget.most_examples(NUMBER, torch.ones(5, dtype=torch.long)) == 5
+
+
+# folders
+
+
+def test_a_learner_can_be_read_by_whoever_can_read_the_folder(place: Path) -> None:
+    modes = {path.stat().st_mode & 0o777 for path in Path("kept").iterdir()}
+    assert len(modes) == 1
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root
+    with pytest.raises(eg.EvergraphError, match="permission denied"):
+        eg.Learner.load("kept")
+
+
+def test_a_learner_is_not_saved_without_a_name(place: Path) -> None:
+    with pytest.raises(eg.EvergraphError, match="path is empty"):
+        eg.Learner.load("kept").save("")
