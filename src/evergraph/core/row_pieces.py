@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +142,7 @@ def row_kernel() -> Callable[..., Any] | None:
     try:
         from evergraph.core.row_kernel import launch
 
+        _launch_soon()
         one = torch.ones(1, 1, device="cuda")
         place = torch.zeros(1, dtype=torch.int32, device="cuda")
         launch(out := torch.empty_like(one), one, (place, place + 1, place), (place, one[0]))
@@ -150,6 +152,14 @@ def row_kernel() -> Callable[..., Any] | None:
         warnings.warn(f"Triton's kernels do not work here ({first_line(error)}); torch's are used", stacklevel=2)
         return None
     return launch
+
+
+def _launch_soon() -> None:
+    """Have what launches kernels compiled fast, where Triton lets us."""
+    with suppress(Exception):  # it works without, and may be another version's
+        from evergraph.core.launchers import build_without_optimizations
+
+        build_without_optimizations()
 
 
 def fused_kernels(device: torch.device) -> bool:
