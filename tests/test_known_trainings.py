@@ -19,7 +19,7 @@ from evergraph.persistence.checkpoint import INDEX
 from evergraph.training import known_trainings as module
 from evergraph.training.known_trainings import known_trainings
 from evergraph.training.learning import make_context
-from evergraph.training.side_by_side import clock, side_by_side
+from evergraph.training.side_by_side import clock, number_of_kin, side_by_side
 
 STREAM = eg.stream("sbm:nodes=80,classes=4,features=6")
 SETTINGS: dict[str, Any] = {"epochs": 3, "lr": 0.01, "batch_size": 8, "weight_decay": 0.0, "label_scope": "seen"}
@@ -223,6 +223,20 @@ def test_a_training_that_others_of_the_process_hold_is_not_waited_for(tmp_path: 
     outcomes = side_by_side([one, other, one], torch.device("cpu"), taking_turns=True, kin=["a", "b", "c"])
     assert not any(recalled(outcome) for outcome in outcomes)  # type: ignore[arg-type]
     assert not module._held
+
+
+def test_a_seed_by_itself_lets_seeds_that_train_as_one_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = side_by_side([number_of_kin] * 3, torch.device("cpu"), taking_turns=True, kin=["a", "a", None])
+    assert (*found, number_of_kin()) == (2, 1, 1, 1)  # the first is at its end when the second asks
+    monkeypatch.setattr(module, "HEAD_START", 0.1)
+    began = time.monotonic()
+    module._leave_to_others(tmp_path / "lock")
+    assert time.monotonic() - began >= 0.1
+    monkeypatch.setattr(module, "HEAD_START", 3600.0)
+    (tmp_path / "lock").touch()
+    module._leave_to_others(tmp_path / "lock")
 
 
 def learned(seed: int, folder: Path) -> eg.Learner:

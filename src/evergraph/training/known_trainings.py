@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.row_pieces import row_kernel
 from evergraph.core.shortcuts import FAST_PATHS, fast
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import workers
@@ -30,10 +31,11 @@ from evergraph.methods.state import count_bytes
 from evergraph.persistence.checkpoint import INDEX, load_tree, save_tree
 from evergraph.persistence.files import make_folder, only_writer
 from evergraph.training.member import Member
-from evergraph.training.side_by_side import clock, count_as_spent, device_numbers, kin
+from evergraph.training.side_by_side import clock, count_as_spent, device_numbers, kin, number_of_kin
 
 LARGEST = 2**30  # bytes that are kept in a folder, or little more
 LOOK_EVERY, LONGEST_WAIT = 0.02, 3600.0  # seconds between two looks at what another process does, and in all
+HEAD_START = 0.5  # seconds, by which processes that begin at the same time come to their first task earlier or later
 
 _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
 _held: dict[Path, Hashable | None] = {}  # trainings that this process carries out for others to wait for; whose
@@ -104,10 +106,21 @@ def awaited(member: Member, place: Path | None) -> Iterator[None]:
         return
     with suppress(EvergraphError):
         make_folder(place.parent)
-    began = clock()
-    with _taken(place, place.with_suffix(".lock")):
+    lock, began = place.with_suffix(".lock"), clock()
+    if member.context.device.type == "cuda":
+        row_kernel()  # tried out, and compiled, by all at once
+        if number_of_kin() == 1:
+            _leave_to_others(lock)
+    with _taken(place, lock):
         count_as_spent(began - clock())  # what it takes is counted where it is known
         yield
+
+
+def _leave_to_others(lock: Path) -> None:
+    """A seed by itself lets a run of several go first, whose seeds train as one: else they would in two goes."""
+    until = time.monotonic() + HEAD_START
+    while not lock.exists() and time.monotonic() < until:
+        time.sleep(LOOK_EVERY)
 
 
 @contextmanager
@@ -155,18 +168,19 @@ def recalled(member: Member, place: Path) -> bool:
     return True
 
 
-def keep(member: Member, place: Path, seconds: float) -> None:
+def keep(member: Member, seconds: float) -> None:
     """What came of a training, and how long it took, for other runs. A folder that cannot be written is no obstacle."""
-    model, progress = member.context.model, member.progress
-    if not _has_room(place, member):
+    model, progress, place = member.context.model, member.progress, member.place
+    if place is None or not _has_room(place, member):
         return
     known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch, "seconds": seconds}
-    if (own := device_numbers(member.context.device)) is not None:
+    if (own := member.device_numbers or device_numbers(member.context.device)) is not None:
         known["device_numbers"] = own.get_state()
+    known["numbers"] = torch.get_rng_state() if member.numbers is None else member.numbers.get_state()
     with suppress(EvergraphError):
         make_folder(place)
         with only_writer(place):
-            save_tree(place, {**known, "numbers": torch.get_rng_state()})
+            save_tree(place, known)
 
 
 def _has_room(place: Path, member: Member) -> bool:

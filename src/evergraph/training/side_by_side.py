@@ -67,6 +67,12 @@ def kin() -> Hashable | None:
     return None if turn is None else turn.kin
 
 
+def number_of_kin() -> int:
+    """How many trainings that are not at their end are of this thread's kin, itself included."""
+    turn: _Turn | None = getattr(_mine, "turn", None)
+    return 1 if turn is None or turn.kin is None else len(turn.table.kin_of(turn))
+
+
 def clock() -> float:
     """Seconds, not counting those in which other trainings had their turn, and counting what was taken over."""
     turn: _Turn | None = getattr(_mine, "turn", None)
