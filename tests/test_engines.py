@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +18,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import evergraph as eg
+from evergraph import program
+from evergraph.core import fork_server
 from evergraph.experiments.cells import Cell, CellsFailedError, run_cells
 from evergraph.experiments.engines import Engine, MakeEngine, ProcessEngine, RayEngine, Work, engine_for, processes
 from evergraph.experiments.run import RunSpec
@@ -110,7 +115,7 @@ def test_long_runs_are_started_first_the_longest_before_the_others(tmp_path: Pat
     methods, asked = ("finetune", "curvature", "lwf", "ewc", "twp", "joint"), Asked()
     with pytest.raises(eg.EvergraphError, match="enough"):
         run_cells([Cell(name, spec(method=name)) for name in methods], tmp_path, engine=lambda folder: asked)
-    assert [work.key for work in asked.works] == ["joint", "twp", "lwf", "curvature", "finetune", "ewc"]
+    assert [work.key for work in asked.works] == ["joint", "twp", "lwf", "curvature", "ewc", "finetune"]
 
 
 def test_searches_share_the_processes() -> None:
@@ -184,7 +189,7 @@ def test_a_comparison_as_a_slurm_array(evergraph: Call, tmp_path: Path, without_
     assert (ended.returncode, ended.stderr.count(b"\n")) == (2, 1)
     status, said, _ = evergraph(*words, "--out", out, "--resume")
     assert (status, "3 runs are left" in said) == (0, True)
-    assert re.search(r"failed before, tried again: \S*ewc\S*, seed 1 \(", said)
+    assert re.search(r"failed before, tried again: \S*finetune\S*, seed 1 \(", said)
     for number in range(3):  # one process for all: what `work` does
         assert evergraph("work", tasks, number)[0] == 0
     assert evergraph("work", tasks, 3)[0] == 2
@@ -213,10 +218,59 @@ def test_a_search_as_a_slurm_array(evergraph: Call, tmp_path: Path) -> None:
     assert "--on" not in said
 
 
+def seen_from_within() -> tuple[str | None, str, int, bool, bool]:
+    """What a process finds: a variable, its folder, its threads, whether Ctrl-C is its own, whether it has imported."""
+    ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    preloaded = "evergraph.experiments.engines.preloaded" in sys.modules
+    return os.environ.get("EVERGRAPH_DATA"), os.getcwd(), torch.get_num_threads(), ignores, preloaded
+
+
+@pytest.mark.spawned
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are new interpreters")
+def test_processes_are_forked_from_a_server_and_have_what_their_parent_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server may have begun in another folder, with other variables."""
+    assert fork_server.start()
+    monkeypatch.setenv("EVERGRAPH_DATA", "somewhere")
+    monkeypatch.chdir(tmp_path)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with processes._one_process() as pool:
+        assert pool.submit(seen_from_within).result(120) == ("somewhere", str(tmp_path), 1, True, True)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_where_no_server_can_be_started_processes_are_new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_socket() -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", no_socket)
+    assert fork_server.context().get_start_method() == "spawn"
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ("paper --jobs 9", True),
+        ("compare a --jobs=2 --seeds 3", True),
+        ("compare a --jobs 1", False),
+        ("compare a --jobs many", False),
+        ("run a --seeds 3", False),
+        ("compare a --jobs", False),
+    ],
+)
+def test_the_command_line_asks_for_processes(words: str, asks: bool) -> None:
+    assert program.asks_for_processes(["evergraph", *words.split()]) == asks
+
+
 def test_a_closed_engine_leaves_no_process_behind(tmp_path: Path) -> None:
+    """Those that are through end by themselves, soon."""
     before = multiprocessing.active_children()
     with ProcessEngine(2) as engine:
         for seed in (0, 1):
             engine.submit(Work("a", spec(seeds=[0, 1]), str(tmp_path / "a"), seed))
         assert engine.wait()
-    assert [child for child in multiprocessing.active_children() if child not in before] == []
+    for child in multiprocessing.active_children():
+        if child not in before:
+            child.join(60)
+            assert not child.is_alive()

@@ -19,7 +19,7 @@ import evergraph as eg
 from evergraph.core.capabilities import No
 from evergraph.core.frequent_columns import in_halves
 from evergraph.core.params import Displacement, copy_params
-from evergraph.core.pulled import is_one, pull_back, pulled_along
+from evergraph.core.pulled import gradients, is_one, pull_back, pulled_along
 from evergraph.core.row_pieces import RowPieces, row_kernel
 from evergraph.core.shortcuts import FAST_PATHS, fast, fast_paths, full_precision, rounded_products, tensor_cores
 from evergraph.core.sparse import SparseMatrix
@@ -560,6 +560,30 @@ def test_a_pull_that_begins_with_one_is_the_one_that_multiplies_by_it(scale: flo
     pull_back((values if scale is None else scale * values).sum())
     torch.testing.assert_close(together.grad, expected, rtol=1e-12, atol=0)
     assert not any(is_one(torch.ones(shape, dtype=torch.float64)) for shape in ((), (3,)))
+
+
+def test_gradients_for_a_cotangent_are_torch_s_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, unused = (torch.randn(3, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
+    outputs = torch.randn(5, 3, generator=generator, dtype=torch.float64) @ weight
+    cotangent = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    found = gradients(outputs, [weight, unused], cotangent)
+    expected = torch.autograd.grad(outputs, [weight, unused], cotangent, allow_unused=True)
+    assert found[1] is expected[1] is None
+    assert torch.equal(found[0], expected[0])  # type: ignore[arg-type]
+
+
+def test_a_backward_pass_does_not_load_symbolic_shapes() -> None:
+    """With them torch loads sympy, which takes as long as all the rest."""
+    script = """
+import sys, evergraph as eg
+stream = eg.stream("sbm:nodes=60,classes=4,features=6")
+for method in (eg.EWC(fisher="squared-batch"), eg.MAS(), eg.OnlineCurvature()):
+    eg.Learner(eg.GCN(hidden=4), method, epochs=1, batch_size=8, device="cpu").fit(stream)
+print("sympy" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_the_one_of_a_pass_is_nobody_else_s() -> None:

@@ -835,6 +835,16 @@ def test_the_picture_of_bytes_is_drawn_too(table_of_budgets):
     assert sum("leak score 100.0" in axis.get_title() for axis in figure.axes) == 2
 
 
+def test_a_picture_that_is_drawn_once_is_the_one_that_matplotlib_saves(comparison, tmp_path):
+    from matplotlib.image import imread
+
+    runs = read_runs(find_runs([comparison])[0])
+    for name in ("heatmaps", "anytime"):
+        plots.FIGURES[name](runs).savefig(tmp_path / "saved.png", dpi=plots.DPI)
+        plots.save(plots.FIGURES[name](runs), tmp_path / "drawn.png")
+        assert (imread(tmp_path / "drawn.png") == imread(tmp_path / "saved.png")).all()
+
+
 def test_a_figure_with_a_panel_per_run_has_so_many_and_says_so(monkeypatch, comparison):
     monkeypatch.setattr(plots, "MOST_PANELS", 2)
     runs = read_runs(find_runs([comparison])[0])

@@ -28,6 +28,7 @@ from evergraph.methods import make_method
 from evergraph.training import side_by_side as module
 from evergraph.training.compiled_adam import compiled_adam_suits
 from evergraph.training.executors.recording import RecordingExecutor
+from evergraph.training.known_trainings import keep, known_trainings
 from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, give_way, side_by_side, together
 from evergraph.training.stacked import Stack, StackedExecutor
@@ -167,6 +168,45 @@ def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
     for expected, member in zip(alone, found):
         equal(member, expected)
         assert all(way.endswith("2 as one") for way in member[3])
+
+
+@pytest.mark.usefixtures("stacking")
+def test_what_several_train_as_one_is_kept_before_any_of_them_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other processes wait for it, and all of them end where they end alone."""
+    told, end_task = list[str](), eg.EWC.end_task
+
+    def goes_on(method: eg.EWC, context: eg.Context) -> None:
+        told.append("goes on")
+        end_task(method, context)
+
+    def kept(member: Member, seconds: float) -> None:
+        told.append("kept")
+        keep(member, seconds)
+
+    monkeypatch.setattr(eg.EWC, "end_task", goes_on)
+    monkeypatch.setattr("evergraph.training.loop.keep", kept)
+
+    def fitted(seed: int, name: str) -> eg.Learner:
+        stream = eg.stream("sbm:nodes=80,classes=4,features=6")
+        with known_trainings(tmp_path):
+            return eg.Learner(
+                eg.GCN(hidden=6), name, epochs=2, batch_size=8, optimizer="sgd", seed=seed, dtype=torch.float64
+            ).fit(stream)
+
+    def seeds(name: str) -> list[Any]:
+        return side_by_side([partial(fitted, seed, name) for seed in (0, 1)], CPU, taking_turns=True, kin=["seeds"] * 2)
+
+    first = seeds("ewc")
+    assert told == ["kept", "kept", "goes on", "goes on"] * 2
+    for expected, found in zip(first, seeds("ewc")):
+        assert expected.history[0]["steps"].endswith("2 as one")
+        assert "another run" in found.history[0]["steps"]
+        assert "another run" in found.history[1]["steps"]
+        assert torch.equal(expected.random_state, found.random_state)
+        for name, value in copy_params(expected.model).items():
+            assert torch.equal(value, copy_params(found.model)[name])
 
 
 @pytest.mark.usefixtures("stacking")

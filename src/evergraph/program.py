@@ -6,6 +6,7 @@ Importing takes seconds, and Ctrl-C can come meanwhile. A program that uses Ever
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from types import FrameType
 
+from evergraph.core import fork_server
 from evergraph.version import __version__
 
 
@@ -38,6 +40,13 @@ def _named() -> bool:
     return is_the_program(sys.argv[:1]) or (sys.argv[:1] == ["-m"] and is_the_program(sys.orig_argv))
 
 
+def asks_for_processes(words: list[str]) -> bool:
+    """Whether the command line names a number of processes side by side."""
+    following = [value for word, value in itertools.pairwise(words) if word == "--jobs"]
+    following += [word.partition("=")[2] for word in words if word.startswith("--jobs=")]
+    return any(value.isdecimal() and int(value) > 1 for value in following)
+
+
 if _named() and sys.argv[1:] == ["--version"]:  # needs nothing of what takes seconds to import
     with contextlib.suppress(OSError):  # a full disk or a closed pipe is seen to where all output is
         os.write(1, f"evergraph {__version__}\n".encode())
@@ -46,3 +55,6 @@ if _named() and sys.argv[1:] == ["--version"]:  # needs nothing of what takes se
 # neither in a process that works for another one, nor where Ctrl-C is ignored (nohup) or seen to
 if _named() and parent_process() is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _stop)
+
+if _named() and parent_process() is None and asks_for_processes(sys.argv):  # it imports while this process does
+    fork_server.start()

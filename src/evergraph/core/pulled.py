@@ -3,11 +3,13 @@ with.
 
 A backward pass begins with 1, and a loss that is a sum hands it on as it is, so that a gradient that is known already
 would be multiplied by ones, in kernels that take no longer than their launch. `pull_back` notes where the one of a
-pass under way stands, and `is_one` knows it there.
+pass under way stands, and `is_one` knows it there. The one is torch's own: to compare one of ours with the value's
+shape, torch would import its symbolic shapes, and sympy with them, for seconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,19 +17,42 @@ from torch import Tensor
 
 from evergraph.core.tangent_products import members_at
 
-_under_way: set[int] = set()  # where the ones of backward passes stand, as long as these run
+_under_way: dict[int, Tensor] = {}  # the ones of backward passes by where they stand, as long as these run
+
+
+class _Beginning(torch.autograd.Function):
+    """The value as it is; backwards, the one of the pass is noted."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, noted: list[int]) -> Tensor:
+        ctx.noted = noted
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (one,) = cotangents
+        ctx.noted.append(place := one.data_ptr())
+        _under_way[place] = one  # kept, so that nothing else comes to stand there
+        return one, None
 
 
 def pull_back(value: Tensor) -> None:
     """`value.backward()`."""
-    if value.numel() != 1:
-        value.backward()  # torch says what is wrong
-    one = torch.ones_like(value, requires_grad=False)
-    _under_way.add(place := one.data_ptr())
+    noted: list[int] = []
     try:
-        value.backward(one)
+        (_Beginning.apply(value, noted) if value.numel() == 1 else value).backward()  # torch says what is wrong
     finally:
-        _under_way.discard(place)
+        for place in noted:
+            _under_way.pop(place, None)
+
+
+def gradients(outputs: Tensor, inputs: Sequence[Tensor], cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad(outputs, inputs, cotangent)`, without torch's look at shapes.
+
+    The graph stays; an input that outputs do not depend on has None.
+    """
+    value = pulled_along(outputs.new_zeros(()), outputs, cotangent)
+    return torch.autograd.grad(value, inputs, retain_graph=True, allow_unused=True)
 
 
 def is_one(cotangent: Tensor) -> bool:

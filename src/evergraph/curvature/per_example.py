@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from evergraph.core.capabilities import capable
 from evergraph.core.params import Params, trained_params
+from evergraph.core.pulled import gradients
 from evergraph.core.randomness import random_integers
 from evergraph.curvature.labels import label_factors, pick_labels
 
@@ -155,7 +156,7 @@ def squared_batch_gradients(
 
 def squared_gradient(outputs: Tensor, params: Params, cotangent: Tensor) -> Params:
     """(Jᵀc)², entry by entry; the graph stays."""
-    grads = torch.autograd.grad(outputs, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
+    grads = gradients(outputs, list(params.values()), cotangent)
     return {
         name: torch.zeros_like(value) if grad is None else grad.square()
         for (name, value), grad in zip(params.items(), grads)

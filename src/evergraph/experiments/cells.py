@@ -31,7 +31,8 @@ Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
 SHARED = ".trainings"  # in the folder of the cells, until all are done: trainings that are the same in several runs
 FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
 LONGEST_FIRST = (  # so that no long run starts when all others are done; those of lwf wait for trials
-    "auto", "joint", "twp", "lwf", "curvature", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac",
+    "auto", "joint", "twp", "lwf", "curvature", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac", "ewc",
+    "mas",
 )  # fmt: skip
 
 

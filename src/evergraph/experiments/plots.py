@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,14 @@ COLOURS = "cividis"  # its brightness alone tells the value
 PALETTE = ("#0072b2", "#d55e00", "#007a5a", "#a9468a", "#8a6d00", "#2b8cc4", "#000000", "#7a7a7a")
 MARKERS = "osD^vPX*"
 PERCENT = (0.0, 100.0)
+DPI = 150
 MOST_PANELS = 60  # with a panel per run, a figure of more would be no picture any more
 MOST_NAMED = 16  # runs in a legend
+
+
+def get_ready() -> None:
+    """Import what figures are drawn with, in a thread of its own: there is time while runs are under way."""
+    threading.Thread(target=importlib.import_module, args=("matplotlib.backends.backend_agg",), daemon=True).start()
 
 
 def describe_metric(result: dict[str, Any]) -> dict[str, Any]:
@@ -98,9 +106,14 @@ def draw(name: str, runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 def save(figure: Figure, path: str | Path) -> Path:
     """Write a figure whole or not at all."""
     path, buffer = Path(path), io.BytesIO()
-    # no date inside: the same figure is the same file
-    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
-    figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=dated)
+    if path.suffix == ".png":  # drawn once: `savefig` draws everything a first time to find the layout
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        figure.dpi = DPI
+        FigureCanvasAgg(figure).print_png(buffer)
+    else:  # no date inside: the same figure is the same file
+        dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
+        figure.savefig(buffer, format=path.suffix[1:], dpi=DPI, metadata=dated)
     write_atomically(path, buffer.getvalue())
     return path
 
@@ -116,7 +129,8 @@ def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
         image = axis.imshow(np.ma.masked_invalid(matrix), vmin=low, vmax=high, cmap=COLOURS)
         for t, i in np.argwhere(~np.isnan(matrix)) if len(matrix) <= 15 else []:
             colour = "black" if matrix[t, i] > low + 0.55 * (high - low) else "white"
-            axis.text(i, t, f"{matrix[t, i]:{form}}", ha="center", va="center", color=colour, fontsize=8)
+            written = axis.text(i, t, f"{matrix[t, i]:{form}}", ha="center", va="center", color=colour, fontsize=8)
+            written.set_in_layout(False)  # it is inside of its panel
         every = range(0, len(matrix), 1 + len(matrix) // 16)
         for ticks in (axis.set_xticks, axis.set_yticks):
             ticks(list(every), [str(number + 1) for number in every])

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.capabilities import capable
+from evergraph.core.row_pieces import row_kernel
 from evergraph.core.shortcuts import FAST_PATHS, fast
 from evergraph.core.sparse import SparseMatrix
 from evergraph.core.workers import workers
@@ -104,8 +105,10 @@ def awaited(member: Member, place: Path | None) -> Iterator[None]:
         return
     with suppress(EvergraphError):
         make_folder(place.parent)
-    began = clock()
-    with _taken(place, place.with_suffix(".lock")):
+    lock, began = place.with_suffix(".lock"), clock()
+    if member.context.device.type == "cuda":
+        row_kernel()  # tried out, and compiled, by all at once
+    with _taken(place, lock):
         count_as_spent(began - clock())  # what it takes is counted where it is known
         yield
 
@@ -155,18 +158,19 @@ def recalled(member: Member, place: Path) -> bool:
     return True
 
 
-def keep(member: Member, place: Path, seconds: float) -> None:
+def keep(member: Member, seconds: float) -> None:
     """What came of a training, and how long it took, for other runs. A folder that cannot be written is no obstacle."""
-    model, progress = member.context.model, member.progress
-    if not _has_room(place, member):
+    model, progress, place = member.context.model, member.progress, member.place
+    if place is None or not _has_room(place, member):
         return
     known = {"model": dict(model.state_dict()), "log": progress.log, "epoch": progress.epoch, "seconds": seconds}
-    if (own := device_numbers(member.context.device)) is not None:
+    if (own := member.device_numbers or device_numbers(member.context.device)) is not None:
         known["device_numbers"] = own.get_state()
+    known["numbers"] = torch.get_rng_state() if member.numbers is None else member.numbers.get_state()
     with suppress(EvergraphError):
         make_folder(place)
         with only_writer(place):
-            save_tree(place, {**known, "numbers": torch.get_rng_state()})
+            save_tree(place, known)
 
 
 def _has_room(place: Path, member: Member) -> bool:

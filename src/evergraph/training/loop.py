@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,15 +105,15 @@ def train(
     if context.device.type == "cpu":
         keep_freed_memory()
     member = Member(context, method, settings, progress, on_epoch, epochs)
-    place = place_of(member)
+    place = member.place = place_of(member)
     with awaited(member, place):
         if place is None or not recalled(member, place):
-            _train(member, executors, place)
+            _train(member, executors)
     return progress
 
 
-def _train(member: Member, executors: Sequence[type[Executor]], place: Path | None) -> None:
-    """Train a task that is not known yet, and keep what comes of it in a place, where there is one."""
+def _train(member: Member, executors: Sequence[type[Executor]]) -> None:
+    """Train a task that is not known yet, and keep what comes of it where other runs look for it."""
     context, method, settings, progress = member.context, member.method, member.settings, member.progress
     began = clock()
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
@@ -123,10 +122,8 @@ def _train(member: Member, executors: Sequence[type[Executor]], place: Path | No
     before = None if member.device_numbers is None else member.device_numbers.get_state()
     if meet(context.index, sort, member, _train_stacked) and member.numbers is not None:
         torch.set_rng_state(member.numbers.get_state())
-        if place is not None:
-            keep(member, place, clock() - began)
         return
-    member.numbers = None
+    member.numbers = member.device_numbers = None
     if member.spoilt and before is not None:
         renew_generator(context.device, before)
     optimizer = make_optimizer(context.model, settings)
@@ -140,17 +137,17 @@ def _train(member: Member, executors: Sequence[type[Executor]], place: Path | No
     (error,) = _train_members([member], optimizer, executor, lambda one: optimizer_state(context.model, optimizer))
     if error is not None:
         raise error
-    if place is not None:
-        keep(member, place, clock() - began)
+    keep(member, clock() - began)
 
 
 def _train_stacked(members: list[Member]) -> list[BaseException | None]:
     """Train members of one sort as one; the error that each ended in. Where that cannot be, they are left alone."""
+    began = clock()
     try:
         stack = Stack(members)
         optimizer = make_optimizer(stack, members[0].settings)
         executor = StackedExecutor(stack, optimizer, objective)
-        return _train_members(members, optimizer, executor, stack.taken_out(optimizer))
+        errors = _train_members(members, optimizer, executor, stack.taken_out(optimizer))
     except Exception as error:
         if any(member.progress.epoch for member in members):
             raise
@@ -158,6 +155,10 @@ def _train_stacked(members: list[Member]) -> list[BaseException | None]:
             member.spoilt = True
         tell(f"{len(members)} trainings do not train as one ({first_line(error)}); they take turns")
         raise NotTogetherError from error
+    for member, ended_in in zip(members, errors):  # at once: other processes may wait for it
+        if ended_in is None:
+            keep(member, (clock() - began) / len(members))
+    return errors
 
 
 def _train_members(

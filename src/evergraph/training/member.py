@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ class Member:
         numbers: the host's random numbers that are its own; None where these are at work as they are.
         device_numbers: the device's, where it has any, while the member is one of several.
         spoilt: whether an attempt to train several as one may have left those unusable.
+        place: where what comes of it is kept for other runs; None where it is not.
     """
 
     context: Context
@@ -89,6 +91,7 @@ class Member:
     numbers: torch.Generator | None = None
     device_numbers: torch.Generator | None = None
     spoilt: bool = False
+    place: Path | None = None
 
     def goes_on(self) -> bool:
         """Whether there are epochs left, and patience."""

@@ -8,12 +8,14 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 
 import torch
 
+from evergraph.core import fork_server
 from evergraph.errors import EvergraphError, EvergraphWarning, first_line
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
@@ -80,15 +82,18 @@ class ProcessEngine(Engine):
         return False
 
     def close(self, *, at_once: bool) -> None:
-        """End the processes. Work that is stopped goes on where it was when it is submitted again."""
+        """End the processes. Work that is stopped goes on where it was when it is submitted again.
+
+        Those that are through end by themselves, which takes one on a GPU a second; the program does not end before.
+        """
         self._closed = True
         pools = [*self._idle, *(pool for _, pool in self._running.values())]
         if at_once:
             for pool in pools:
                 for process in list((pool._processes or {}).values()):
                     process.terminate()
-        with ThreadPoolExecutor(len(pools) or 1) as closing:  # all at once: a process on a GPU takes a second to end
-            list(closing.map(lambda pool: pool.shutdown(cancel_futures=True), pools))
+        with ThreadPoolExecutor(len(pools) or 1) as closing:  # all at once
+            list(closing.map(lambda pool: pool.shutdown(wait=at_once, cancel_futures=True), pools))
 
     def _start(self) -> None:
         while self._waiting and len(self._running) < self._room and not self._closed:
@@ -144,7 +149,7 @@ def in_words(error: BaseException | None, work: Work) -> Exception | None:
 
 
 def _one_process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+    return ProcessPoolExecutor(1, fork_server.context(), initializer=_begin_worker, initargs=(dict(os.environ),))
 
 
 def begin_process() -> None:
@@ -153,8 +158,11 @@ def begin_process() -> None:
     warnings.simplefilter("ignore", EvergraphWarning)
 
 
-def _begin_worker() -> None:
-    """No life beyond the parent's, whose Ctrl-C it is."""
+def _begin_worker(environment: Mapping[str, str] | None = None) -> None:
+    """No life beyond the parent's, whose Ctrl-C it is, and whose variables may be others than when its server began."""
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     begin_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

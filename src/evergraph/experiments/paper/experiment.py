@@ -20,7 +20,7 @@ from evergraph.experiments.paper.field import write_field
 from evergraph.experiments.paper.figures import Lines, final_rows, study
 from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.paper.tables import table_rows, write_tables
-from evergraph.experiments.plots import heatmaps
+from evergraph.experiments.plots import get_ready, heatmaps
 from evergraph.experiments.provenance import describe_device, versions
 from evergraph.experiments.result_file import (
     CELLS,
@@ -109,6 +109,7 @@ def run_paper(
         failed = partial(_failed, {plan.key("") for plan in plans if plan.goes_on})
         save = partial(_save, available, out, chosen)
         settings["on_result"] = EverySoOften(save)
+        get_ready()
         try:
             results = run_cells(cells, out / CELLS, choices=choices, known=known, failed=failed, **settings)
         except CellsFailedError as failure:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evergraph.experiments.plots import COLOURS, PALETTE, mean_matrix
+from evergraph.experiments.plots import COLOURS, PALETTE, mean_matrix, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def final_rows(results: dict[str, dict[str, Any]], path: Path) -> Path:
     """Figure 1: the final model's accuracy on every task, one row per method, all on one scale."""
-    plt = _pyplot()
     values = np.stack([mean_matrix(result)[-1] for result in results.values()])
-    figure, axis = plt.subplots(figsize=(1.1 * values.shape[1] + 3.2, 0.42 * len(values) + 1.4))
+    figure = _figure(1.1 * values.shape[1] + 3.2, 0.42 * len(values) + 1.4)
+    axis = figure.subplots()
     image = axis.imshow(values, vmin=0, vmax=100, cmap=COLOURS, aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         colour = "black" if value > 55 else "white"
@@ -23,7 +26,7 @@ def final_rows(results: dict[str, dict[str, Any]], path: Path) -> Path:
     axis.set_yticks(range(len(results)), list(results))
     figure.colorbar(image, ax=axis, label="accuracy after the last task (%)")
     figure.tight_layout()
-    return _save(figure, path)
+    return save(figure, path)
 
 
 Lines = dict[str, dict[str, dict[str, Any]]]
@@ -32,9 +35,9 @@ Lines = dict[str, dict[str, dict[str, Any]]]
 
 def study(title: str, key: str, streams: dict[str, Lines], path: Path) -> Path:
     """AP and AF against a setting, one line per row of the table, with the spread over seeds; a column per stream."""
-    plt = _pyplot()
     rows, columns = (1, 2) if len(streams) == 1 else (2, len(streams))
-    figure, axes = plt.subplots(rows, columns, figsize=(4.3 * columns, 3.4 * rows), squeeze=False, layout="constrained")
+    figure = _figure(4.3 * columns, 3.4 * rows, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     panels = [(stream, measure) for measure in ("ap", "af") for stream in streams]
     for axis, (stream, measure) in zip(axes.flat, panels):
         lines = streams[stream]
@@ -62,19 +65,10 @@ def study(title: str, key: str, streams: dict[str, Lines], path: Path) -> Path:
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, handlelength=4)  # dashes show
     figure.suptitle(title, fontsize=10)
-    return _save(figure, path)
+    return save(figure, path)
 
 
-def _pyplot() -> Any:
-    import matplotlib
+def _figure(width: float, height: float, **settings: Any) -> Figure:
+    from matplotlib.figure import Figure  # without pyplot, which takes as long to import as a figure to draw
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=150)
-    _pyplot().close(figure)
-    return path
+    return Figure(figsize=(width, height), **settings)
