@@ -336,11 +336,12 @@ def test_integrated_is_the_mean_of_f_over_the_outputs_way_from_the_anchor(
         jacobian = torch.stack(
             [torch.cat([(p * 0 if g is None else g).flatten() for p, g in zip(params, row)]) for row in rows]
         ).detach()
-        way, mean = jacobian @ D, torch.zeros(outputs.size(1), outputs.size(1), dtype=outputs.dtype)
-        for point in range(points):
-            z = outputs[node] - (point + 0.5) / points * way
-            p = torch.zeros_like(z).index_copy(0, torch.tensor(setting.scope), z[setting.scope].softmax(0))
-            mean += (torch.diag(p) - torch.outer(p, p)) / points
+        way = jacobian @ D
+        shares = (torch.arange(points, dtype=outputs.dtype) + 0.5) / points
+        between = outputs[node] - shares[:, None] * way
+        p = torch.zeros_like(between)
+        p[:, setting.scope] = between[:, setting.scope].softmax(1)
+        mean = torch.diag(p.mean(0)) - p.T @ p / points
         want = want + count * jacobian.T @ (mean @ way)
     share = 1 if reduction == "sum" else 1 / setting.nodes.numel()
     close(pull(method, context), STRENGTH * share * want, 1e-5)
