@@ -159,3 +159,9 @@ def test_from_pyg_names_what_is_missing() -> None:
         eg.from_pyg(Data(y=torch.tensor(Y)))
     with pytest.raises(eg.EvergraphError, match="str is not a graph"):
         eg.from_pyg("not a graph")
+
+
+def test_a_graph_is_shown_in_one_line() -> None:
+    graph = eg.stream("sbm:nodes=60,classes=4,features=6").graph
+    assert repr(graph) == f"Graph('sbm', 60 nodes, {graph.num_edges} edges, 6 features, 4 classes)"
+    assert repr(graph.adjacency) == f"SparseMatrix(60 × 60, {graph.num_edges} entries, torch.float32)"

@@ -377,6 +377,24 @@ def test_numbers_that_are_known_have_the_closed_form_by_default() -> None:
             one.predict(task.graph, unknown=0.05)
 
 
+def test_numbers_of_few_nodes_are_kept_as_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No matrix over all features; what is learned in two tasks is what the sums G and B say."""
+    graph = numbers_at_nodes()
+    halves = [eg.Task.of(graph.subgraph(torch.arange(first, 200, 2))) for first in (0, 1)]
+    learners = []
+    for forms in ("factors", "sums"):
+        if forms == "sums":
+            monkeypatch.setattr("evergraph.methods.closed_form.two_forms.TwoForms._dense", lambda *_: True)
+        one = eg.Learner(eg.RandomFeatures(hidden=800), "analytic", problem="node-regression", dtype=torch.float64)
+        learners.append(one.fit(halves))
+    factors, sums = (one.method for one in learners)
+    assert not factors.gram_
+    assert not sums.factor_
+    assert factors.kept_bytes() < sums.kept_bytes()
+    found, expected = (one.predict(graph).probabilities for one in learners)
+    assert torch.allclose(found, expected, rtol=1e-8)
+
+
 def test_large_numbers_are_told_of_where_a_network_learns_them() -> None:
     one = eg.Learner(device="cpu", epochs=1)
     with pytest.warns(eg.EvergraphWarning, match="0.? is about 493 ± 85.*use the closed form"):

@@ -1,5 +1,6 @@
 """Input that was once read otherwise than it was meant, without a word: each is now refused, read right, or told of."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +301,13 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(place: Path, monkeypa
 def test_a_learner_is_not_saved_without_a_name(place: Path) -> None:
     with pytest.raises(eg.EvergraphError, match="path is empty"):
         eg.Learner.load("kept").save("")
+
+
+def test_settings_that_a_closed_form_does_not_read_are_named() -> None:
+    stream = eg.stream("sbm:nodes=60,classes=4,features=6")
+    with pytest.warns(eg.EvergraphWarning, match="epochs, lr: no effect; analytic learns in one pass"):
+        eg.Learner(eg.RandomFeatures(hidden=40), "analytic", epochs=3, lr=0.1).learn(stream[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", eg.EvergraphWarning)
+        eg.Learner(eg.RandomFeatures(hidden=40), "analytic").learn(stream[0])
+        eg.Learner("finetune", epochs=1).learn(stream[0])

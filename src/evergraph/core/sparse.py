@@ -30,7 +30,7 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta 
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SparseMatrix:
     """A constant matrix in CSR form.
 
@@ -45,15 +45,18 @@ class SparseMatrix:
     indices: Tensor
     values: Tensor
     num_columns: int
-    _transpose: SparseMatrix | None = field(default=None, repr=False)
-    _native: Tensor | None = field(default=None, repr=False)
-    _padded_rows: list[tuple[Tensor, Tensor]] | None = field(default=None, repr=False)
-    _pieces: RowPieces | None = field(default=None, repr=False)
-    _longest: int | None = field(default=None, repr=False)
-    _readable: bool | None = field(default=None, repr=False)
-    _ends: dict[int, int] = field(default_factory=dict, repr=False)  # where rows end, of those that were asked for
-    _needed: Flags = field(default=(None, None), repr=False)
-    _frequent: FrequentColumns | None = field(default=None, repr=False)
+    _transpose: SparseMatrix | None = None
+    _native: Tensor | None = None
+    _padded_rows: list[tuple[Tensor, Tensor]] | None = None
+    _pieces: RowPieces | None = None
+    _longest: int | None = None
+    _readable: bool | None = None
+    _ends: dict[int, int] = field(default_factory=dict)  # where rows end, of those that were asked for
+    _needed: Flags = (None, None)
+    _frequent: FrequentColumns | None = None
+
+    def __repr__(self) -> str:
+        return f"SparseMatrix({self.num_rows} × {self.num_columns}, {self.nnz} entries, {self.dtype})"
 
     @classmethod
     def from_scipy(cls, matrix: sp.spmatrix, dtype: torch.dtype = torch.float32) -> SparseMatrix:

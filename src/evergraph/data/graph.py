@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from evergraph.data.parts import Rows
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Graph:
     """Nodes with features, joined by edges, and the *examples* that are learned and predicted.
 
@@ -72,20 +72,25 @@ class Graph:
     y: Tensor
     class_names: list[ClassName]
     name: str = "graph"
-    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+    cache: dict[str, Any] = field(default_factory=dict)
     on_disk: bool = False
-    private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary, repr=False)
-    mark: str = field(default="", repr=False)
+    private_cache: WeakKeyDictionary[Any, dict[str, Any]] = field(default_factory=WeakKeyDictionary)
+    mark: str = ""
     directed: bool = False
     level: str = "node"
     members: SparseMatrix | None = None
-    attributes: dict[str, Attribute] = field(default_factory=dict, repr=False)
-    splits: Tensor | None = field(default=None, repr=False)
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+    splits: Tensor | None = None
     positives_only: bool = False
     along_links: bool = False
-    joining: Tensor | None = field(default=None, repr=False)
-    feature_names: list[str] | None = field(default=None, repr=False)
-    rows: Rows | None = field(default=None, repr=False)
+    joining: Tensor | None = None
+    feature_names: list[str] | None = None
+    rows: Rows | None = None
+
+    def __repr__(self) -> str:
+        of = f"{self.num_examples} {self.level}s, " if self.level != "node" else ""
+        counts = f"{self.num_nodes} nodes, {self.num_edges} edges, {self.num_features} features"
+        return f"Graph({self.name!r}, {of}{counts}, {self.num_classes} {'classes' if self.has_classes else 'columns'})"
 
     @property
     def num_nodes(self) -> int:

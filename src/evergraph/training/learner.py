@@ -138,7 +138,10 @@ class Learner(metaclass=Checked):
         if not self.in_mid_task and (before := learned_before(self, task, graph)) is not None:
             tell(_once_more(task, before))
         with large.reused():
-            return learn(self, task, on_epoch)
+            log = learn(self, task, on_epoch)
+        if not log and self.training.epochs and self.num_tasks == 1 and (given := self._asked_for[3]):
+            tell(f"{', '.join(given)}: no effect; {self.method.name} learns in one pass over each task, without epochs")
+        return log
 
     @property
     def in_mid_task(self) -> bool:

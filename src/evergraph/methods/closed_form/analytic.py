@@ -189,7 +189,7 @@ class Analytic(MovingEncoder, TwoForms):
         """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
         if context.batcher.y.dim() > 1:  # rows of labels or numbers
             check_targets(context, len(self.class_sizes_))
-            self._accumulate(context, None)
+            self.add_to_sums(context, None)
             self.class_sizes_ = [sum(self.class_sizes_[:1]) + context.num_train] * context.num_seen
             return
         self.add_to_sums(context, self._sizes(context))

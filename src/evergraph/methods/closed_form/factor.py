@@ -45,8 +45,18 @@ class Factor(NamedTuple):
         return Factor(kept_rows, kept_targets), Factor(last_rows, last_targets)
 
 
-def weighed(rows: Tensor, targets: Tensor, weights: Tensor, units: int, in_place: bool = False) -> Factor:
-    """The factor of some nodes: √w φ and √w onehot(y); with `in_place` in the place of their features φ."""
+def weighed(rows: Tensor, targets: Tensor, weights: Tensor | None, units: int, in_place: bool = False) -> Factor:
+    """The factor of some examples: √w φ and √w onehot(y); of rows of labels or numbers, φ and y as they are.
+
+    Args:
+        rows: the features φ.
+        targets: of each example its output unit, or its row of labels or numbers.
+        weights: w of each example; None where they have rows, which weigh 1.
+        units: how many output units there are.
+        in_place: write over the features.
+    """
+    if weights is None:
+        return Factor(rows, torch.nn.functional.pad(targets, (0, units - targets.size(1))).to(rows.dtype))
     root = weights.sqrt().unsqueeze(1)
     one_hot = torch.nn.functional.one_hot(targets, units).to(rows.dtype)
     scaled = rows if in_place else large.empty(rows.shape, rows.dtype, rows.device)

@@ -29,7 +29,7 @@ from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
 from evergraph.methods.base import Context
-from evergraph.methods.closed_form.factor import Factor, weighed
+from evergraph.methods.closed_form.factor import weighed
 from evergraph.models.base import NODES_AT_ONCE
 
 SMALL = 0.01  # a ridge below needs products in float64
@@ -93,12 +93,9 @@ def accumulate(
         rows = features(batch)
         if exact:
             rows = rows.double()
-        if weights is None:
-            targets = torch.nn.functional.pad(batch.y, (0, units - batch.y.size(1))).to(rows.dtype)
-        else:
-            rows, targets = weighed(rows, batch.y, weights[batch.y], units, in_place=rows is batch.x)
-        added = Factor(rows, targets)
-        gram = add_symmetric_product(gram, rows, sign, out=gram if fresh else None)
+        own = None if weights is None else weights[batch.y]
+        added = weighed(rows, batch.y, own, units, in_place=rows is batch.x)
+        gram = add_symmetric_product(gram, added.rows, sign, out=gram if fresh else None)
         cross = torch.add(cross, added.cross(), alpha=sign)
         fresh = True
     if group.size > 1:

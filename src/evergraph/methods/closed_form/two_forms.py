@@ -95,14 +95,20 @@ class TwoForms(Method):
             self.gram_ = self._new_sums = {part: self.gram(part) for part in self.factor_}
             self.factor_, self.factor_targets_, self.fresh_, self.task_rows_ = {}, {}, {}, []
 
-    def add_to_sums(self, context: Context, sizes: Tensor, sign: int = 1) -> None:
-        """Nodes join the factors as they are until `forget_nodes`; where they outnumber the features, G."""
+    def add_to_sums(self, context: Context, sizes: Tensor | None, sign: int = 1) -> None:
+        """Nodes join the factors as they are until `forget_nodes`; where they outnumber the features, G.
+
+        Args:
+            context: the task.
+            sizes: of the classes, by which nodes are weighed; None where they have rows of labels or numbers.
+            sign: 1 to add, -1 to take out again.
+        """
         _, head = linear_head(context.model)
         in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
         dense = self._dense(head.size(0), self._rows("train") + context.num_train)
         if not in_blocks or dense or context.task.graph.rows is not None or sign < 0:
             self.make_dense()
-            self._accumulate(context, self._weights(sizes), sign)
+            self._accumulate(context, None if sizes is None else self._weights(sizes), sign)
             return
         factors, targets, cross = dict(self.factor_), dict(self.factor_targets_), dict(self.cross_)
         for part, new in self.factors_of(context, sizes).items():
@@ -131,18 +137,19 @@ class TwoForms(Method):
         """What factors are kept in."""
         return torch.float64 if self._needs_exact() else head.dtype
 
-    def factors_of(self, context: Context, sizes: Tensor) -> dict[str, Factor]:
-        """The factors of a task's nodes, weighed by given sizes of their classes; by part."""
+    def factors_of(self, context: Context, sizes: Tensor | None) -> dict[str, Factor]:
+        """The factors of a task's nodes, by part; weighed by given sizes of their classes, where they have any."""
         features, head = linear_head(context.model)
-        weights, units, found = self._weights(sizes), head.size(1), {}
+        weights, units, found = None if sizes is None else self._weights(sizes), head.size(1), {}
         for part in BOTH:
-            nodes = getattr(context.task, part).to(weights.device)
+            nodes = getattr(context.task, part).to(context.device)
             batches = context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ()
             dtype = self._factor_type(head)
             new = Factor(head.new_zeros(0, head.size(0), dtype=dtype), head.new_zeros(0, units, dtype=dtype))
             for batch in batches:
                 rows = features(batch).to(dtype)
-                new = new.stacked(weighed(rows, batch.y, weights[batch.y], units, in_place=rows is batch.x))
+                own = None if weights is None else weights[batch.y]
+                new = new.stacked(weighed(rows, batch.y, own, units, in_place=rows is batch.x))
             found[part] = new
         return found
 
