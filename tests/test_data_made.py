@@ -30,6 +30,13 @@ def test_digits_is_scikit_learns_data_with_its_nearest_neighbours() -> None:
     assert float((graph.y[source] == graph.y[target]).float().mean()) > 0.9  # a graph worth learning on
 
 
+def test_digits_is_the_same_graph_on_every_machine() -> None:
+    """47 digits have neighbours as near as their eighth, and rounding must not choose among them."""
+    assert fingerprint(digits()) == "1e6cec7edcb85c98c67aa42cdddbcf70c5f881dd91f64d0e350445ba950bab6f"
+    with pytest.raises(eg.EvergraphError, match="neighbours=1797 must be below 1797"):
+        digits(neighbours=1797)
+
+
 def test_sbm_is_the_same_bit_for_bit_and_differs_by_seed() -> None:
     first, again, other = sbm(nodes=500, seed=3), sbm(nodes=500, seed=3), sbm(nodes=500, seed=4)
     assert torch.equal(first.x, again.x)
