@@ -16,7 +16,7 @@ from torch import Tensor
 NUMBERS = 256  # that a program copies
 
 
-@triton.jit(do_not_specialize=["size", "count", "units", "row", "network", "other_row", "other_network"])
+@triton.jit
 def pick(  # type: ignore[no-untyped-def]
     out, other_out, table, other, chosen, size, count, units, row, network, other_row, other_network,
     paired: tl.constexpr, numbers: tl.constexpr,
@@ -33,7 +33,7 @@ def pick(  # type: ignore[no-untyped-def]
         tl.store(other_out + i, read, mask=inside)
 
 
-@triton.jit(do_not_specialize=["size", "count", "units", "networks", "example_stride", "network_stride"])
+@triton.jit
 def put_back(  # type: ignore[no-untyped-def]
     out, gradient, chosen, size, count, units, networks, example_stride, network_stride, numbers: tl.constexpr
 ):  # fmt: skip

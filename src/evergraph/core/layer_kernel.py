@@ -19,7 +19,7 @@ ROWS = 32  # of a matrix that a program has
 PROGRAMS = 264  # that a sum over rows is divided among, two for each multiprocessor of an H200
 
 
-@triton.jit(do_not_specialize=["num_rows", "networks"])
+@triton.jit
 def outputs_of(  # type: ignore[no-untyped-def]
     out, hidden, moved, weight, against, num_rows, networks, units, inputs: tl.constexpr, paired: tl.constexpr,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
@@ -59,7 +59,7 @@ def outputs_of(  # type: ignore[no-untyped-def]
         tl.store(out + place + networks * units, change - back, mask=there & inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "networks"])
+@triton.jit
 def pulled_back(  # type: ignore[no-untyped-def]
     out, cotangent, hidden, weight, num_rows, networks, units, inputs: tl.constexpr,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
@@ -78,7 +78,7 @@ def pulled_back(  # type: ignore[no-untyped-def]
     tl.store(out + row * inputs + k[None, :], tl.where(before <= 0, 0.0, pulled), mask=there)
 
 
-@triton.jit(do_not_specialize=["num_rows", "networks", "share"])
+@triton.jit
 def weight_share(  # type: ignore[no-untyped-def]
     out, cotangent, hidden, num_rows, networks, units, inputs: tl.constexpr, share,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
@@ -104,7 +104,7 @@ def weight_share(  # type: ignore[no-untyped-def]
         tl.store(base + inputs * networks * units + c, ones, mask=c < units)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit
 def add_shares(out, shares, parts, size, at_once: tl.constexpr, numbers: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum over the first dimension of some numbers of each share."""
     i = tl.program_id(0) * numbers + tl.arange(0, numbers)
@@ -117,7 +117,7 @@ def add_shares(out, shares, parts, size, at_once: tl.constexpr, numbers: tl.cons
     tl.store(out + i, total, mask=i < size)
 
 
-@triton.jit(do_not_specialize=["size"])
+@triton.jit
 def set_apart(  # type: ignore[no-untyped-def]
     out, moved, at_total, product, chosen, count, size, columns, picked: tl.constexpr, numbers: tl.constexpr,
 ):  # fmt: skip

@@ -14,19 +14,11 @@ from torch import Tensor
 
 from evergraph.core.row_pieces import Flags
 
-# What changes from batch to batch and from task to task (counts, where arrays begin) is not specialized, here and in
-# the other kernels: each would be compiled again for numbers that 16 divides, and for 1.
-
 TILE = 2**13  # bytes of the dense factor that a program reads at once: eight rows of 256 float32 numbers
 WIDEST = 256  # columns of a tile
 
 
-@triton.jit(
-    do_not_specialize=["networks", "unit"],
-    do_not_specialize_on_alignment=[
-        "starts", "ends", "targets", "indices", "values", "rows", "row_flags", "entry_flags",
-    ],
-)  # fmt: skip
+@triton.jit
 def add_up(  # type: ignore[no-untyped-def]
     out, dense, starts, ends, targets, indices, values, columns, rows, row_flags, entry_flags, networks, unit,
     weighted: tl.constexpr, by_row: tl.constexpr, by_entry: tl.constexpr, entries: tl.constexpr, width: tl.constexpr,
@@ -68,7 +60,7 @@ def add_up(  # type: ignore[no-untyped-def]
     tl.store(out + target * columns + c, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["networks", "count"])
+@triton.jit
 def mark(  # type: ignore[no-untyped-def]
     out, rows, indptr, indices, networks, count, listed: tl.constexpr, entries: tl.constexpr
 ):  # fmt: skip
@@ -86,7 +78,7 @@ def mark(  # type: ignore[no-untyped-def]
         tl.store(out + column * networks + network, 1, mask=e < end)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def split(out, dense, rows, count, columns, picked: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """A piece of a row rounded to bfloat16 and, `count` rows further down, what that leaves of it."""
     r = tl.program_id(0).to(tl.int64)

@@ -28,7 +28,7 @@ def in_scope(  # type: ignore[no-untyped-def]
     return tl.where(r[:, None] < num_rows, z, 0.0)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def entropy(  # type: ignore[no-untyped-def]
     losses, gradient, outputs, targets, mask, num_rows, units, stride, other_stride, masked: tl.constexpr,
     rows: tl.constexpr, width: tl.constexpr,
@@ -49,7 +49,7 @@ def entropy(  # type: ignore[no-untyped-def]
     tl.store(gradient + place, e / total[:, None] - tl.where(hit, 1.0, 0.0), mask=there)
 
 
-@triton.jit(do_not_specialize=["num_rows", "temperature"])
+@triton.jit(do_not_specialize=["temperature"])
 def divergent(  # type: ignore[no-untyped-def]
     losses, gradient, outputs, reference, mask, num_rows, units, stride, other_stride, temperature,
     masked: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
@@ -71,7 +71,7 @@ def divergent(  # type: ignore[no-untyped-def]
     tl.store(gradient + place, (p - q) / temperature, mask=there)
 
 
-@triton.jit(do_not_specialize=["num_rows", "scale"])
+@triton.jit(do_not_specialize=["scale"])
 def fisher(  # type: ignore[no-untyped-def]
     out, outputs, tangents, mask, num_rows, units, stride, other_stride, scale, masked: tl.constexpr,
     rows: tl.constexpr, width: tl.constexpr,
@@ -88,7 +88,7 @@ def fisher(  # type: ignore[no-untyped-def]
     tl.store(out + place, scale * (weighted - p * tl.sum(weighted, axis=1)[:, None]), mask=there)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def scores(  # type: ignore[no-untyped-def]
     out, outputs, thresholds, mask, num_rows, units, stride, other_stride, masked: tl.constexpr, rows: tl.constexpr,
     width: tl.constexpr,

@@ -16,7 +16,7 @@ from torch import Tensor
 AT_ONCE = 16  # rows of a gradient that a program reads at once
 
 
-@triton.jit(do_not_specialize=["networks", "room"])
+@triton.jit
 def push_gradient(  # type: ignore[no-untyped-def]
     rows, nodes, numbers, grads, places, seeds, scores, hidden, weight, indptr, indices, values, names, networks, units,
     room, inputs: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, at_once: tl.constexpr,
@@ -55,7 +55,7 @@ def push_gradient(  # type: ignore[no-untyped-def]
         tl.store(base + inputs * units + c, total * score, mask=c < units)
 
 
-@triton.jit(do_not_specialize=["networks"])
+@triton.jit
 def note_numbers(numbers, places, seeds, indptr, networks, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """How many rows the gradient just pushed has, of each network."""
     network = tl.arange(0, width)
@@ -66,7 +66,7 @@ def note_numbers(numbers, places, seeds, indptr, networks, width: tl.constexpr):
     tl.store(numbers + slot, count.to(tl.int32), mask=there)
 
 
-@triton.jit(do_not_specialize=["networks", "room"])
+@triton.jit
 def pull_rows(  # type: ignore[no-untyped-def]
     gathered, inner, rows, nodes, numbers, grads, moved, weight, total, count, scales, row_of, networks, units, room,
     inputs: tl.constexpr, whole: tl.constexpr, at_once: tl.constexpr, size: tl.constexpr,
@@ -108,7 +108,7 @@ def pull_rows(  # type: ignore[no-untyped-def]
         tl.atomic_add(gathered + place, found * row, mask=there, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["capacity", "networks"])
+@triton.jit
 def pull_weight(  # type: ignore[no-untyped-def]
     out, inner, grads, capacity, networks, size, at_once: tl.constexpr, some: tl.constexpr,
 ):  # fmt: skip
