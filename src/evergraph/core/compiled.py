@@ -40,7 +40,7 @@ FLAGS = (
     "-w",
 )
 REALS = {torch.float32: ("float", "sqrtf"), torch.float64: ("double", "sqrt")}
-VECTOR = 64  # bytes
+LINE = 64  # bytes, as in `steps.c`
 MARK = ".sha256"  # behind a library's name, the file that has its hash
 INDICES = {torch.int32: "int32_t", torch.int64: "int64_t"}
 WORTH_A_THREAD = 2**20  # multiplications, from which a product is shared among threads
@@ -223,22 +223,22 @@ class Kernels:
         """Out += A X, with X and out as `few_columns` makes them; rows of A are contiguous."""
         rows, count = matrix.shape
         step = ctypes.c_int64(matrix.strides[0] // matrix.itemsize)
-        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // VECTOR, rows, count))
+        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, rows, count))
         self._library.times(*sizes, address(matrix), step, address(columns), address(out))
 
     def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
         """(L Lᵀ)⁻¹ B in the place of B, which is as `few_columns` makes it; L is read where it stands, below."""
-        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // VECTOR, len(factor)))
+        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, len(factor)))
         self._library.solve(*sizes, address(factor), ctypes.c_int64(len(factor)), address(columns))
 
 
 def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:
-    """A copy with columns of zeros behind, up to a vector's length; None where there are more than four vectors."""
-    lanes = VECTOR // kind.itemsize
-    groups = -(-columns.shape[1] // lanes)
-    if not 1 <= groups <= 4:
+    """A copy with columns of zeros behind, up to whole lines of a cache; None where there are more than four."""
+    numbers = LINE // kind.itemsize
+    lines = -(-columns.shape[1] // numbers)
+    if not 1 <= lines <= 4:
         return None
-    found = np.zeros((len(columns), groups * lanes), dtype=kind)
+    found = np.zeros((len(columns), lines * numbers), dtype=kind)
     found[:, : columns.shape[1]] = columns
     return found
 

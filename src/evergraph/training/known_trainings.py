@@ -86,12 +86,13 @@ def _sources() -> str:
 
 
 @contextmanager
-def awaited(member: Member, place: Path | None) -> Iterator[None]:
+def awaited(member: Member) -> Iterator[None]:
     """Within it, other processes wait for a first task; where another is at it already, wait for that first.
 
     A process that waits does nothing else, so it may hold nothing that others wait for but first tasks of the same run:
     these are taken up in the order of their seeds everywhere, so nobody waits in a circle. Whoever dies holds nothing.
     """
+    place = member.place
     held_for_others = any(whose is None or whose != kin() for whose in _held.values())
     if (
         place is None
@@ -140,9 +141,10 @@ def _taken(place: Path, lock: Path) -> Iterator[None]:
             del _held[place]
 
 
-def recalled(member: Member, place: Path) -> bool:
+def recalled(member: Member) -> bool:
     """Whether the training was carried out before; then the model and its random numbers are as it left them."""
-    if not (place / INDEX).exists():
+    place = member.place
+    if place is None or not (place / INDEX).exists():
         return False
     try:
         known = load_tree(place)

@@ -105,9 +105,9 @@ def train(
     if context.device.type == "cpu":
         keep_freed_memory()
     member = Member(context, method, settings, progress, on_epoch, epochs)
-    place = member.place = place_of(member)
-    with awaited(member, place):
-        if place is None or not recalled(member, place):
+    member.place = place_of(member)
+    with awaited(member):
+        if not recalled(member):
             _train(member, executors)
     return progress
 
