@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import evergraph as eg
+from evergraph.core import symmetric
 from evergraph.core.sparse import SparseMatrix, as_dense
-from evergraph.core.symmetric import among
+from evergraph.core.symmetric import pack, unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
@@ -137,7 +138,7 @@ def test_a_rotated_factor_has_the_same_sums_and_no_node() -> None:
     factor, sums, rows = factor_and_sums()
     turned = rotated(factor)
     assert turned.rows.size(0) == 11
-    assert torch.allclose(turned.gram(), sums.gram)
+    assert torch.allclose(unpack(turned.gram()), sums.gram)
     assert torch.allclose(turned.rows.T @ turned.targets, sums.cross)
     product = turned.rows @ turned.rows.T
     assert torch.allclose(product, torch.diag(product.diagonal()), atol=1e-9)
@@ -292,14 +293,19 @@ def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
     assert all(hits == naive for hits, naive in found)
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 2, 5, 6, 9], [*range(0, 80, 2)]], ids=["runs", "scattered"])
-def test_sums_among_some_features_are_those_entries(rows: list[int]) -> None:
-    gram, among_them = torch.randn(81, 81), torch.tensor(rows)
-    assert torch.equal(among(gram, among_them), gram[among_them][:, among_them])
-    total = torch.randn(len(rows), len(rows))
-    expected = total + gram[among_them][:, among_them]
-    assert torch.equal(among(gram, among_them, total), expected)
-    assert torch.equal(total, expected)
+def test_a_learner_with_square_sums_learns_on(graph: Graph) -> None:
+    """Learners saved before sums were packed keep square matrices."""
+    stream = eg.TaskStream(graph, 2)
+    learners = [eg.Learner(eg.RandomFeatures(hidden=60), eg.Analytic(), device="cpu") for _ in range(2)]
+    for learner in learners:
+        learner.learn(stream[0])
+        learner.method.make_dense()
+    older = learners[1].method
+    older.gram_ = {part: unpack(gram) for part, gram in older.gram_.items()}
+    for learner in learners:
+        learner.learn(stream[1])
+    assert all(torch.equal(gram, older.gram_[part]) for part, gram in learners[0].method.gram_.items())
+    assert torch.equal(*(learner.model.head for learner in learners))
 
 
 @pytest.mark.parametrize(
@@ -387,7 +393,7 @@ def test_voices_have_the_smallest_ridge_where_own_features_tell_classes_apart(
     assert isinstance(method, eg.Auto)
     method.set_hits_ = {name: [*range(len(method._ridges))] for name in method.set_hits_}  # the head's is the largest
     method.own_explains_ = explains
-    gram, cross = method.gram("train"), method.cross_["train"]
+    gram, cross = unpack(method.gram("train")), method.cross_["train"]
     met = int((cross[-1] > 0).sum())
     block_of_row = model.feature_blocks()[1]  # type: ignore[operator]
     wanted = method._vote_wants(model, ("train",))
@@ -411,12 +417,14 @@ def test_own_features_are_compared_with_the_vote_that_there_is() -> None:
 
 
 def test_sums_are_folded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgeted, "AT_ONCE", 3)
+    monkeypatch.setattr(symmetric, "PANEL", 3)
     model = eg.MixedFeatures(hidden=14)
     model.setup(16, 2)
     gram = torch.randn(model.output_weight().size(0), model.output_weight().size(0), dtype=torch.float64)
+    gram = gram + gram.T
     fold = model.narrow([True, False, *[True] * 8], 4)
-    assert torch.allclose(budgeted.folded_twice(gram, fold), fold(fold(gram, 0), 1), atol=1e-12)
+    folded = unpack(budgeted.folded_twice(pack(gram), fold))
+    assert torch.allclose(folded, fold(fold(gram, 0), 1), atol=1e-12)
 
 
 @pytest.mark.parametrize("memory", ["2MB", "1GB"])
@@ -466,7 +474,7 @@ def test_the_head_is_a_blend_of_those_near_the_best(graph: Graph) -> None:
     for name in near:
         rows = rows_of(block_of_row, sets[name])
         head = method.solve([1.0], ("train",), rows)[0]
-        gram, cross = method.gram("val"), method.cross_["val"]
+        gram, cross = unpack(method.gram("val")), method.cross_["val"]
         mean = head.T @ cross.sum(1) / cross[-1].sum()
         length = (head * (gram @ head)).sum() - cross[-1].sum() * mean.square().sum()
         stretches.append(float(((head * cross).sum() - mean @ cross[-1]) / length))

@@ -84,6 +84,9 @@ def test_vectors_of_any_width_make_the_same_numbers(
         product = np.ones_like(few)
         narrow.add_product(product, whole.astype(few.dtype), few)
         assert np.allclose(product[:, :width] - 1, whole @ columns, atol=close)
+        part, flipped = rows.astype(few.dtype)[: size // 2 + 1], np.ones_like(few)
+        narrow.add_flipped_product(flipped, part, few[: len(part)])
+        assert np.allclose(flipped[:, :width] - 1, part.T @ columns[: len(part)], atol=close)
         narrow.solve(np.linalg.cholesky(whole).astype(few.dtype), few)
         assert np.allclose(few[:, :width], np.linalg.solve(whole, columns), atol=close)
 

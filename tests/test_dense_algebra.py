@@ -29,7 +29,7 @@ from evergraph.core.finite import has_nan, is_finite
 from evergraph.core.shared_factor import shared
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.core.side_by_side import blas_threads, controller, side_by_side
-from evergraph.core.symmetric import SymmetricSum
+from evergraph.core.symmetric import SymmetricSum, clear, diagonal, full_rows, num_rows, pack, packed_size, unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.models import block_steps
 
@@ -63,33 +63,35 @@ def test_an_outer_product_is_the_product(share: float, paths: tuple[str, ...]) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 512, 1100])
 def test_a_symmetric_product_is_added_panel_by_panel(width: int, dtype: torch.dtype, paths: tuple[str, ...]) -> None:
-    rows, total = torch.randn(7, width, dtype=dtype), torch.randn(width, width, dtype=torch.float64)
-    total = total + total.T
+    rows, square = torch.randn(7, width, dtype=dtype), torch.randn(width, width, dtype=torch.float64)
+    square, close = square + square.T, 1e-4 if dtype == torch.float32 else 1e-12
     for sign in (1, -1):
-        expected = total + sign * (rows.double().T @ rows.double())
+        product_alone = rows.double().T @ rows.double()
+        total = pack(square)
         before = total.clone()
         with fast_paths(*paths):
             found = add_symmetric_product(total, rows, sign)
             assert torch.equal(total, before)  # left as it was
             assert add_symmetric_product(before, rows, sign, out=before) is before
             alone = symmetric_sum(rows)
-        assert torch.allclose(alone, rows.double().T @ rows.double(), atol=1e-4 if dtype == torch.float32 else 1e-12)
-        assert torch.equal(alone, alone.T)
-        assert torch.allclose(found, expected, atol=1e-4 if dtype == torch.float32 else 1e-12)
-        assert torch.equal(found, found.T)
+        for packed, expected in ((alone, product_alone), (found, square + sign * product_alone)):
+            assert torch.allclose(unpack(packed), expected, atol=close)
+            assert torch.equal(unpack(packed), unpack(packed).T)
         assert torch.equal(before, found)
 
 
 @pytest.mark.parametrize("rows", [None, [*range(3), *range(9, 700), 799], [*range(0, 800, 3)]])
 @pytest.mark.parametrize("kinds", [(torch.float64, torch.float64), (torch.float32,)])
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "square"])
 def test_a_sum_among_some_rows_is_read_where_it_stands(
-    kinds: tuple[torch.dtype, ...], rows: list[int] | None, monkeypatch: pytest.MonkeyPatch
+    kinds: tuple[torch.dtype, ...], rows: list[int] | None, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(symmetric, "PANEL", 100)
     matrices = [torch.randn(800, 800, dtype=torch.float64) for _ in kinds]
-    parts = [(matrix + matrix.T).to(kind) for kind, matrix in zip(kinds, matrices)]
+    square = [(matrix + matrix.T).to(kind) for kind, matrix in zip(kinds, matrices)]
+    parts = [pack(part) for part in square] if packed else square
     chosen = torch.arange(800) if rows is None else torch.tensor(rows)
-    expected = torch.stack([part.double() for part in parts]).sum(0)[chosen][:, chosen]
+    expected = torch.stack([part.double() for part in square]).sum(0)[chosen][:, chosen]
     found = SymmetricSum(parts, None if rows is None else chosen)
     columns = torch.randn(chosen.numel(), 2, dtype=torch.float64)
     assert torch.equal(found.formed(), expected)
@@ -99,6 +101,25 @@ def test_a_sum_among_some_rows_is_read_where_it_stands(
     triangle = torch.from_numpy(found.single_triangle(2.0)).tril()
     shifted = (expected + 2 * torch.eye(chosen.numel(), dtype=torch.float64)).tril()
     assert torch.allclose(triangle.double(), shifted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 350])
+def test_a_packed_matrix_is_the_square_one(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symmetric, "PANEL", 100)
+    square = torch.randn(size, size, dtype=torch.float64)
+    square = square + square.T
+    packed = pack(square)
+    assert packed.numel() == packed_size(size) <= size * (size + 1) // 2 + 50 * size
+    assert num_rows(packed) == num_rows(square) == size
+    assert pack(packed) is packed
+    assert torch.equal(unpack(packed), square)
+    if size:
+        assert torch.equal(diagonal(packed), square.diagonal())
+        assert torch.equal(torch.cat([rows for _, rows in full_rows(packed)]), square)
+    gone = torch.arange(size) % 7 == 3
+    clear(packed, gone)
+    square[gone], square[:, gone] = 0.0, 0.0
+    assert torch.equal(unpack(packed), square)
 
 
 def test_a_factorization_lets_other_threads_run() -> None:

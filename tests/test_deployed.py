@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import evergraph as eg
+from evergraph.core.symmetric import unpack
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation import METRICS
 from evergraph.training.calibration import GRID, PRIOR, best_temperature, losses_at_temperatures
@@ -147,7 +148,7 @@ def test_leverage_and_largest_score_are_their_formulas(learner: eg.Learner, stre
     graph, nodes = stream[0].graph, stream[0].test[:5]
     found = strangeness(learner, graph, nodes)
     phi = learner.problem.batcher(learner.model, graph).x[nodes]
-    gram = learner.method.gram_["train"]
+    gram = unpack(learner.method.gram_["train"])
     damped = gram + 0.2 * gram.diagonal()[gram.diagonal() > 0].mean() / 4 * torch.eye(len(gram), dtype=torch.float64)
     for row, (score, leverage) in zip(phi, found.tolist()):
         assert 10**leverage == pytest.approx(float(row @ torch.linalg.inv(damped) @ row))

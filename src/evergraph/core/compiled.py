@@ -221,10 +221,16 @@ class Kernels:
 
     def add_product(self, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
         """Out += A X, with X and out as `few_columns` makes them; rows of A are contiguous."""
-        rows, count = matrix.shape
+        self._add_product(self._library.times, out, matrix, columns)
+
+    def add_flipped_product(self, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
+        """Out += Aᵀ X, likewise."""
+        self._add_product(self._library.times_flipped, out, matrix, columns)
+
+    def _add_product(self, routine: Any, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
         step = ctypes.c_int64(matrix.strides[0] // matrix.itemsize)
-        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, rows, count))
-        self._library.times(*sizes, address(matrix), step, address(columns), address(out))
+        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, *matrix.shape))
+        routine(*sizes, address(matrix), step, address(columns), address(out))
 
     def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
         """(L Lᵀ)⁻¹ B in the place of B, which is as `few_columns` makes it; L is read where it stands, below."""

@@ -19,7 +19,7 @@ from evergraph.core import lapack, large
 from evergraph.core.shared_factor import Solver, nearby_solver, shared
 from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import blas_threads, side_by_side
-from evergraph.core.symmetric import SymmetricSum
+from evergraph.core.symmetric import Panel, SymmetricSum, packed_size, panels
 
 PANEL = 256  # columns that are mirrored at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
@@ -101,48 +101,64 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tensor | None = None) -> Tensor:
-    """total + sign · rowsᵀ rows, in the total's type: products in that of the rows, panels side by side.
+    """total + sign · rowsᵀ rows as a packed matrix (`symmetric`), in the total's type; products in that of the rows.
 
     Args:
-        total: a symmetric matrix.
-        rows: the factor, of that type or a smaller one.
+        total: a packed symmetric matrix.
+        rows: the factor, of the total's type or a smaller one.
         sign: 1 or -1.
         out: where to write; `total` itself, or None for a new matrix.
     """
-    if not by_blas(total, rows):
-        return torch.add(total, symmetric_product(rows), alpha=sign, out=out)
-    found, rows = large.empty(total.shape, total.dtype) if out is None else out, rows.contiguous()
-    starts = range(0, rows.size(1), 2 * PANEL)
-    side_by_side([partial(_add_panel, total.numpy(), rows.numpy(), sign, found.numpy(), start) for start in starts])
+    found = large.empty(total.shape, total.dtype, total.device) if out is None else out
+    _add_panels(panels(total), rows, sign, panels(found))
     return found
 
 
 def symmetric_sum(rows: Tensor) -> Tensor:
-    """rowsᵀ rows in float64, products in the type of the rows."""
-    if not by_blas(rows):
-        return symmetric_product(rows).double()
-    found, rows = large.empty((rows.size(1), rows.size(1)), torch.float64), rows.detach().contiguous()
-    starts = range(0, rows.size(1), 2 * PANEL)
-    side_by_side([partial(_add_panel, None, rows.numpy(), 1, found.numpy(), start) for start in starts])
+    """rowsᵀ rows as a packed matrix in float64; products in the type of the rows."""
+    found = large.empty((packed_size(rows.size(1)),), torch.float64, rows.device)
+    _add_panels([None] * len(panels(found)), rows, 1, panels(found))
     return found
 
 
+def _add_panels(totals: Sequence[Panel | None], rows: Tensor, sign: int, found: Sequence[Panel]) -> None:
+    """Panels of total + sign · rowsᵀ rows; on a CPU side by side, the largest first. None is a total of zero."""
+    if not by_blas(rows, *(panel.entries for panel in found)):
+        for total, panel in zip(totals, found):
+            _add_panel_by_torch(total, rows, sign, panel)
+        return
+    factor = rows.detach().contiguous().numpy()
+    before = [None if total is None else total.entries.numpy() for total in totals]
+    jobs = [
+        partial(_add_panel, total, factor, sign, panel.entries.numpy(), panel.start)
+        for total, panel in zip(before, found)
+    ]
+    side_by_side(jobs[::-1])
+
+
+def _add_panel_by_torch(total: Panel | None, rows: Tensor, sign: int, found: Panel) -> None:
+    own = rows[:, found.start : found.stop]
+    new = own.T @ rows[:, : found.stop]
+    corner = new[:, found.start :]
+    corner.copy_(corner.tril() + corner.tril(-1).T)
+    if total is None:
+        found.entries.copy_(new)
+    else:
+        torch.add(total.entries, new.to(total.entries.dtype), alpha=sign, out=found.entries)
+
+
 def _add_panel(total: np.ndarray | None, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
-    """Some rows of the sum from the diagonal on, and the columns that mirror them."""
-    stop = min(start + 2 * PANEL, rows.shape[1])
+    stop = start + len(found)
     own = np.ascontiguousarray(rows[:, start:stop])
-    with blas_threads(own.size * (rows.shape[1] - start)):
+    with blas_threads(own.size * stop):
         corner = np.triu(lapack.rank_update(own))
         corner += np.triu(corner, 1).T
-        right = own.T @ rows[:, stop:]
-    if total is None:
-        found[start:stop, start:stop], found[start:stop, stop:] = corner, right
-    else:
-        np.add(total[start:stop, start:stop], sign * corner, out=found[start:stop, start:stop])
-        if sign < 0:
-            np.negative(right, out=right)
-        np.add(total[start:stop, stop:], right, out=found[start:stop, stop:])
-    found[stop:, start:stop] = found[start:stop, stop:].T
+        left = own.T @ rows[:, :start]
+    for place, new in ((slice(start), left), (slice(start, stop), corner)):
+        if total is None:
+            found[:, place] = new
+        else:
+            (np.add if sign > 0 else np.subtract)(total[:, place], new, out=found[:, place])
 
 
 def shifted_solutions(

@@ -301,6 +301,47 @@ void times(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64
     if (lines == 4) times_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out);
 }
 
+/* Y[j] += sum of matrix[r, j] * rows[r] over `high` rows: A' X of some rows of A. */
+INLINE void flipped_rows(const int groups, const int high, int64_t count, const REAL *matrix, int64_t step,
+                         const REAL *rows, REAL *out) {
+    const int64_t width = groups * LANES;
+    Lanes held[HELD + MOST];
+#pragma GCC unroll 16
+    for (int k = 0; k < high * groups; k++) held[k] = *(const Lanes *)(rows + k * LANES);
+    for (int64_t j = 0; j < count; j++) {
+#pragma GCC unroll 16
+        for (int g = 0; g < groups; g++) {
+            Lanes sum = *(Lanes *)(out + j * width + g * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < high; r++) sum += matrix[r * step + j] * held[r * groups + g];
+            *(Lanes *)(out + j * width + g * LANES) = sum;
+        }
+    }
+}
+
+INLINE void flipped_few(const int groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step,
+                        const REAL *columns, REAL *out) {
+    const int64_t width = groups * LANES, block = BLOCK / (groups * BYTES);
+    const int high = HIGH(groups);
+    for (int64_t j = 0; j < count; j += block) {
+        const int64_t some = count - j < block ? count - j : block;
+        int64_t i = 0;
+        for (; i + high <= rows; i += high)
+            flipped_rows(groups, high, some, matrix + i * step + j, step, columns + i * width, out + j * width);
+        for (; i < rows; i++)
+            flipped_rows(groups, 1, some, matrix + i * step + j, step, columns + i * width, out + j * width);
+    }
+}
+
+/* out += A' X; X and out have one to four lines of numbers a row. */
+void times_flipped(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
+                   REAL *out) {
+    if (lines == 1) flipped_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out);
+    if (lines == 2) flipped_few(2 * LINE / BYTES, rows, count, matrix, step, columns, out);
+    if (lines == 3) flipped_few(3 * LINE / BYTES, rows, count, matrix, step, columns, out);
+    if (lines == 4) flipped_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out);
+}
+
 /* Rows i to i + high of the solution of L Y = B, from those before, in the place of B. */
 INLINE void forward_few(const int groups, const int high, int64_t i, const REAL *factor, int64_t step, REAL *columns) {
     const int64_t width = groups * LANES;

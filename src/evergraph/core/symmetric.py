@@ -1,8 +1,14 @@
-"""Sums of symmetric matrices among some of their rows and columns, read where they stand."""
+"""Symmetric matrices stored as their lower triangle, and sums of them restricted to some rows and columns.
+
+A packed matrix is one flat tensor: panels of `PANEL` rows, each from the first column to the panel's diagonal block,
+which is stored whole. It takes half as many numbers as the square matrix, plus half a panel's height per row. All
+functions that read packed matrices read square ones too.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,12 +19,26 @@ from torch import Tensor
 from evergraph.core import large
 from evergraph.core.compiled import Kernels, few_columns, kernels
 
-PANEL = 512  # rows that are converted at once
-FEW_RUNS = 16  # of rows side by side, up to which they are read run by run; beyond, they are gathered
+PANEL = 256  # rows of a panel
+FEW_RUNS = 16  # runs of contiguous rows up to which blocks are read in place; beyond, they are gathered
+
+
+class Panel(NamedTuple):
+    """Rows `start` to `stop` of a symmetric matrix.
+
+    Args:
+        start: the first row.
+        stop: one past the last row.
+        entries: (stop − start) × stop numbers, a view; the last stop − start columns are the diagonal block.
+    """
+
+    start: int
+    stop: int
+    entries: Tensor
 
 
 class Run(NamedTuple):
-    """Rows side by side: their places among those chosen, and the first one's place among all."""
+    """Contiguous rows among those selected: `start` to `stop`; `source` is the matrix row of the first."""
 
     start: int
     stop: int
@@ -26,107 +46,200 @@ class Run(NamedTuple):
 
     @property
     def at(self) -> slice:
-        """Where they stand among all."""
+        """The rows of the matrix."""
         return slice(self.source, self.source + self.stop - self.start)
+
+    @property
+    def place(self) -> slice:
+        """Their places among those selected."""
+        return slice(self.start, self.stop)
+
+    def within(self, first: int, last: int) -> Run | None:
+        """The part of the run that lies in rows `first` to `last` of the matrix; None if there is none."""
+        begin, end = max(self.source, first), min(self.at.stop, last)
+        return Run(self.start + begin - self.source, self.start + end - self.source, begin) if begin < end else None
+
+
+class Block(NamedTuple):
+    """Entries at rows `down` and columns `across` of a matrix; `diagonal` if they belong to a diagonal block."""
+
+    down: Run
+    across: Run
+    entries: Tensor
+    diagonal: bool
+
+
+def packed_size(num_rows: int) -> int:
+    """How many numbers a packed matrix of `num_rows` rows has."""
+    whole, rest = divmod(num_rows, PANEL)
+    return PANEL**2 * whole * (whole + 1) // 2 + rest * num_rows
+
+
+def num_rows(matrix: Tensor) -> int:
+    """The number of rows of a packed or square matrix: the inverse of `packed_size`."""
+    if matrix.dim() == 2:
+        return matrix.size(0)
+    whole = (math.isqrt(1 + 8 * matrix.numel() // PANEL**2) - 1) // 2
+    left = matrix.numel() - packed_size(whole * PANEL)  # rest² + whole · PANEL · rest
+    rows = whole * PANEL + (math.isqrt((whole * PANEL) ** 2 + 4 * left) - whole * PANEL) // 2
+    assert packed_size(rows) == matrix.numel()
+    return rows
+
+
+def panels(matrix: Tensor) -> list[Panel]:
+    """The panels of a packed or square matrix, as views."""
+    rows, found, offset = num_rows(matrix), [], 0
+    for start in range(0, rows, PANEL):
+        stop = min(start + PANEL, rows)
+        if matrix.dim() == 2:
+            entries = matrix[start:stop, :stop]
+        else:
+            entries = matrix[offset : offset + (stop - start) * stop].view(stop - start, stop)
+        found.append(Panel(start, stop, entries))
+        offset += (stop - start) * stop
+    return found
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """A symmetric matrix packed; one that is packed already is returned as it is."""
+    if matrix.dim() == 1:
+        return matrix
+    packed = large.empty((packed_size(matrix.size(0)),), matrix.dtype, matrix.device)
+    for panel, source in zip(panels(packed), panels(matrix)):
+        panel.entries.copy_(source.entries)
+    return packed
+
+
+def unpack(matrix: Tensor) -> Tensor:
+    """The square matrix of a packed one, a new tensor."""
+    return SymmetricSum([matrix]).formed()
+
+
+def full_rows(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of the square matrix, a panel at a time: which they are, and a copy of them."""
+    every = panels(matrix)
+    for number, panel in enumerate(every):
+        rows = slice(panel.start, panel.stop)
+        yield rows, torch.cat([panel.entries, *(later.entries[:, rows].T for later in every[number + 1 :])], dim=1)
+
+
+def clear(matrix: Tensor, rows: Tensor) -> None:
+    """Set rows, given as a mask, and the same columns to zero."""
+    for panel in panels(matrix):
+        panel.entries[rows[panel.start : panel.stop]] = 0.0
+        panel.entries[:, rows[: panel.stop]] = 0.0
+
+
+def diagonal(matrix: Tensor) -> Tensor:
+    """The diagonal of a packed or square matrix, a copy."""
+    return torch.cat([panel.entries[:, panel.start :].diagonal() for panel in panels(matrix)])
 
 
 def runs_of(rows: Tensor) -> list[Run]:
-    """Ascending rows as runs."""
+    """Ascending rows as runs of contiguous ones."""
     ends = torch.nonzero(rows.diff() != 1).reshape(-1).add(1).tolist()
     limits = itertools.pairwise([0, *ends, rows.numel()])
     return [Run(start, stop, int(rows[start])) for start, stop in limits if stop > start]
 
 
-def among(matrix: Tensor, rows: Tensor, total: Tensor | None = None) -> Tensor:
-    """A copy of a matrix among some rows and columns, which mostly stand side by side: a gather is slow.
-
-    With `total` it is added to that.
-    """
-    runs = runs_of(rows)
-    if len(runs) > FEW_RUNS:
-        rows = rows.to(matrix.device)
-        found = matrix[rows].index_select(1, rows)
-        return found if total is None else total.add_(found)
-    found = large.empty((rows.numel(), rows.numel()), matrix.dtype, matrix.device) if total is None else total
-    for down, across in itertools.product(runs, runs):
-        place = found[down.start : down.stop, across.start : across.stop]
-        part = matrix[down.at, across.at]
-        place.copy_(part) if total is None else place.add_(part)
-    return found
-
-
 class SymmetricSum:
-    """Σ of symmetric matrices of one shape, among some rows and columns.
+    """A sum of symmetric matrices of one size, restricted to some rows and the same columns.
 
     Args:
-        parts: the matrices; each is symmetric.
-        rows: which rows and columns are read, ascending; None for all.
+        parts: the matrices, packed or square.
+        rows: which rows and columns to read, ascending; None for all.
     """
 
     def __init__(self, parts: Sequence[Tensor], rows: Tensor | None = None) -> None:
-        rows = torch.arange(parts[0].size(0)) if rows is None else rows
+        rows = torch.arange(num_rows(parts[0])) if rows is None else rows
         self.size, self.rows, self.parts = rows.numel(), rows.cpu(), list(parts)
         self.runs = runs_of(self.rows)
         if len(self.runs) > FEW_RUNS:
-            self.parts, self.rows = [self.formed()], torch.arange(self.size)
+            self.parts, self.rows = [self._gathered()], torch.arange(self.size)
             self.runs = runs_of(self.rows)
 
     def formed(self) -> Tensor:
-        """The sum in float64, a new matrix."""
-        total = among(self.parts[0], self.rows).double()
-        for part in self.parts[1:]:
-            among(part, self.rows, total)
+        """The sum as a new square matrix in float64."""
+        total = large.empty((self.size, self.size), torch.float64, self.parts[0].device)
+        for number, part in enumerate(self.parts):
+            for down, across, entries, in_diagonal in self._blocks(part):
+                places = [(total[down.place, across.place], entries)]
+                if not in_diagonal:
+                    places.append((total[across.place, down.place], entries.T))
+                for place, new in places:
+                    place.add_(new) if number else place.copy_(new)
         return total
 
     def diagonal(self) -> Tensor:
-        """The sum's diagonal, in float64."""
-        return torch.stack([part.diagonal().double() for part in self.parts]).sum(0)[self.rows.to(self.parts[0].device)]
+        """The sum's diagonal in float64."""
+        return torch.stack([diagonal(part).double() for part in self.parts]).sum(0)[self.rows.to(self.parts[0].device)]
 
     def single_triangle(self, shift: float) -> np.ndarray:
-        """The sum plus shift · I in float32, its lower triangle alone: what is above is anything."""
+        """The sum plus shift · I in float32. Only its lower triangle is set; the rest is undefined."""
         found = large.array((self.size, self.size), np.dtype(np.float32))
-        for down in self._panels():
-            for across in self.runs:
-                stop = min(across.stop, down.stop)
-                if across.start < stop:
-                    at = slice(across.source, across.source + stop - across.start)
-                    first, *others = (part[down.at, at].numpy() for part in self.parts)
-                    found[down.start : down.stop, across.start : stop] = sum(others, first)
+        for blocks in zip(*(self._blocks(part) for part in self.parts), strict=True):
+            down, across, _, _ = blocks[0]
+            first, *others = (block.entries.numpy() for block in blocks)
+            found[down.place, across.place] = sum(others, first)
         np.fill_diagonal(found, self.diagonal().numpy() + shift)
         return found
 
     def product(self, columns: Tensor) -> Tensor:
-        """The sum times some columns, in float64, on any device."""
+        """The sum times `columns` in float64, on any device."""
         if columns.device.type == "cpu":
             return torch.from_numpy(self.times(columns.numpy()))
         return self.formed() @ columns
 
     def times(self, columns: np.ndarray) -> np.ndarray:
-        """The sum times some columns, in float64."""
+        """The sum times `columns` in float64, on a CPU."""
         compiled = kernels(torch.float64, torch.int64)
         few = few_columns(columns, np.dtype(np.float64)) if compiled is not None else None
         if (
             compiled is not None
             and few is not None
-            and all(part.dtype == torch.float64 and part.stride(1) == 1 for part in self.parts)
+            and all(part.dtype == torch.float64 and part.stride(-1) == 1 for part in self.parts)
         ):
             return self._times_few(compiled, few)[:, : columns.shape[1]]
         found = np.zeros(columns.shape)
-        for down, across, part in itertools.product(self._panels(), self.runs, self.parts):
-            rows = part[down.at, across.at].numpy().astype(np.float64, copy=False)
-            found[down.start : down.stop] += rows @ columns[across.start : across.stop]
+        for part in self.parts:
+            for down, across, entries, in_diagonal in self._blocks(part):
+                block = entries.numpy().astype(np.float64, copy=False)
+                found[down.place] += block @ columns[across.place]
+                if not in_diagonal:
+                    found[across.place] += block.T @ columns[down.place]
         return found
 
     def _times_few(self, compiled: Kernels, columns: np.ndarray) -> np.ndarray:
-        """As `times`, of few columns."""
+        """`times` for few columns: every entry is read once, for both triangles."""
         found = np.zeros_like(columns)
-        for down, across, part in itertools.product(self.runs, self.runs, self.parts):
-            out = found[down.start : down.stop]
-            compiled.add_product(out, part[down.at, across.at].numpy(), columns[across.start : across.stop])
+        for part in self.parts:
+            for down, across, entries, in_diagonal in self._blocks(part):
+                out, block = found[down.place], entries.numpy()
+                compiled.add_product(out, block, columns[across.place])
+                if not in_diagonal:
+                    compiled.add_flipped_product(found[across.place], block, columns[down.place])
         return found
 
-    def _panels(self) -> Iterator[Run]:
-        """The rows, some at a time."""
-        for run in self.runs:
-            for start in range(run.start, run.stop, PANEL):
-                yield Run(start, min(start + PANEL, run.stop), run.source + start - run.start)
+    def _blocks(self, part: Tensor) -> Iterator[Block]:
+        """The blocks of the lower triangle among the selected rows; diagonal blocks come whole."""
+        for panel in panels(part):
+            for run in self.runs:
+                if (down := run.within(panel.start, panel.stop)) is None:
+                    continue
+                own = panel.entries[down.source - panel.start : down.at.stop - panel.start]
+                for other in self.runs:
+                    for first, last in ((0, panel.start), (panel.start, panel.stop)):
+                        if (across := other.within(first, last)) is not None:
+                            yield Block(down, across, own[:, across.at], first == panel.start)
+
+    def _gathered(self) -> Tensor:
+        """The sum as a square matrix in float64, where runs are too many to read one by one."""
+        first = self.parts[0]
+        total = torch.zeros(self.size, self.size, dtype=torch.float64, device=first.device)
+        for panel in (panel for part in self.parts for panel in panels(part)):
+            start, stop = torch.searchsorted(self.rows, torch.tensor([panel.start, panel.stop])).tolist()
+            down, across = self.rows[start:stop].to(first.device) - panel.start, self.rows[:stop].to(first.device)
+            entries = panel.entries[down].index_select(1, across)
+            total[start:stop, :stop] += entries
+            total[:start, start:stop] += entries[:, :start].T
+        return total

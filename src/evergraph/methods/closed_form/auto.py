@@ -361,9 +361,9 @@ class Auto(OnTrial):
 
     def _too_much(self) -> bool:
         """Whether the sums of all sets take more than their share of the budget."""
-        kept = [*self.factor_.values(), *self.gram_.values()]
+        held = [*self.factor_.values(), *2 * list(self.gram_.values())]  # G before a task and after it
         share = SIDE_BY_SIDE if self.tasks_ else AT_FIRST
-        return sum(part.numel() * part.element_size() for part in kept) > share * self.budget()
+        return sum(part.numel() * part.element_size() for part in held) > share * self.budget()
 
     def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
         """Those for graphs with edges between tasks too."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evergraph.core import large
 from evergraph.core.capabilities import capable
+from evergraph.core.symmetric import full_rows, num_rows, packed_size, panels
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
 from evergraph.methods.closed_form.analytic import Analytic
@@ -19,7 +20,6 @@ from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
-AT_ONCE = 256  # rows or columns of a Gram matrix that are folded at once
 NARROWEST = 64  # columns of a linear block below which it is not worth its place
 
 
@@ -72,7 +72,7 @@ class BudgetedAnalytic(Analytic):
         return limit
 
     def _fits(self, width: int) -> bool:
-        return 2 * 8 * width**2 <= self.budget()
+        return self._gram_bytes(width) <= self.budget()
 
     def _room(self) -> int | None:
         return self.budget()
@@ -93,7 +93,12 @@ class BudgetedAnalytic(Analytic):
 
     def _bytes(self, width: int, nodes: dict[str, int], size: int) -> int:
         """What the sums of so many nodes over so many features take, in the form that they would have."""
-        return 2 * 8 * width**2 if self._dense(width, nodes["train"]) else size * width * sum(nodes.values())
+        dense = self._dense(width, nodes["train"])
+        return self._gram_bytes(width) if dense else size * width * sum(nodes.values())
+
+    def _gram_bytes(self, width: int) -> int:
+        """What G of both parts takes while a task is learned: as it was, in case of a failure, and as it becomes."""
+        return 2 * len(BOTH) * 8 * packed_size(width)
 
     def _narrower(self, room: Room) -> Room:
         """A little left behind: half of the columns of linear blocks, these blocks where they are few, or a block."""
@@ -133,11 +138,12 @@ class BudgetedAnalytic(Analytic):
 
 
 def folded_twice(gram: Tensor, fold: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Both sides of a Gram matrix folded, some columns and then some rows at a time."""
-    width = fold(gram[:1], 1).size(1)
-    half, found = (large.empty((height, width), gram.dtype, gram.device) for height in (gram.size(0), width))
-    for start in range(0, gram.size(0), AT_ONCE):
-        half[start : start + AT_ONCE] = fold(gram[start : start + AT_ONCE], 1)
-    for start in range(0, width, AT_ONCE):
-        found[:, start : start + AT_ONCE] = fold(half[:, start : start + AT_ONCE], 0)
+    """Both sides of a packed Gram matrix folded, a panel of rows and then of columns at a time."""
+    width = fold(gram.new_zeros(1, num_rows(gram)), 1).size(1)
+    half = large.empty((num_rows(gram), width), gram.dtype, gram.device)
+    for place, rows in full_rows(gram):
+        half[place] = fold(rows, 1)
+    found = large.empty((packed_size(width),), gram.dtype, gram.device)
+    for panel in panels(found):
+        panel.entries.copy_(fold(half[:, panel.start : panel.stop], 0)[: panel.stop].T)
     return found

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from evergraph.core.params import Params, copy_params
+from evergraph.core.symmetric import pack, unpack
 from evergraph.data.batching import Batch
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError, tell
@@ -90,7 +91,7 @@ class MovingEncoder(Method):
             return
         batch, weights = context.cache[KEPT]
         before = functional_call(_Features(context.model), old, (batch,)).double()
-        if likeness(before, weights.double(), self.gram_["train"]) < ALIKE:
+        if likeness(before, weights.double(), unpack(self.gram_["train"])) < ALIKE:
             tell(
                 f"analytic: what is kept of earlier tasks looks to {type(context.model).__name__} unlike the nodes it "
                 "stands for, and their sums stay as they were; keep examples with their neighbours, e.g. ssm+analytic"
@@ -99,7 +100,7 @@ class MovingEncoder(Method):
         change, missed = linear_change(before, features(batch).double(), weights.double())
         self.drift_ = [*self.drift_, missed]
         if missed < 1:
-            self.gram_ = {part: change.T @ sums @ change for part, sums in self.gram_.items()}
+            self.gram_ = {part: pack(change.T @ unpack(sums) @ change) for part, sums in self.gram_.items()}
             self.cross_ = {part: change.T @ sums for part, sums in self.cross_.items()}
 
 

@@ -22,7 +22,7 @@ class Factor(NamedTuple):
         return Factor(large.stacked([self.rows, other.rows]), large.stacked([self.targets, other.targets]))
 
     def gram(self) -> Tensor:
-        """G, its products as exact as the rows, in float64."""
+        """G, packed, in float64; its products are as exact as the rows."""
         return symmetric_sum(self.rows)
 
     def cross(self) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from evergraph.core import symmetric
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.state import copied
@@ -71,12 +72,12 @@ class Forgetting:
 
     def _take_out(self, context: Context, sizes: Sequence[int]) -> None:
         """Subtract a task from the sums."""
-        before = {part: gram.diagonal().clone() for part, gram in self.method.gram_.items()}
+        before = {part: symmetric.diagonal(gram) for part, gram in self.method.gram_.items()}
         self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
         rounding = ROUNDING[linear_head(context.model)[1].dtype]
         for part, gram in self.method.gram_.items():
-            gone = gram.diagonal() <= rounding * before[part]  # features that are zero at all examples left
-            gram[gone], gram[:, gone] = 0.0, 0.0
+            gone = symmetric.diagonal(gram) <= rounding * before[part]  # features that are zero at all examples left
+            symmetric.clear(gram, gone)
             self.method.cross_[part][gone] = 0.0
 
     def rewind(self, number: int, context: Context, before: Small) -> None:

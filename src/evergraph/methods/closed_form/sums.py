@@ -24,7 +24,7 @@ from evergraph.core.dense_algebra import (
 from evergraph.core.finite import is_finite
 from evergraph.core.shared_factor import shared
 from evergraph.core.side_by_side import side_by_side
-from evergraph.core.symmetric import SymmetricSum
+from evergraph.core.symmetric import SymmetricSum, pack, packed_size
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
@@ -36,7 +36,7 @@ SMALL = 0.01  # a ridge below needs products in float64
 
 
 class Sums(NamedTuple):
-    """G and B, in float64."""
+    """G, packed as its lower triangle (`core.symmetric`), and B, in float64."""
 
     gram: Tensor
     cross: Tensor
@@ -85,10 +85,10 @@ def accumulate(
     nodes = context.own(nodes)
     fresh = before is None or group.size > 1
     if before is None or fresh:
-        gram = large.zeros((width, width), torch.float64, head.device)
+        gram = large.zeros((packed_size(width),), torch.float64, head.device)
         cross = torch.zeros(width, units, dtype=torch.float64, device=head.device)
     else:
-        gram, cross, fresh = before.gram, before.cross, in_place
+        gram, cross, fresh = pack(before.gram), before.cross, in_place
     for batch in context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ():
         rows = features(batch)
         if exact:
@@ -101,7 +101,7 @@ def accumulate(
     if group.size > 1:
         gram, cross = group.sum([gram, cross])
         if before is not None:
-            gram, cross = gram + before.gram, cross + before.cross
+            gram, cross = gram + pack(before.gram), cross + before.cross
     return Sums(gram, cross)
 
 

@@ -14,7 +14,7 @@ from evergraph.core import large
 from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import EXACT, product
 from evergraph.core.params import Params
-from evergraph.core.symmetric import SymmetricSum, among, runs_of
+from evergraph.core.symmetric import SymmetricSum, pack, runs_of, unpack
 from evergraph.data.tasks import Task
 from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.factor import Factor, weighed
@@ -33,7 +33,7 @@ class TwoForms(Method):
     """G and B of training and validation nodes, over all tasks.
 
     While there are fewer nodes than half the features, and these fall into blocks, the sums are kept as factors
-    (`factored`); else as G and B in float64. A subclass says how nodes are weighed.
+    (`factored`); else as B and the lower triangle of G, in float64. A subclass says how nodes are weighed.
     """
 
     gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
@@ -65,20 +65,21 @@ class TwoForms(Method):
         measure = capable(model, "scale_new_columns" if self.cross_ else "scale_inputs")
         if measure is not None:
             measure(task.graph)
+        self.gram_ = {part: pack(gram) for part, gram in self.gram_.items()}  # older learners keep square matrices
         layout = capable(model, "feature_layout")
         self.block_widths_ = [] if layout is None else list(layout().widths)
 
     def gram(self, part: str) -> Tensor:
-        """G of one part, whichever form it is kept in."""
+        """G of one part, packed, whichever form it is kept in."""
         if part in self.gram_:
             return self.gram_[part]
         return Factor(self.factor_[part], self.factor_targets_[part]).gram()
 
     def gram_among(self, part: str, rows: Tensor) -> Tensor:
-        """G of one part among some features, whichever form it is kept in."""
+        """G of one part among some features as a square matrix, whichever form it is kept in."""
         if part in self.gram_:
-            return among(self.gram_[part], rows)
-        return Factor(self.factor_[part][:, rows], self.factor_targets_[part]).gram()
+            return SymmetricSum([self.gram_[part]], rows).formed()
+        return unpack(Factor(self.factor_[part][:, rows], self.factor_targets_[part]).gram())
 
     def energy(self, part: str, head: Tensor, rows: Tensor) -> float:
         """tr(Wᵀ G W) of one part, for a head that reads the features `rows` alone."""
