@@ -17,7 +17,7 @@ from evergraph.curvature.products import forward_product
 def forward(model: nn.Module, batch: Any, directions: Sequence[Direction]) -> tuple[Tensor, list[Tensor]]:
     """Outputs, and J d for every direction d: by the model's own joint pass, else by forward-mode AD.
 
-    A direction may leave out parameters, frozen ones say: they do not move.
+    A direction may leave out parameters, such as frozen ones, which are then held fixed.
     """
     if not directions:
         return model(batch), []

@@ -1,4 +1,4 @@
-"""The curvature of a random function is not what anybody wants: find out before measuring."""
+"""Checks that a model is deterministic before its curvature is measured."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from evergraph.errors import EvergraphError
 
 
 def require_deterministic(model: nn.Module, batch: Any, *, training: bool = False) -> None:
-    """Refuse a model whose forward pass is random (dropout and its kin) in the mode it will be measured in.
+    """Raise if a model's forward pass is random (dropout and the like) in the mode it will be measured in.
 
     Args:
         model: the model.
-        batch: any batch of it.
+        batch: any batch that the model can read.
         training: whether curvature is measured in training mode, as part of a training step.
     """
     devices = [batch.y.device] if batch.y.is_cuda else []
@@ -26,7 +26,7 @@ def require_deterministic(model: nn.Module, batch: Any, *, training: bool = Fals
         states = _random_states(devices)
         first, second = _forward(model, batch), _forward(model, batch)
         drew = not all(torch.equal(a, b) for a, b in zip(states, _random_states(devices)))
-        # sums may be taken in another order, on a GPU; what cancels to nearly nothing is then not the same nothing
+        # a GPU may add numbers in another order, so sums that nearly cancel can have a large relative difference
         near = 1e-3 * first.abs().nan_to_num().max()
         if drew or not torch.allclose(first, second, rtol=1e-3, atol=float(near), equal_nan=True):
             raise EvergraphError(
@@ -37,7 +37,7 @@ def require_deterministic(model: nn.Module, batch: Any, *, training: bool = Fals
 
 @contextmanager
 def measuring(model: nn.Module, batch: Any) -> Iterator[None]:
-    """The model in evaluation mode, checked to be free of randomness; afterwards in the mode it was in."""
+    """Within this context, the model is in evaluation mode, checked to be deterministic; restores its mode on exit."""
     require_deterministic(model, batch)
     with in_mode(model, training=False):
         yield
@@ -45,7 +45,7 @@ def measuring(model: nn.Module, batch: Any) -> Iterator[None]:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in training or evaluation mode; afterwards in the mode it was in."""
+    """Within this context, the model is in training or evaluation mode; restores its mode on exit."""
     before = model.training
     model.train(training)
     try:

@@ -44,12 +44,12 @@ def kronecker_factors(
     """The factors of the Fisher matrix averaged over nodes, for every trained weight that multiplies rows of inputs.
 
     A weight is applied at several rows u of a node's neighbourhood (weight sharing). As in K-FAC's
-    «expand» form, `inputs` is the mean of x_u x_uᵀ over the rows that the nodes read, each row once, and
+    "expand" form, `inputs` is the mean of x_u x_uᵀ over the rows that the nodes read, each row once, and
     `outputs` the mean over nodes v of Σ_u g_uv g_uvᵀ, with g_uv the gradient of v's score at row u.
-    Exact for one layer and one node. Neither factor depends on how the nodes are cut into batches.
+    Exact for one layer and one node. Neither factor depends on how the nodes are split into batches.
 
     Args:
-        model: applies its weights by `evergraph.core.recording.linear`; a foreign module does not show its products.
+        model: must apply its weights by `evergraph.core.recording.linear`; a foreign module does not show its products.
         batches: the nodes.
         problem: what the outputs mean.
         labels: `empirical`, `sample`, `pred` or `exact`.
@@ -77,7 +77,7 @@ def kronecker_factors(
 def _input_factors(model: nn.Module, batches: Batches, names: dict[int, str]) -> dict[str, Tensor]:
     """The mean of x xᵀ over the distinct rows that each weight multiplies."""
     total: dict[str, Tensor] = {}
-    counted: dict[str, Tensor] = {}  # the graph's nodes (or examples) whose rows are in
+    counted: dict[str, Tensor] = {}  # the graph's nodes (or examples) whose rows are included
     for batch in batches(ROWS_AT_ONCE):
         with torch.no_grad(), recorded_products() as products:
             model(batch)

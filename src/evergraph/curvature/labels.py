@@ -7,7 +7,7 @@ The Fisher matrix of example v is J_vᵀ H_v J_v with J_v = ∂z_v/∂θ. Only H
 - `pred`: the same at the most probable label,
 - `exact`: the expectation over all labels.
 
-What p is, and so the score and the expectation, the problem says.
+The problem defines p, and with it the score and the expectation.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def label_factors(
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Vectors whose outer products add up to H_v: `(examples, vectors, units)`. One, the score, for a picked label."""
+    """Vectors whose outer products add up to H_v: `(examples, vectors, units)`. For a picked label, only the score."""
     one_of("kind of labels", labels, LABELS)
     if labels == "exact":
         return problem.fisher_factors(outputs)

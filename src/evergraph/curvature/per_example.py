@@ -1,7 +1,7 @@
 """Single-example gradients: exact diagonals of the Fisher matrix, and other sums of their powers.
 
-The gradients of many examples come from one batched backward pass. How many rows it carries at once is
-set by the memory it may take, so neither a large model nor a node with a thousand neighbours breaks it.
+The gradients of many examples come from one batched backward pass. The number of rows it carries at once is
+limited by the memory it may take, so neither a large model nor a node with a thousand neighbours breaks it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from evergraph.data.batching import Batch
     from evergraph.problems.base import Problem
 
-EXAMPLES_AT_ONCE = 32  # of a measuring batch: larger ones share little and only make the pass wider
+EXAMPLES_AT_ONCE = 32  # per batch: larger batches share little and only make the pass wider
 MEMORY = 256 * 2**20  # bytes that a batched backward pass may take
 
 Batches = Callable[[int], "Iterable[Batch]"]
@@ -32,12 +32,12 @@ Batches = Callable[[int], "Iterable[Batch]"]
 
 @contextmanager
 def counted_bytes() -> Iterator[list[int]]:
-    """Within it, the sizes of all tensors that a forward pass keeps for its backward pass are put in the list."""
+    """Within this context, list the sizes in bytes of all tensors that a forward pass keeps for its backward pass."""
     sizes: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
         sizes.append(tensor.numel() * tensor.element_size())
-        return tensor.detach()  # an output that its own graph held would never be freed
+        return tensor.detach()  # an output held by its own graph would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield sizes
@@ -46,13 +46,13 @@ def counted_bytes() -> Iterator[list[int]]:
 def batched_gradients(
     outputs: Tensor, inputs: list[Tensor], vectors: Tensor, kept: int, memory: int = MEMORY
 ) -> Iterator[tuple[Tensor, ...]]:
-    """(∂z_v/∂input)ᵀ c for every example v and each of its vectors c, some rows at a time.
+    """(∂z_v/∂input)ᵀ c for every example v and each of its vectors c, in chunks of rows.
 
     Args:
         outputs: `(examples, units)`, with their graph.
         inputs: tensors of that graph.
         vectors: `(examples, vectors, units)`.
-        kept: bytes that the graph keeps; a row of the batched pass takes about as much again.
+        kept: bytes that the graph keeps; each row of the batched pass takes about as much again.
         memory: bytes that the pass may take.
     """
 
@@ -61,7 +61,7 @@ def batched_gradients(
         return tuple(torch.zeros_like(value) if grad is None else grad for value, grad in zip(inputs, grads))
 
     nodes, count, width = vectors.shape
-    # a row's gradients exist twice for a moment: as they come out, and put in order
+    # a row's gradients briefly exist twice: as they come out, and reordered
     row_bytes = kept + sum(2 * value.numel() * value.element_size() for value in [outputs, *inputs])
     flat, owner = vectors.flatten(0, 1), torch.arange(nodes).repeat_interleave(count)
     for rows in torch.arange(nodes * count).split(max(1, memory // row_bytes)):
@@ -88,7 +88,7 @@ def sum_of_powers(
     """
     params = trained_params(model)
     total = {name: torch.zeros_like(value) for name, value in params.items()}
-    by_equations = capable(model, "example_powers")  # where the model's equations give the sums
+    by_equations = capable(model, "example_powers")  # if the model's equations give the sums
     for batch in batches(EXAMPLES_AT_ONCE if by_equations is None else 4 * EXAMPLES_AT_ONCE):
         if by_equations is not None and (known := by_equations(batch, cotangents, power)) is not None:
             for name, sum_ in total.items():
@@ -138,7 +138,7 @@ def squared_batch_gradients(
     """The shortcut of much public code: Σ over batches of (gradient of the batch-mean log-likelihood)², times |B|.
 
     This is not the Fisher information: single-example gradients cancel before they are squared, and at a
-    stationary point it vanishes. Here to reproduce published rows. The factor |B| makes batches of one
+    stationary point it vanishes. Provided to reproduce published results. The factor |B| makes batches of one
     example give the Fisher diagonal.
     """
     params = trained_params(model)
@@ -155,7 +155,7 @@ def squared_batch_gradients(
 
 
 def squared_gradient(outputs: Tensor, params: Params, cotangent: Tensor) -> Params:
-    """(Jᵀc)², entry by entry; the graph stays."""
+    """(Jᵀc)², entry by entry; the graph is retained."""
     grads = gradients(outputs, list(params.values()), cotangent)
     return {
         name: torch.zeros_like(value) if grad is None else grad.square()

@@ -1,4 +1,4 @@
-"""Products with the full Fisher matrix, never written out, for any function from parameters to outputs.
+"""Products with the full Fisher matrix, without forming it, for any function from parameters to outputs.
 
 `function(params)` returns outputs `(examples, units)`; `params` and directions are dictionaries of tensors with
 the same names; the problem says what the outputs mean. All results are sums over examples.
@@ -25,9 +25,9 @@ OutputFunction = Callable[[Params], Tensor]
 
 
 def forward_product(function: OutputFunction, params: Params, direction: Direction) -> tuple[Tensor, Tensor]:
-    """Logits z and u = J d in one forward-mode pass; double reverse where an operator has no forward mode.
+    """Logits z and u = J d in one forward-mode pass; double reverse if an operator has no forward mode.
 
-    The dual level is left before anybody calls backward: inside it, backward would carry tangents too.
+    The dual level is exited before backward is called: inside it, backward would carry tangents too.
     """
     _load_forward_mode()
     try:
@@ -44,7 +44,7 @@ def forward_product(function: OutputFunction, params: Params, direction: Directi
 
 @functools.cache
 def _load_forward_mode() -> None:
-    """At its first use torch compiles parts of forward mode with a tool that it deprecates: not our user's business."""
+    """Load forward mode without the warning that torch compiles parts of it with a deprecated tool at its first use."""
     with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.simplefilter("ignore", DeprecationWarning)
         forward_ad.make_dual(torch.zeros(1), torch.ones(1))
@@ -107,7 +107,7 @@ def quadratic_form(
 
 
 def jacobian(function: OutputFunction, params: Params) -> Tensor:
-    """∂z/∂θ with all parameters side by side: `(examples, units, num_parameters)`. For small models."""
+    """∂z/∂θ with all parameters concatenated: `(examples, units, num_parameters)`. For small models."""
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         outputs = function(leaves)
@@ -128,7 +128,7 @@ def dense_fisher(
     targets: Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The full Fisher matrix Σ_v J_vᵀ H_v J_v, written out. For small models: its side is the number of parameters."""
+    """The full Fisher matrix Σ_v J_vᵀ H_v J_v, as a dense matrix of side `num_parameters`. For small models."""
     with torch.no_grad():
         outputs = function({name: value.detach() for name, value in params.items()})
     factors = label_factors(problem, outputs, labels, targets, generator)

@@ -1,4 +1,4 @@
-"""How good a learner is: metrics on one task's examples, and what is read off the matrix of all tasks."""
+"""Evaluation of learners: metrics on one task's examples, and summaries of the matrix of all tasks."""
 
 from evergraph.evaluation.leak import nearest_profile, share_named
 from evergraph.evaluation.matrix import (

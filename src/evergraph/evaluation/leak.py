@@ -1,4 +1,4 @@
-"""How often a trivial rule names the task of what is tested: what a test gives away, whatever the method."""
+"""Task leakage: how often a trivial rule identifies the task that a test query belongs to, whatever the method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def nearest_profile(products: Tensor, squared_lengths: Tensor) -> Tensor:
-    """The profile p_t at the smallest Euclidean distance from each query q; the first of equals.
+    """Index of the profile p_t nearest to each query q in Euclidean distance; the first one on ties.
 
     ‖q − p_t‖² = ‖q‖² − 2 q·p_t + ‖p_t‖², and ‖q‖² is the same for all profiles: the queries themselves are not needed.
 

@@ -1,4 +1,4 @@
-"""The accuracy matrix and what is read off it. Pure functions of the matrix, each defined once."""
+"""The accuracy matrix and its summaries, as pure functions of the matrix."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Matrix = Sequence[Sequence[float | None]] | np.ndarray
 
 @dataclass(frozen=True)
 class Summary:
-    """A number for a whole matrix.
+    """A number that summarizes a whole matrix.
 
     Args:
-        name: the key under which results hold it.
-        title: what tables call it.
-        about: one sentence for people.
-        function: from the matrix to the number; written for a metric of which more is better.
-        is_gain: whether the number is a change for the better (AF) rather than a level of the metric itself (AP).
+        name: its key in results.
+        title: its heading in tables.
+        about: one-sentence description.
+        function: from the matrix to the number, for a metric where higher is better.
+        is_gain: whether the number is an improvement (AF) rather than a level of the metric itself (AP).
     """
 
     name: str
@@ -36,10 +36,10 @@ class Summary:
     is_gain: bool = False
 
     def of(self, matrix: Matrix, *, higher_is_better: bool = True) -> float:
-        """The number for a matrix of any metric.
+        """Compute the number for a matrix of any metric.
 
-        Of an error, less is better: AP is the mean error as it stands, and AF is still negative where the learner has
-        forgotten, that is, where the error has grown.
+        For an error, lower is better: AP is the mean error itself, and AF is still negative if the learner has
+        forgotten, that is, if the error has grown.
         """
         if higher_is_better:
             return self.function(matrix)
@@ -48,7 +48,7 @@ class Summary:
 
 
 def as_array(matrix: Matrix) -> np.ndarray:
-    """A float array with NaN where nothing was measured."""
+    """Convert a matrix to a float array, with NaN where nothing was measured."""
     try:
         rows = [[np.nan if entry is None else float(entry) for entry in row] for row in matrix]
     except (TypeError, ValueError):
@@ -87,7 +87,7 @@ def average_forgetting(matrix: Matrix, after: int = -1) -> float:
 
 
 def average_anytime(matrix: Matrix) -> float:
-    """Mean over t of AP_t: how good the learner was all along."""
+    """Mean over t of AP_t: how good the learner was over the whole stream."""
     return float(np.mean([average_performance(matrix, t) for t in range(len(as_array(matrix)))]))
 
 
@@ -97,14 +97,14 @@ def learning_accuracy(matrix: Matrix) -> float:
 
 
 def forward_transfer(matrix: Matrix, chance: Sequence[float]) -> float:
-    """Mean over i > 0 of M[i−1, i] − chance_i; NaN where the tasks to come were not measured."""
+    """Mean over i > 0 of M[i−1, i] − chance_i; NaN if future tasks were not measured."""
     array = as_array(matrix)
     gains = [array[i - 1, i] - chance[i] for i in range(1, len(array))]
     return float(np.mean(gains)) if gains else float("nan")
 
 
 def intransigence(matrix: Matrix, joint: Matrix) -> float:
-    """Mean over i of joint[i, i] − M[i, i]: what is lost in learning new tasks, against joint training."""
+    """Mean over i of joint[i, i] − M[i, i]: what is lost in learning new tasks, compared with joint training."""
     return float(np.mean(np.diag(as_array(joint)) - np.diag(as_array(matrix))))
 
 
@@ -125,13 +125,13 @@ SUMMARIES.register(
 
 
 def mean_std(values: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation (of a sample; 0 for one value)."""
+    """Mean and sample standard deviation (0 for one value)."""
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(np.mean(values)), "std": spread}
 
 
 def summarize(matrices: Sequence[Matrix], *, higher_is_better: bool = True) -> dict[str, dict[str, Any]]:
-    """Every registered summary of some matrices, one matrix per seed: mean, standard deviation and the values."""
+    """Compute every registered summary, one matrix per seed: mean, standard deviation and the values."""
     summaries = {}
     for name, summary in SUMMARIES.items():
         values = [summary.of(matrix, higher_is_better=higher_is_better) for matrix in matrices]
@@ -141,14 +141,14 @@ def summarize(matrices: Sequence[Matrix], *, higher_is_better: bool = True) -> d
 
 @dataclass
 class Evaluation:
-    """The metric on each task learned so far, with what was measured right after learning it.
+    """The metric on each task learned so far, now and right after learning it.
 
     Args:
         accuracies: one number per task, in percent for accuracies.
         first: the number right after learning each task; None where it was not measured.
-        task_names: what each task is called: its classes, or the value of the attribute that makes it.
-        latest: for each task whether it is the one learned last, which cannot be forgotten yet; by default the last.
-        rows: what was measured right after each of the tasks.
+        task_names: name of each task: its classes, or the value of the attribute that defines it.
+        latest: for each task, whether it was learned last and so cannot be forgotten yet; by default the last one.
+        rows: numbers measured right after each of the tasks.
         higher_is_better: False for an error.
     """
 
@@ -166,7 +166,7 @@ class Evaluation:
 
     @property
     def af(self) -> float | None:
-        """Average forgetting, where the accuracies right after learning are known. Negative is forgetting."""
+        """Average forgetting; None unless the accuracies right after learning are known. Negative is forgetting."""
         latest = self.latest or [False] * (len(self.accuracies) - 1) + [True]
         earlier = [i for i, newest in enumerate(latest) if not newest]
         first = [value for i in earlier if (value := self.first[i]) is not None]

@@ -1,4 +1,4 @@
-"""Metrics of one task: how well outputs fit the truth. Each is defined here, once, and registered by name."""
+"""Metrics of one task: how well outputs fit the targets. Each is defined here, once, and registered by name."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ METRICS: registry.Registry[Metric] = registry.metrics
 
 @dataclass(frozen=True)
 class Metric:
-    """A number for the outputs on some examples.
+    """A metric of the outputs on a set of examples.
 
     Args:
-        name: what `--metric` takes.
-        title: what tables and figures call it, with its unit.
-        function: from outputs `(examples, units)`, targets (true units, or a row of labels or numbers with NaN where
-            one is not known) and the units that prediction chooses from.
+        name: the name to pass to `--metric`.
+        title: its title in tables and figures, with its unit.
+        function: computes it from outputs `(examples, units)`, targets (true units, or a row of labels or numbers with
+            NaN for unknown ones) and the units that prediction chooses from.
         higher_is_better: False for an error.
-        of_probabilities: it depends on the size of outputs, not on their order alone; so a learner's outputs are
-            calibrated for it.
-        kinds: of what is predicted it can be taken: `classes`, `labels` or `numbers`; None for all.
+        of_probabilities: whether it depends on the size of outputs, not only on their order, so that a learner's
+            outputs are calibrated for it.
+        kinds: kinds of targets that it applies to: `classes`, `labels` or `numbers`; None for all.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Metric:
     kinds: tuple[str, ...] | None = None
 
     def __call__(self, outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
-        """The number."""
+        """Compute the metric."""
         return self.function(outputs, targets, candidates)
 
     def check(self, kind: str) -> None:
-        """Raise the error for predictions that it cannot be taken of, before any is made."""
+        """Raise if the metric does not apply to this kind of target, before any prediction is made."""
         if self.kinds is not None and kind not in self.kinds:
             others = [metric.name for metric in METRICS.values() if metric.kinds is None or kind in metric.kinds]
             raise EvergraphError(
@@ -67,13 +67,13 @@ def accuracy(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> flo
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
-    """Mean over the classes present of the percent of their examples that are right."""
+    """Mean over the classes present of the percent of their examples that are classified correctly."""
     hits = _hits(outputs, targets, candidates)
     return 100 * float(torch.stack([hits[targets == unit].mean() for unit in targets.unique()]).mean())
 
 
 def calibration_error(outputs: Tensor, targets: Tensor, candidates: Sequence[int], bins: int = 15) -> float:
-    """Expected calibration error in percent: the mean of |accuracy − confidence| over intervals, weighed by their size.
+    """Expected calibration error in percent: the mean of |accuracy − confidence| over intervals, weighted by size.
 
     Confidence is the softmax probability of the predicted unit (Guo et al., ICML 2017).
     """
@@ -95,8 +95,8 @@ def _area(scores: Tensor, positive: Tensor) -> float:
 def roc_auc(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> float:
     """Area under the ROC curve, in percent: the mean over labels that have positive and negative examples.
 
-    Where examples have one class of several, the mean over classes of one against the rest, by how far its output is
-    above the log-sum-exp of all candidates'. 50 where no label has both.
+    If examples have one class of several, the mean over classes of one against the rest, where the score of a class is
+    its output minus the log-sum-exp of all candidates' outputs. 50 if no label has both.
     """
     if targets.dim() == 1:
         chosen = outputs[:, list(candidates)]

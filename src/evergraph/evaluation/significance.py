@@ -1,4 +1,4 @@
-"""Whether one method is better than another, or within the noise of seeds and class orders."""
+"""Significance of differences between methods, given the noise of seeds and class orders."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 LEVEL = 0.05  # p-values below it are called significant
 FEWEST = 3
-"""Pairs below which nothing is said about chance: of two, a paired t-test calls even 99 and 13 alike."""
+"""Fewest pairs that allow a statement about chance: with two, a paired t-test cannot even tell 99 from 13."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much higher the first of two methods is, over runs that differ in the method alone.
+    """How much higher the first of two methods is, over runs that differ only in the method.
 
     Args:
-        mean: of the differences.
-        p_value: two-sided, of a paired t-test that the mean is zero; 1 where there are fewer than two pairs.
-        pairs: their number.
+        mean: mean of the differences.
+        p_value: two-sided p-value of a paired t-test that the mean is zero; 1 for fewer than two pairs.
+        pairs: number of pairs.
     """
 
     mean: float
@@ -28,35 +28,35 @@ class Difference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether it is more than noise, at the level of 5 %."""
+        """Whether the difference is more than noise, at the 5 % level."""
         return self.p_value < LEVEL
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Compare two methods run by run: entry i of both has the same seed, split and order of classes."""
-    gaps = np.subtract(first, second, dtype=float).round(9)  # equal but for rounding is equal
+    gaps = np.subtract(first, second, dtype=float).round(9)  # differences within rounding count as equal
     if len(gaps) < 2:
         return Difference(float(gaps.mean()), 1.0, len(gaps))
     if np.ptp(gaps) == 0:  # no spread at all: the t-test would divide by zero
         return Difference(float(gaps[0]), 1.0 if gaps[0] == 0 else 0.0, len(gaps))
-    from scipy import stats  # a sixth of the time that every command takes to start
+    from scipy import stats  # here, since its import takes a sixth of every command's start-up time
 
     return Difference(float(gaps.mean()), float(stats.ttest_1samp(gaps, 0).pvalue), len(gaps))
 
 
 def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The p-value of a paired difference; None with too few pairs to say anything about chance."""
+    """p-value of a paired difference; None if there are too few pairs to say anything about chance."""
     gap = paired_difference(first, second)
     return gap.p_value if gap.pairs >= FEWEST else None
 
 
 def within_noise(values: Mapping[str, Sequence[float]], best: str) -> dict[str, bool | None]:
-    """For each method whether chance may explain its distance from the best one, at the level 0.05.
+    """For each method, whether chance may explain its distance from the best one, at the 0.05 level.
 
-    p-values are corrected for the number of methods (Holm, 1979). None where there are too few runs to tell.
+    p-values are corrected for the number of methods (Holm, 1979). None if there are too few runs to tell.
 
     Args:
-        values: one number per run for each method, runs in one order.
+        values: one number per run for each method, with runs in the same order.
         best: the method that the others are compared with.
     """
     p = {name: paired_p(values[best], own) for name, own in values.items() if name != best}

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder with `learner.json` (the tree, a format version, the name of the tensor file, the
 hashes of both) and that tensor file. A save writes a new tensor file first and replaces `learner.json`
-last, in one atomic step; so at any moment, whatever happens, the folder holds one whole checkpoint.
+last, in one atomic step; so at any moment, whatever happens, the folder holds one complete checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TENSORS = "tensors-*.safetensors"
 
 
 def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
-    """Save a tree of dictionaries, lists, plain values and tensors. The earlier one stays until this one is whole."""
+    """Save a tree of dictionaries, lists, plain values and tensors. The previous one stays until this is complete."""
     folder = Path(folder)
     tensors: dict[str, Tensor] = {}
     skeleton = _flatten(tree, "", tensors)
@@ -40,7 +40,7 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
     try:
         try:
             scratch.touch()
-            mode = scratch.stat().st_mode  # as other new files have it; safetensors lets nobody else read its files
+            mode = scratch.stat().st_mode  # as for other new files; safetensors would let nobody else read it
             save_file(tensors, scratch)
             with suppress(OSError):
                 scratch.chmod(mode)
@@ -68,7 +68,7 @@ def save_tree(folder: str | Path, tree: dict[str, Any]) -> None:
 
 
 def load_tree(folder: str | Path) -> dict[str, Any]:
-    """The tree saved in a folder, checked against its hashes."""
+    """Load the tree saved in a folder, checked against its hashes."""
     folder = Path(folder)
     index = read_index(folder)
     while True:
@@ -84,7 +84,7 @@ def load_tree(folder: str | Path) -> dict[str, Any]:
 
 
 def _read_tree(index: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The tree of an index with the tensors of a file, whose hash must be the index's."""
+    """Combine the tree of an index with the tensors of a file, whose hash must match the index."""
     try:
         if file_hash(regular_file(path)) != index["tensors"]["sha256"]:
             raise EvergraphError(f"{path}: damaged (its hash is not the one in {INDEX}); restore it from a copy")
@@ -99,7 +99,7 @@ def _read_tree(index: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_index(folder: str | Path) -> dict[str, Any]:
-    """A checkpoint's index, its tree still flat: cheap to read, and enough to describe it."""
+    """Read a checkpoint's index, with its tree still flat: cheap, and enough to describe it."""
     folder = Path(folder)
     path = folder / INDEX
     if not exists(path):
@@ -123,7 +123,7 @@ def read_index(folder: str | Path) -> dict[str, Any]:
 
 
 def remove_tree(folder: str | Path) -> None:
-    """Remove a checkpoint; its index goes first, so that no half of one is ever found."""
+    """Remove a checkpoint, its index first, so that no partial one is ever found."""
     folder = Path(folder)
     remove_file(folder / INDEX)
     _sweep(folder)
@@ -132,7 +132,7 @@ def remove_tree(folder: str | Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what the present index does not name: older tensor files, and what killed writers left."""
+    """Remove files that the current index does not name: older tensor files, and leftovers of killed writers."""
     used = None
     with suppress(EvergraphError):
         used = read_index(folder)["tensors"]["file"]
@@ -149,7 +149,7 @@ def _hash(index: dict[str, Any]) -> str:
 
 
 def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The tree with tensors replaced by their names; non-string keys keep their type."""
+    """Replace the tensors of a tree by their names, and collect them; non-string keys keep their type."""
     if isinstance(value, Tensor):
         while path in tensors:  # {"a/b": …} beside {"a": {"b": …}}
             path += "'"

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: atomic writes, hashes, one writer at a time."""
+"""Files and folders that are either complete or absent: atomic writes, hashes, one writer at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def file_hash(path: str | Path) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is either the old one or the new one, never half of it."""
+    """Write a file so that it is either the old one or the new one, never a partial one."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
@@ -41,7 +41,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def make_folder(folder: Path, advice: str = "name another folder") -> None:
-    """Make a folder, or say that it cannot be made."""
+    """Make a folder; raises if it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,10 +50,10 @@ def make_folder(folder: Path, advice: str = "name another folder") -> None:
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a folder. The system releases it when this process ends, however it ends."""
+    """Lock a folder against other processes. The system releases the lock when this process ends, however it ends."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system: two writers are then the user's to avoid
+    except ImportError:  # no such locks on this system: the user has to avoid two writers
         yield
         return
     path = folder / ".lock"
@@ -78,20 +78,20 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove what killed writers left in a folder; only for one who holds it (`only_writer`)."""
+    """Remove leftovers of killed writers from a folder; only for the holder of its lock (`only_writer`)."""
     for pattern in SCRATCH:
         for left in folder.glob(pattern):
             remove_file(left)
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file if it is there and can be removed."""
+    """Remove a file if it exists and can be removed."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the file system can."""
+    """Make a rename survive a power cut, if the file system can."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -101,7 +101,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def holds_something(folder: Path, besides: str = "") -> bool:
-    """Whether a folder is taken; what a killed process leaves before its first file is whole begins with a dot."""
+    """Whether a folder has content; names with a leading dot do not count, since a killed process may leave those."""
     if not folder.is_dir():
         return folder.exists()
     return any(path.name[0] != "." and path.name != besides for path in folder.iterdir())
@@ -109,14 +109,14 @@ def holds_something(folder: Path, besides: str = "") -> bool:
 
 @contextmanager
 def taken_folder(folder: Path, look: Callable[[], Found], *, advice: str = "name another folder") -> Iterator[Found]:
-    """A folder for this process alone: made if it is missing, locked, and gone again if nothing came of it.
+    """Reserve a folder for this process: make it if it is missing, lock it, and remove it again if it stays empty.
 
     Args:
         folder: the folder.
-        look: what is in it, or the error that it is another's. It is called once before the folder is locked, so that
-            a stranger's folder is not touched, and again afterwards; only the second answer counts, since another
-            process may have worked there in between.
-        advice: what an error says besides.
+        look: returns what is in it, or raises if it belongs to something else. It is called once before the folder is
+            locked, so that a foreign folder is not touched, and again afterwards; only the second result counts, since
+            another process may have worked there in between.
+        advice: appended to error messages.
     """
     look()
     missing = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
@@ -127,6 +127,6 @@ def taken_folder(folder: Path, look: Callable[[], Found], *, advice: str = "name
             remove_scratch(folder)
             yield found
     finally:
-        with suppress(OSError):  # the first that holds something stays, and so do those above it
+        with suppress(OSError):  # the first that is not empty stays, and so do its parents
             for path in missing:
                 path.rmdir()

@@ -1,6 +1,6 @@
-"""The one way to read a file: regular, bounded, decoded, of the shape agreed on, and as it was written.
+"""Checked reading of files: they must be regular, of bounded size, decodable, of the expected shape, and unaltered.
 
-Records are JSON objects that carry the hash of their own content, so that a flipped bit or an edit is noticed.
+Records are JSON objects that carry the hash of their own content, so that a flipped bit or an edit is detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evergraph.persistence.files import write_atomically
 
 LARGEST_TEXT = 2**30  # bytes of a text file; ours are far smaller
 HASH = "sha256"
-# what zipfile, zlib and numpy raise on files that are cut short, altered or something else altogether
+# what zipfile, zlib and numpy raise on files that are truncated, altered or of another format altogether
 DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, OSError, EOFError, ValueError, KeyError,
     IndexError, TypeError, SyntaxError, NotImplementedError, RuntimeError, MemoryError, OverflowError,
@@ -35,11 +35,11 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a devi
 
 
 class MissingFileError(EvergraphError):
-    """There is no such file."""
+    """Raised if a file does not exist."""
 
 
 def regular_file(path: str | Path) -> Path:
-    """The path, if a regular file is there: a pipe or a device would make its reader wait for ever."""
+    """Return the path if it is a readable regular file; a pipe or a device would make its reader wait for ever."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -54,12 +54,12 @@ def regular_file(path: str | Path) -> Path:
 
 
 def exists(path: str | Path) -> bool:
-    """Whether something is there; a name that no file system takes is not."""
+    """Whether a path exists; False for a name that no file system accepts."""
     return os.path.exists(path)  # unlike Path.exists, no error for names that are too long
 
 
 def read_text(path: str | Path) -> str:
-    """A text file in UTF-8."""
+    """Read a text file in UTF-8."""
     path = regular_file(path)
     try:
         if (size := path.stat().st_size) > LARGEST_TEXT:
@@ -70,7 +70,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_json(text: str, place: str | Path, shape: Any = None, advice: str = RESTORE) -> Any:
-    """JSON of an agreed shape (a `TypedDict`, `dict`, `list[…]`); `place` and `advice` are for the error."""
+    """Parse JSON of an expected shape (a `TypedDict`, `dict`, `list[…]`); `place` and `advice` are for the error."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -81,12 +81,12 @@ def parse_json(text: str, place: str | Path, shape: Any = None, advice: str = RE
 
 
 def read_json(path: str | Path, shape: Any = None, advice: str = RESTORE) -> Any:
-    """A JSON file of an agreed shape."""
+    """Read a JSON file of an expected shape."""
     return parse_json(read_text(path), path, shape, advice)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Plain values as JSON that every reader takes: a number that is not finite is an error, not «NaN»."""
+    """Format plain values as JSON that every reader accepts; raises for non-finite numbers rather than write `NaN`."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
@@ -96,12 +96,12 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
 
 def write_record(path: Path, record: dict[str, Any], indent: int | None = None) -> None:
-    """A JSON object with the hash of its content."""
+    """Write a JSON object with the hash of its content."""
     write_atomically(path, as_json({**record, HASH: content_hash(record)}, indent))
 
 
 def read_record(path: str | Path, shape: Any = None, advice: str = RESTORE) -> dict[str, Any]:
-    """What `write_record` wrote, unchanged."""
+    """Read what `write_record` wrote; raises if it was altered."""
     record: dict[str, Any] = read_json(path, dict, advice)
     if record.pop(HASH, None) != content_hash(record):
         raise EvergraphError(f"{path} is damaged (its hash does not fit its content); {advice}")
@@ -125,7 +125,7 @@ def as_csv(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def read_rows(path: str | Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by column."""
+    """Read the rows of a CSV file, as dictionaries by column."""
     try:
         return [dict(row) for row in csv.DictReader(read_text(path).splitlines())]
     except csv.Error as error:

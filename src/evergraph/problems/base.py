@@ -1,4 +1,4 @@
-"""What is to be learned: an example, its loss, its output distribution, its metric, and how a prediction is read."""
+"""Base class of problems: what an example is, its loss, output distribution and metric, and how to read predictions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from evergraph.models.base import GraphModel, neighbourhoods
 from evergraph.models.readout import Paired, Pooled
 
 PROBLEMS: registry.Registry[type[Problem]] = registry.problems
-SHORT = 1e-2  # a way of the outputs along which H hardly changes
+SHORT = 1e-2  # change of the outputs over which H hardly changes
 
 
 class Problem:
-    """One object for all that the loop, the curvature functions and the evaluation have to know of a problem.
+    """Everything that the loop, the curvature functions and the evaluation need to know about a problem.
 
     A model's outputs z of an example are the parameters of a distribution p(y | z). The loss is −log p(y | z). Its
     Fisher matrix over the outputs, H = E_ŷ[s sᵀ] with the score s = ∂ log p(ŷ | z)/∂z, is all that curvature methods
     need: the Fisher matrix over the parameters is Jᵀ H J.
 
-    Outputs have a row per example and a column per output unit; so have scores and products with H. Targets have an
-    entry per example, or a row where an example has several.
+    Outputs have a row per example and a column per output unit, as do scores and products with H. Targets have an
+    entry per example, or a row if an example has several.
 
     Args:
         scope: output units that take part, in ascending order; None for all.
@@ -38,9 +38,9 @@ class Problem:
     level: ClassVar[str] = "node"
     """What an example is: `node`, `graph` or `link`."""
     kind: ClassVar[str] = "classes"
-    """What is known of an example: one of several `classes`, `labels` that hold or do not, or `numbers`."""
+    """What the target of an example is: one of several `classes`, binary `labels`, or `numbers`."""
     metric: ClassVar[str] = "accuracy"
-    """The metric that results are reported in where no other is asked for."""
+    """Name of the default metric."""
 
     def __init__(self, scope: Tensor | Sequence[int] | None = None) -> None:
         self.scope = None if scope is None else torch.as_tensor(scope, dtype=torch.long)
@@ -48,7 +48,7 @@ class Problem:
     # what an example is
 
     def adapt(self, model: GraphModel) -> GraphModel:
-        """A model of the nodes made one of the examples: pooled over a graph's nodes, or of a link's two ends."""
+        """Turn a model of nodes into one of examples: pooled over a graph's nodes, or of a link's two ends."""
         if model.level == self.level:
             return model
         if model.level != "node":
@@ -67,18 +67,18 @@ class Problem:
         device: torch.device | str | None = None,
         show_edges: bool = False,
     ) -> Neighbourhoods:
-        """Makes batches of examples of a graph as the model reads it; `show_edges` asks for every layer's edges."""
+        """Make a batcher of a graph's examples, as the model reads them; `show_edges` asks for every layer's edges."""
         if graph.level != self.level:
             raise EvergraphError(f"{graph.name} has {graph.level}s as examples, and {self.name} is about {self.level}s")
         propagate = False if show_edges else None
         return neighbourhoods(model, graph, y=targets, fan_out=fan_out, device=device, propagate=propagate)
 
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
-        """The target of every example of a graph, for a learner that knows the given classes; -1 where it has none."""
+        """Target of every example of a graph, for a learner that knows the given classes; -1 if it has none."""
         raise NotImplementedError
 
     def within(self, units: Tensor | Sequence[int]) -> Problem:
-        """The same problem with outputs that compete among these units alone."""
+        """The same problem, with outputs that compete among these units only."""
         return type(self)(units)
 
     def _scoped(self, outputs: Tensor) -> Tensor:
@@ -108,11 +108,11 @@ class Problem:
         raise NotImplementedError
 
     def mean_fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """H̄ u of each example, H̄ = ∫₀¹ H(z − s u) ds: the mean of H over the way from z − u to z.
+        """H̄ u of each example, H̄ = ∫₀¹ H(z − s u) ds: the mean of H over the segment from z − u to z.
 
-        Where p is an exponential family whose natural parameters are linear in the outputs, scores at two outputs and
-        one and the same target differ by H̄ u. Of a short way the difference would be of numbers that are nearly equal;
-        there H half-way is the mean to 1e-5. A problem with another distribution overrides it.
+        If p is an exponential family whose natural parameters are linear in the outputs, the scores of the same target
+        at both ends differ by H̄ u. For a short segment, that would be a difference of nearly equal numbers; there, H
+        at the midpoint equals the mean to 1e-5. A problem with another distribution overrides this.
         """
         same = self.most_probable(outputs)
         difference = self.score(outputs - tangents, same) - self.score(outputs, same)
@@ -144,15 +144,15 @@ class Problem:
         return self._widened(self._scoped(outputs), outputs.size(1))
 
     def balancing_weights(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
-        """From targets to example weights that make rare targets count as much as frequent ones among `targets`."""
+        """Return a function that weights examples, so that rare targets count as much as frequent ones of `targets`."""
         raise EvergraphError(f"class_balanced weighs classes, and the examples of {self.name} have none; leave it out")
 
     # how a prediction is read
 
     def probabilities(self, outputs: Tensor, units: Sequence[int]) -> Tensor:
-        """Probabilities over some units, one row per example."""
+        """Probabilities over the given units, one row per example."""
         raise NotImplementedError
 
     def read(self, outputs: Tensor, units: Sequence[int], names: Sequence[ClassName]) -> tuple[list[Any], Tensor]:
-        """What is predicted of each example, in the user's words, and how probable it is."""
+        """Predicted target of each example, in terms of the user's names, and how probable it is."""
         raise NotImplementedError

@@ -41,13 +41,13 @@ class Classification(Problem):
                 f"{graph.name}: its examples have several labels or numbers, and {self.name} needs one class for each"
             )
         unit_of = {name: unit for unit, name in enumerate(classes)}
-        units = torch.tensor([*(unit_of.get(name, -1) for name in graph.class_names), -1])  # the last is for «no label»
+        units = torch.tensor([*(unit_of.get(name, -1) for name in graph.class_names), -1])  # the last is for "no label"
         return units[graph.y]
 
     # the output distribution
 
     def _positions(self, targets: Tensor) -> Tensor:
-        """Units as positions in the scope."""
+        """Convert units to positions in the scope."""
         if self.scope is None:
             return targets
         if self._position is None or self._position.device != targets.device:
@@ -57,7 +57,7 @@ class Classification(Problem):
         return self._position[targets]
 
     def _masked(self, outputs: Tensor) -> Tensor:
-        """All outputs, with minus infinity at units outside the scope: picking units takes several operations more."""
+        """All outputs, with minus infinity at units outside the scope; selecting units would take more operations."""
         mask = self._mask_of(outputs)
         return outputs if mask is None else outputs + mask
 
@@ -98,7 +98,7 @@ class Classification(Problem):
 
     @capability(rests_on=("fisher_product",))
     def scaled_fisher_product(self, outputs: Tensor, tangents: Tensor, scale: float) -> Tensor:
-        """scale · H u at no further cost where it is a kernel; no gradient is recorded."""
+        """scale · H u, at no extra cost where a fused kernel computes it; no gradient is recorded."""
         if fused_softmax_suits(outputs):
             return fused_softmax.fisher_product(outputs, tangents, self._mask_of(outputs), scale)
         return scale * self.fisher_product(outputs.detach(), tangents.detach())
@@ -110,7 +110,7 @@ class Classification(Problem):
         return self._widened(p.sqrt().unsqueeze(2) * centred, outputs.size(1))
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """A class drawn from p. On a GPU from the device's own random numbers, so that nothing waits for Python."""
+        """Draw a class from p; on a GPU with the device's own random numbers, so that nothing waits for Python."""
         p = self._scoped(outputs).softmax(1)
         if own_numbers(p.device):  # multinomial would wait for the device
             threshold = uniform((p.size(0), 1), p.device, generator, p.dtype, like=outputs)
@@ -126,7 +126,7 @@ class Classification(Problem):
 
     @capability(rests_on=("sampled_score",))
     def draws_scores_for_several(self, device: torch.device) -> bool:
-        """Whether `sampled_score` can be called under `vmap`, with numbers of each: where it is a kernel."""
+        """Whether `sampled_score`, as a fused kernel, works under `vmap` with each member's own random numbers."""
         return fused_kernels(device)
 
     def most_probable(self, outputs: Tensor) -> Tensor:
@@ -134,15 +134,15 @@ class Classification(Problem):
         return self._units(self._scoped(outputs).argmax(1))
 
     def divergence(self, outputs: Tensor, reference: Tensor, temperature: float = 1.0) -> Tensor:
-        """Between two softmax distributions at a temperature."""
+        """KL divergence between two softmax distributions at a temperature."""
         if fused_softmax_suits(outputs) and not reference.requires_grad:
             return fused_softmax.divergence(outputs, reference, self._mask_of(outputs), temperature)
         old, new = self._scoped(reference) / temperature, self._scoped(outputs) / temperature
-        log_old = old.log_softmax(1)  # written out, since torch has no batched form of `kl_div` for seeds side by side
+        log_old = old.log_softmax(1)  # written out, since torch has no batched form of `kl_div` for stacked seeds
         return (log_old.exp() * (log_old - new.log_softmax(1))).sum(1)
 
     def balancing_weights(self, targets: Tensor) -> Callable[[Tensor], Tensor]:
-        """n / (C n_y): classes count alike, and the weights have mean one over the examples."""
+        """Weights n / (C n_y): all classes count the same, and the weights have mean one over the examples."""
         counts = torch.bincount(targets).double()
         present = counts > 0
         weights = present * targets.numel() / (present.sum() * counts.clamp(min=1))

@@ -15,8 +15,8 @@ from evergraph.problems.base import Problem
 class Columns(Problem):
     """A problem whose targets have a column per output unit, NaN where a target is not known.
 
-    What is not known takes no part in the loss and has a score of zero. The Fisher matrix H is an expectation over
-    targets drawn from the model, so it is over all units in scope.
+    Unknown targets take no part in the loss and have a score of zero. The Fisher matrix H is an expectation over
+    targets drawn from the model, so it covers all units in scope.
     """
 
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
@@ -28,9 +28,9 @@ class Columns(Problem):
         return wide
 
     def _known(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets of the units in scope, with zeros where they are not known; and where they are."""
+        """Targets of the units in scope, with zeros for unknown ones, and the mask of known ones."""
         missing = outputs.size(1) - targets.size(1)
-        if missing > 0:  # units for what is still to come
+        if missing > 0:  # units of targets still to come
             targets = torch.nn.functional.pad(targets, (0, missing), value=torch.nan)
         scoped = self._scoped(targets)
         return scoped.nan_to_num(0.0).to(outputs.dtype), ~scoped.isnan()

@@ -1,4 +1,4 @@
-"""Labels that each hold or do not: binary and multi-label problems, and links that exist or do not."""
+"""Binary labels: binary and multi-label problems, and link prediction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evergraph.problems.columns import Columns
 class Labelling(Columns):
     """p(y | z) = Π_c Bernoulli(σ(z_c)) over the units in scope; H = diag(p(1 − p)) there, and zero elsewhere.
 
-    Where examples have one class of several, its unit is 1 and the others 0: one against the rest.
+    If examples have one class of several, its unit is 1 and the others are 0: one against the rest.
     """
 
     kind = "labels"
@@ -54,7 +54,7 @@ class Labelling(Columns):
         return self._widened(torch.diag_embed((p * (1 - p)).sqrt()), outputs.size(1))
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Labels drawn from p. On a GPU from the device's own random numbers, so that nothing waits for Python."""
+        """Draw labels from p; on a GPU with the device's own random numbers, so that nothing waits for Python."""
         p = outputs.sigmoid()
         return (uniform(tuple(p.shape), p.device, generator, p.dtype) < p).to(p.dtype)
 
@@ -63,7 +63,7 @@ class Labelling(Columns):
         return (outputs > 0).to(outputs.dtype)
 
     def divergence(self, outputs: Tensor, reference: Tensor, temperature: float = 1.0) -> Tensor:
-        """Between two products of Bernoulli distributions at a temperature."""
+        """KL divergence between two products of Bernoulli distributions at a temperature."""
         old, new = self._scoped(reference) / temperature, self._scoped(outputs) / temperature
         p = old.sigmoid()
         on = p * (F.logsigmoid(old) - F.logsigmoid(new))
@@ -81,14 +81,14 @@ class Labelling(Columns):
 
 @PROBLEMS.register
 class NodeLabelling(Labelling):
-    """An example is a node with several labels, or one that holds or does not."""
+    """An example is a node with one or several binary labels."""
 
     name = "node-labelling"
 
 
 @PROBLEMS.register
 class GraphLabelling(Labelling):
-    """An example is a graph with several labels, or one that holds or does not."""
+    """An example is a graph with one or several binary labels."""
 
     name = "graph-labelling"
     level = "graph"
@@ -96,7 +96,7 @@ class GraphLabelling(Labelling):
 
 @PROBLEMS.register
 class LinkLabelling(Labelling):
-    """An example is a link with several labels, or one that holds or does not."""
+    """An example is a link with one or several binary labels."""
 
     name = "link-labelling"
     level = "link"

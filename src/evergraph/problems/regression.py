@@ -1,4 +1,4 @@
-"""Numbers to be predicted."""
+"""Regression: an example has one or several numbers to predict."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Regression(Columns):
         return self._widened(self._residual(outputs, targets), outputs.size(1))
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """u."""
+        """u at the units in scope."""
         return self.in_scope(tangents)
 
     def fisher_factors(self, outputs: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Regression(Columns):
         return self._widened(torch.diag_embed(torch.ones_like(scoped)), outputs.size(1))
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """z plus standard Gaussian noise. On a GPU from the device's own random numbers."""
+        """z plus standard Gaussian noise; on a GPU from the device's own random numbers."""
         return outputs + normal(tuple(outputs.shape), outputs.device, generator, outputs.dtype)
 
     def most_probable(self, outputs: Tensor) -> Tensor:
@@ -65,11 +65,11 @@ class Regression(Columns):
         return 0.5 * ((self._scoped(outputs) - self._scoped(reference)) / temperature).square().sum(1)
 
     def probabilities(self, outputs: Tensor, units: Sequence[int]) -> Tensor:
-        """A number has no probability."""
+        """Raise: numbers have no probabilities."""
         raise EvergraphError(f"{self.name} predicts numbers, which have no probabilities; use predict")
 
     def read(self, outputs: Tensor, units: Sequence[int], names: Sequence[ClassName]) -> tuple[list[Any], Tensor]:
-        """The numbers: one for each example, or a list where there are several; and the same as a matrix."""
+        """The predicted numbers, one per example or a list of several, and the same as a matrix."""
         values = outputs[:, list(units)]
         return values.squeeze(1).tolist() if len(units) == 1 else values.tolist(), values
 

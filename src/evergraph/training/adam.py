@@ -1,7 +1,7 @@
 """Adam for a few parameters on a GPU.
 
-torch's fused kernel gives 65,536 numbers to each block, so that a weight matrix of 1.7 million keeps 27 of an H200's
-132 multiprocessors busy, and a small one a single one. Here a block has 1,024.
+torch's fused kernel assigns 65,536 elements to each block, so that a weight matrix of 1.7 million keeps only 27 of an
+H200's 132 multiprocessors busy, and a small one only a single one. Here a block has 1,024 elements.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from evergraph.core.row_pieces import row_kernel
 from evergraph.core.shortcuts import fast
 from evergraph.methods.base import Context, Method
 
-MOST = 8  # parameters; more of them are better served by one kernel for all
+MOST = 8  # parameters; beyond that, one kernel for all of them is faster
 
 
 class PlainAdam(torch.optim.Adam):
-    """`torch.optim.Adam` without wrappers that load torch's compiler, for a second or two, to keep it off."""
+    """`torch.optim.Adam` without the wrappers that spend a second or two on loading torch's compiler to disable it."""
 
 
 for _name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
@@ -32,22 +32,22 @@ for _name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
 
 
 class WideAdam(PlainAdam):
-    """`torch.optim.Adam`, its state and its results, with one kernel for two parameters.
+    """`torch.optim.Adam`, with the same state and results, but one kernel for every two parameters.
 
     Args:
         params: float32 parameters on one GPU.
-        lr: the learning rate, a tensor there.
-        weight_decay: added to gradients, as in torch's.
+        lr: the learning rate, a tensor on that GPU.
+        weight_decay: L2 term added to gradients, as in `torch.optim.Adam`.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: Tensor, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay, capturable=lr.is_cuda)
 
-    _pulls: Mapping[Tensor, Pull] = {}  # of the next step
+    _pulls: Mapping[Tensor, Pull] = {}  # quadratic penalties of the next step
 
     @capability(rests_on=("step",))
     def pulled_by(self, pulls: dict[Tensor, Pull]) -> bool:
-        """Add quadratics' pulls to the gradients of the next step while it is taken; False where the kernel cannot."""
+        """Add quadratic penalties to the gradients during the next step; returns False if the kernel cannot do that."""
         params = {param for group in self.param_groups for param in group["params"] if param.grad is not None}
         alike = all(_laid_out_alike(param, *anchored) for param, (*anchored, _) in pulls.items())
         strengths = {strength for *_, strength in pulls.values()}
@@ -57,7 +57,7 @@ class WideAdam(PlainAdam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         from evergraph.training.adam_kernel import launch
 
         loss, pulls = asked(closure), self._pulls
@@ -77,13 +77,13 @@ class WideAdam(PlainAdam):
 
 
 def pulled_while_moving(context: Context, method: Method, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all that the method does to gradients is a quadratic's pull, and the optimizer adds it as it moves."""
+    """Whether the method only adds a quadratic penalty to gradients, and the optimizer does that during its update."""
     pulled_by, pulls = capable(optimizer, "pulled_by"), capable(method, "pulls")
     return pulled_by is not None and pulls is not None and pulled_by(pulls(context))
 
 
 def asked(closure: Callable[[], float] | None) -> float | None:
-    """The loss that an optimizer's step was given a function for; None for none."""
+    """Return the loss computed by an optimizer step's closure; None if there is no closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -91,7 +91,7 @@ def asked(closure: Callable[[], float] | None) -> float | None:
 
 
 def begun(state: dict[str, Any], param: Tensor) -> dict[str, Any]:
-    """Adam's state of a parameter; at its first step, zeros."""
+    """Return Adam's state of a parameter, filled with zeros at its first step."""
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
@@ -99,7 +99,7 @@ def begun(state: dict[str, Any], param: Tensor) -> dict[str, Any]:
 
 
 def _taken_apart(param: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A parameter, its gradient laid out as it is, its averages and its number of steps."""
+    """Return a parameter, its gradient in the same memory layout, its averages and its number of steps."""
     grad = param.grad
     assert grad is not None
     if grad.stride() != param.stride():
@@ -108,7 +108,7 @@ def _taken_apart(param: Tensor, state: dict[str, Any]) -> tuple[Tensor, Tensor, 
 
 
 def _laid_out_alike(param: Tensor, *others: Tensor) -> bool:
-    """Whether tensors are as large as a parameter, of its type, and without gaps."""
+    """Whether tensors have a parameter's shape and dtype and are contiguous."""
     return all(other.shape == param.shape and other.dtype == param.dtype and other.is_contiguous() for other in others)
 
 

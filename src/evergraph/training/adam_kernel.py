@@ -1,6 +1,6 @@
-"""One step of Adam over one parameter or two, in one pass that all multiprocessors of a GPU share: the Triton kernel.
+"""Triton kernel for an Adam step over one or two parameters, in a single pass spread over all multiprocessors of a GPU.
 
-Imported where Triton is at hand; `evergraph.training.adam` says what it computes.
+Imported only where Triton is available; `evergraph.training.adam` describes what it computes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 1024  # that a program moves
+NUMBERS = 1024  # elements per program
 
 
 @triton.jit(do_not_specialize=["size", "size_2", "blocks", "strength"])
@@ -23,10 +23,10 @@ def move(  # type: ignore[no-untyped-def]
     first: tl.constexpr, second: tl.constexpr, log_first: tl.constexpr, log_second: tl.constexpr, eps: tl.constexpr,
     decay: tl.constexpr, pulled: tl.constexpr, numbers: tl.constexpr,
 ):  # fmt: skip
-    """Move `numbers` numbers of one of two parameters and of its averages; `steps` counts this one.
+    """Update `numbers` elements of one of two parameters and of its averages; `steps` includes this step.
 
-    Pulled, a quadratic's gradient is added, strength · importance · (θ − anchor). The first `blocks` programs have the
-    first parameter, the others the second.
+    If `pulled`, the gradient of a quadratic penalty is added: strength · importance · (θ − anchor). The first `blocks`
+    programs update the first parameter, the remaining ones the second.
     """
     block = tl.program_id(0).to(tl.int64)
     if block >= blocks:
@@ -57,8 +57,8 @@ def move(  # type: ignore[no-untyped-def]
 
 
 Moved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-"""A parameter, its gradient, Adam's averages of it and of its square, how many steps there were, this one included; and
-the anchor and the importance of a quadratic's pull, which are not read where there is none."""
+"""A parameter, its gradient, Adam's averages of the gradient and of its square, the number of steps including this one,
+and the anchor and importance of a quadratic penalty, which are not read if there is no penalty."""
 
 
 def launch(
@@ -70,16 +70,16 @@ def launch(
     decay: float,
     strength: float | None = None,
 ) -> None:
-    """Move one parameter or two, and Adam's averages of their gradients, all float32 and laid out alike without gaps.
+    """Update one or two parameters and Adam's averages of their gradients, all float32, dense and of the same layout.
 
     Args:
-        one: moved in place.
-        other: likewise.
+        one: the first parameter, updated in place.
+        other: the second parameter, likewise; None to update only one.
         rate: the learning rate.
-        betas: what the averages keep of themselves.
-        eps: as in `torch.optim.Adam`, as the next.
-        decay: weight decay.
-        strength: of the pull; None for none.
+        betas: decay rates of the averages, as in `torch.optim.Adam`.
+        eps: as in `torch.optim.Adam`.
+        decay: weight decay, as in `torch.optim.Adam`.
+        strength: strength of the quadratic penalty; None for no penalty.
     """
     blocks = triton.cdiv(one[0].numel(), NUMBERS)
     second, size = (one, 0) if other is None else (other, other[0].numel())

@@ -1,7 +1,7 @@
-"""Calibrated probabilities: one temperature, settled on the validation examples of every task as the stream goes on.
+"""Calibrated probabilities: one temperature, fitted to the validation examples of all tasks so far.
 
-p = softmax(z / T), with the T that makes the validation examples' labels most probable (Guo et al., ICML 2017). Of each
-task only its summed loss at a grid of temperatures is kept: sums add up over tasks, and can be taken out again.
+p = softmax(z / T), with the T that makes the labels of validation examples most probable (Guo et al., ICML 2017). Only
+the summed loss of each task at a grid of temperatures is kept: sums add up over tasks, and can be subtracted again.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from torch import Tensor
 
 from evergraph.problems import Problem
 
-STEPS = 4  # temperatures of the grid from one power of two to the next
+STEPS = 4  # grid temperatures per power of two
 POWERS = 5  # the grid runs from 2^−5 to 2^5
-PRIOR = 0.125  # loss per squared octave away from 1: where all validation examples are right, T would fall to 0
+PRIOR = 0.125  # loss per squared octave away from 1: if all validation examples are correct, T would fall to 0
 GRID = [2 ** (step / STEPS) for step in range(-POWERS * STEPS, POWERS * STEPS + 1)]
 
 
 def losses_at_temperatures(problem: Problem, outputs: Tensor, targets: Tensor) -> list[float]:
-    """The summed loss at each temperature of the grid; `outputs` has the columns of the classes met."""
+    """Return the summed loss at each temperature of the grid; `outputs` has a column for each class met."""
     z = outputs.double()
     return [float(problem.loss(z / temperature, targets).sum()) for temperature in GRID]
 
 
 def best_temperature(losses: Sequence[Sequence[float]]) -> float:
-    """The temperature with the smallest sum of losses over all tasks; between the grid's by a parabola; 1 for none.
+    """Return the temperature with the smallest loss, summed over all tasks; 1 if there are none.
 
-    A weak prior, PRIOR · (log2 T)², keeps it from 0 where all validation examples are right.
+    A parabola interpolates between the grid's temperatures. A weak prior, PRIOR · (log2 T)², keeps the result away from
+    0 if all validation examples are classified correctly.
     """
     if not losses:
         return 1.0
@@ -44,5 +45,5 @@ def best_temperature(losses: Sequence[Sequence[float]]) -> float:
 
 
 def temperature_of(records: Sequence[Mapping[str, Any]]) -> float:
-    """The temperature that the records of all tasks settle."""
+    """Return the temperature fitted to the records of all tasks."""
     return best_temperature([record["calibration"] for record in records if record.get("calibration")])

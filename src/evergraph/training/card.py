@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     pass
 
 FALSE_ALARMS = 0.05
-"""The share of examples of known classes that may be put aside as unknown, where nothing else is asked for."""
+"""Default share of examples of known classes that may be flagged as unknown."""
 
 
 def task_card(task: Task) -> dict[str, Any]:
-    """What a record says of a task besides its mark: when, from which graph, how many examples of each class.
+    """Describe a task for its record: when it was learned, from which graph, and how many examples each class has.
 
-    And whether other tasks may hold the same nodes: by `ids`, or since the graphs of a stream are `joined`.
+    Also whether other tasks may hold the same nodes: by `ids`, or because the graphs of a stream are `joined`.
     """
     parts = {"training": task.train, "validation": task.val, "test": task.test}
     card: dict[str, Any] = {
@@ -43,7 +43,7 @@ def task_card(task: Task) -> dict[str, Any]:
 
 
 def _over_all(task: Task, counts: list[int]) -> list[int]:
-    """Counts over all processes, where the task's graph is in parts; else as they are."""
+    """Sum counts over all processes, if the task's graph is partitioned; else return them unchanged."""
     if task.graph.rows is None:
         return counts
     total: list[int] = task.graph.rows.group.sum([torch.tensor(counts)])[0].tolist()
@@ -53,7 +53,7 @@ def _over_all(task: Task, counts: list[int]) -> list[int]:
 def learner_card(
     records: Sequence[Mapping[str, Any]], access: Access | None, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is kept of all tasks, and what their validation examples settled."""
+    """Describe what is kept of all tasks, and what was fitted to their validation examples."""
     familiar = familiar_of(records)
     above = math.inf if familiar is None else familiar.threshold(FALSE_ALARMS)
     kept = {key.rstrip("_"): size for key, value in state.items() if (size := count_bytes(value)) > 8}
@@ -61,7 +61,7 @@ def learner_card(
         "keeps": list(access.keeps) if access is not None else None,
         "kept_bytes": kept,
         "temperature": temperature_of(records),
-        "unknown_above": above if math.isfinite(above) else None,  # nothing is above it where examples are too few
+        "unknown_above": above if math.isfinite(above) else None,  # infinite if there are too few examples
         "false_alarms": FALSE_ALARMS,
         "forgotten": sum(int(record.get("forgotten_examples", 0)) for record in records),
     }

@@ -1,4 +1,4 @@
-"""Adam on a CPU by a kernel in C: one pass over each parameter, its gradient and its averages."""
+"""Adam on a CPU with a kernel in C: one pass over each parameter, its gradient and its averages."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from evergraph.training.adam import PlainAdam, asked, begun
 
 
 class CompiledAdam(PlainAdam):
-    """`torch.optim.Adam`, its state and its results, without what torch looks up anew at every step.
+    """`torch.optim.Adam`, with the same state and results, but without the lookups that torch repeats at every step.
 
     Args:
-        params: parameters of one type on a CPU.
+        params: parameters of one dtype on a CPU.
         lr: the learning rate; a tensor may change from step to step.
-        weight_decay: added to gradients, as in torch's.
+        weight_decay: L2 term added to gradients, as in `torch.optim.Adam`.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float | Tensor, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
 
-    _pulls: Mapping[Tensor, Pull] = {}  # of the next step
+    _pulls: Mapping[Tensor, Pull] = {}  # quadratic penalties of the next step
 
     @capability(rests_on=("step",))
     def pulled_by(self, pulls: dict[Tensor, Pull]) -> bool:
-        """Add quadratics' pulls to the gradients of the next step while it is taken; False where the kernel cannot."""
+        """Add quadratic penalties to the gradients during the next step; returns False if the kernel cannot do that."""
         suited = all(
             param.grad is not None and kernels_over(param, param.grad, anchor, importance) is not None
             for param, (anchor, importance, _) in pulls.items()
@@ -38,14 +38,14 @@ class CompiledAdam(PlainAdam):
         return suited
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """No parameter has a gradient."""
+        """Set the gradients of all parameters to None."""
         for group in self.param_groups:
             for param in group["params"]:
                 param.grad = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss, pulls = asked(closure), self._pulls
         self._pulls = {}
         for group in self.param_groups:
@@ -67,10 +67,10 @@ class CompiledAdam(PlainAdam):
         return loss
 
 
-vars(CompiledAdam)["step"].hooked = True  # torch would note every step for its profiler
+vars(CompiledAdam)["step"].hooked = True  # or torch would wrap every step for its profiler
 
 
 def compiled_adam_suits(params: Sequence[Tensor]) -> bool:
-    """Whether these are parameters on a CPU that compiled kernels can move."""
+    """Whether these are parameters on a CPU that compiled kernels can update."""
     dtypes = {param.dtype for param in params}
     return len(dtypes) == 1 and readable(*params) and kernels(dtypes.pop(), torch.int32) is not None

@@ -1,4 +1,4 @@
-"""What a learner takes where nothing is named: its method and its device."""
+"""Defaults of a learner: its method and its device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from evergraph.models import MODELS
 from evergraph.problems import PROBLEMS, LinkPrediction, NodeClassification
 
 DEFAULT_METHOD = "auto"
-DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # what protects a model of one's own where no method is named
-DEFAULT_CLOSED_FORM = "analytic"  # graphs or links with classes, pairs that are linked or not, numbers that are known
+DEFAULT_FOR_A_MODEL = "stand-in-curvature"  # protects a model of the user's own
+DEFAULT_CLOSED_FORM = "analytic"  # graphs or links with classes, link prediction, numbers known for every example
 DEFAULT_ELSEWHERE = "curvature"
 
 
 def default_method(model: str | None, problem: str = NodeClassification.name, *, all_known: bool = False) -> str:
-    """The method where none is named.
+    """Return the method to use if none is named.
 
-    Nodes with classes: `auto`, or for a model that it cannot choose blocks of what protects any model. Graphs and links
-    with classes, links to predict, and numbers that are known of every example: the closed form, with a model of its
-    own. Elsewhere, where some targets may not be known, and for other models the paper's regularizer.
+    Nodes with classes: `auto`, or, for a model whose blocks `auto` cannot choose, the method that protects any model.
+    Graphs and links with classes, link prediction, and numbers known for every example: the closed form, with its own
+    model. Otherwise, where some targets may be unknown, and for other models: the paper's regularizer.
     """
     kind = PROBLEMS[problem]
     own = model is None or (model in MODELS and hasattr(MODELS[model], "feature_layout"))
@@ -34,12 +34,12 @@ def default_method(model: str | None, problem: str = NodeClassification.name, *,
 
 
 def targets_known(graph: Graph) -> bool:
-    """Whether all columns of labels or numbers are known of every example that has any."""
+    """Whether all labels or numbers are known for every example that has any."""
     return not graph.has_classes and not bool(graph.y[graph.labelled].isnan().any())
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one; of several processes together each takes a GPU of its own."""
+    """Return the device; `auto` is CUDA if available, and each of several processes takes a GPU of its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in {"cpu", "cuda"} and not name.startswith("cuda:"):

@@ -1,4 +1,4 @@
-"""A checkpoint in words and numbers, read without building the learner: foreign models are described too."""
+"""Description of a checkpoint, read without building the learner, so that it works for foreign models too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evergraph.training.snapshot import method_title
 
 
 def describe(folder: str | Path) -> dict[str, Any]:
-    """What a learner in a folder is: plain values, for people and for JSON."""
+    """Describe the learner saved in a folder as plain values, for people and for JSON."""
     folder = Path(folder)
     if not (folder / INDEX).exists() and (folder / "run.json").exists():
         raise EvergraphError(f"{folder} is a run's folder, not a learner's; see `evergraph report {folder}`")
@@ -55,7 +55,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
 
 
 def _scaled_columns(tree: dict[str, Any]) -> list[str]:
-    """How columns are read, in words."""
+    """Describe how columns are scaled, in words."""
     names, scales = tree.get("feature_names"), tree["model"]["hyperparameters"].get("scales") or []
     return [
         f"{names[column] if names else column}: "
@@ -65,14 +65,14 @@ def _scaled_columns(tree: dict[str, Any]) -> list[str]:
 
 
 def _told(record: dict[str, Any]) -> dict[str, Any]:
-    """What a task's record says for people."""
+    """The parts of a task's record that are meant for people."""
     told: dict[str, Any] = {key: record[key] for key in ("learned", "graph", "examples") if key in record}
     sizes = {"class_sizes": {str(name): size for name, size in record["classes"]}} if "classes" in record else {}
     return {**told, **sizes, "forgotten": record.get("forgotten_examples", 0)}
 
 
 def _access(method: dict[str, Any], problem: str) -> Access | None:
-    """What the method says it keeps; None for one that is not known here."""
+    """What the method declares that it keeps; None if the method is not registered."""
     parts = method.get("compose", [method])
     if any(part["name"] not in METHODS for part in parts):
         return None

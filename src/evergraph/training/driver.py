@@ -1,7 +1,7 @@
-"""The one driver that saves and resumes: a learner that lives in a folder, whatever happens to its process.
+"""Saving and resuming: a learner that lives in a folder and survives whatever happens to its process.
 
-A task in progress is saved from time to time; so a killed process loses little. Where finished and unfinished states
-are kept apart, the folder always holds the learner as it was after its last finished task, and a task that was a
+A task in progress is saved from time to time, so that a killed process loses little work. Where finished and unfinished
+states are kept apart, the folder always holds the learner as it was after its last finished task, and a task that was a
 mistake can be dropped.
 """
 
@@ -23,8 +23,8 @@ from evergraph.training.learner import Learner
 from evergraph.training.loop import OnEpoch, Progress
 
 UNFINISHED = "unfinished"
-CONTINUES = "continues"  # in the notes of a learner in the middle of a task: the mark of the one that it goes on from
-CHECKPOINT_SECONDS = 20.0  # at most so much work is lost; 0 saves after every epoch
+CONTINUES = "continues"  # in the notes of a learner in the middle of a task: the mark of the saved one it continues
+CHECKPOINT_SECONDS = 20.0  # at most this much work is lost; 0 saves after every epoch
 
 
 class Driver:
@@ -33,7 +33,7 @@ class Driver:
     Args:
         folder: where the learner is saved when a task is done.
         unfinished: where it is saved in the middle of a task; the same folder by default.
-        advice: what an error about a failed save says besides.
+        advice: appended to the error message of a failed save.
     """
 
     def __init__(self, folder: Path, unfinished: Path | None = None, *, advice: str = "") -> None:
@@ -49,7 +49,7 @@ class Driver:
         on_epoch: OnEpoch | None = None,
         notes: Callable[[], dict[str, Any]] | None = None,
     ) -> list[dict[str, float]]:
-        """Learn a task, saving from time to time; `notes` gives what is saved beside the learner."""
+        """Learn a task, saving from time to time; `notes` returns the notes to save with the learner."""
 
         def hook(progress: Progress, epochs: int) -> None:
             if on_epoch is not None:
@@ -72,19 +72,19 @@ class Driver:
 
     def _save(self, learner: Learner, folder: Path, notes: Callable[[], dict[str, Any]] | None) -> None:
         if workers().rank:
-            return  # of several processes the first one writes; they all hold the same
+            return  # all processes hold the same learner; only the first one writes
         begun = time.perf_counter()
         try:
             learner.save(folder, notes=notes() if notes is not None else None)
         except EvergraphError as error:
             raise EvergraphError(f"{error}{self.advice}") from None
         self._saved = time.perf_counter()
-        if CHECKPOINT_SECONDS:  # on a slow disk save less often, so that it takes no more than a tenth of the time
+        if CHECKPOINT_SECONDS:  # on a slow disk save less often, so that saving takes at most a tenth of the time
             self._pause = max(CHECKPOINT_SECONDS, 10 * (self._saved - begun))
 
 
 def load_learner(folder: Path, *, device: str = "auto") -> Learner | None:
-    """The learner of the last finished task; None where the folder holds none yet."""
+    """Load the learner as of its last finished task; None if the folder does not hold one yet."""
     if not (folder / INDEX).exists():
         if folder.exists() and not folder.is_dir():
             raise EvergraphError(f"{folder} is a file; --checkpoint names a folder")
@@ -104,15 +104,15 @@ def learn_in_folder(
     fits: Callable[[Learner], None] = lambda begun: None,
     on_learned: Callable[[Learner], None] = lambda learner: None,
 ) -> Learner:
-    """Learn a task with the learner that lives in a folder; goes on with one that was left in the middle.
+    """Learn a task with the learner that lives in a folder, resuming it if it was left in the middle.
 
     Args:
-        folder: where the learner lives. It is locked before it is looked at.
-        prepare: from the learner of the last finished task, or None, to the one that shall learn, and the task.
-        device: where the learner is loaded to.
+        folder: where the learner lives; locked before it is read.
+        prepare: from the learner as of its last finished task, or None, to the learner to train and its task.
+        device: the device to load the learner to.
         restart: drop a task that was left in the middle.
         on_epoch: called after every epoch.
-        fits: raises the error for a learner in the middle of the task that was begun with other settings than now.
+        fits: raises if a learner in the middle of the task was started with settings other than the current ones.
         on_learned: called with the learner when the task is done, before it is saved.
     """
     look = partial(load_learner, folder, device=device)
@@ -134,7 +134,7 @@ def learn_in_folder(
 
 
 def change_in_folder(folder: Path, change: Callable[[Learner], Any], *, device: str = "auto") -> tuple[Learner, Any]:
-    """Change the learner that lives in a folder and save it; returns it, and what `change` returned."""
+    """Change the learner that lives in a folder and save it; returns the learner and the result of `change`."""
     if not (folder / INDEX).exists():
         raise EvergraphError(f"{folder} holds no checkpoint (there is no {INDEX} in it)")
     with taken_folder(folder, partial(load_learner, folder, device=device)) as learner:
@@ -149,17 +149,17 @@ def change_in_folder(folder: Path, change: Callable[[Learner], Any], *, device: 
 
 
 def _mark(folder: Path) -> str:
-    """What sets a saved learner apart from every other; empty where the folder holds none yet."""
+    """Hash that identifies the saved learner; empty if the folder does not hold one yet."""
     return content_hash(read_index(folder)) if (folder / INDEX).exists() else ""
 
 
 def _begun(unfinished: Path, learner: Learner, task: Task, restart: bool) -> Learner | None:
-    """The learner in the middle of this very task, if an earlier process left one."""
+    """Load the learner that an earlier process left in the middle of this task, if there is one."""
     if restart or not (unfinished / INDEX).exists():
         return None
     begun = Learner.load(unfinished, device=str(learner.device))
     if begun.num_tasks < learner.num_tasks:
-        return None  # the task was finished and saved; the process ended before it removed this
+        return None  # the task was finished and saved, but the process ended before removing the unfinished state
     if begun.notes.get(CONTINUES) != _mark(unfinished.parent):
         raise EvergraphError(f"{unfinished} is another learner's; add --restart to drop it")
     if begun.task_mark != task.mark():

@@ -1,4 +1,4 @@
-"""A learner on the test examples of tasks: those of a stream, or months in a list."""
+"""Evaluation of a learner on the test examples of a stream's tasks, or of a list of tasks (months, say)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def evaluate(
     if part == "test" and not isinstance(tasks, TaskStream):
         _tell_of_trained(learner, tasks)
     values, names = _measured(learner, tasks, METRICS[name], test_graph, part, after)
-    # what was measured right after learning was measured in this way alone; tasks in pieces were not measured then
+    # values measured right after learning are of this kind only; tasks learned in pieces were not measured then
     comparable = name == learner.problem.metric and part == "test" and after is None
     if isinstance(tasks, TaskStream):
         own_graphs = not TEST_GRAPHS[test_graph or tasks.test_graph].joins_tasks
@@ -68,7 +68,7 @@ def evaluate(
 
 
 def _tell_of_trained(learner: Learner, tasks: list[Task]) -> None:
-    """Say so where test examples were trained on: what they measure is how well the learner remembers."""
+    """Warn if test examples were trained on: they only measure how well the learner remembers."""
     for task in tasks:
         if count := trained_on(learner, task):
             tell(
@@ -85,7 +85,7 @@ def _measured(
     part: Part,
     last: int | None,
 ) -> tuple[list[float], list[str]]:
-    """The metric on each task, and the tasks' names."""
+    """Return the metric on each task, and the tasks' names."""
     unit_of = {name: unit for unit, name in enumerate(learner.classes_)}
     listed: Iterable[tuple[Graph, Tensor]]
     apart = False  # whether every task has a graph of its own
@@ -106,7 +106,7 @@ def _measured(
         if missing := [name for name in names if name not in unit_of]:
             raise EvergraphError(f"task {index} has classes the learner has not met: {missing[0]!r}; learn it first")
     values: list[float] = []
-    # examples of one graph are computed together, and graphs one after another: all at once may not fit
+    # examples of one graph are evaluated together, and graphs one after another: all at once may not fit in memory
     for pairs in map(_alone, listed) if apart else _by_graph(listed):
         graph, numbers = pairs[0][0], range(len(values), len(values) + len(pairs))
         for number, (_, nodes) in zip(numbers, pairs):
@@ -115,14 +115,14 @@ def _measured(
                     f"task {number} ({graph.name}) has no {part} {graph.level}s; leave it out, or hold some out"
                 )
         values += _on_graph(learner, pairs, measure, [[unit_of[name] for name in among[n]] for n in numbers])
-        del graph, pairs, _  # a graph from disk goes before the next is read
+        del graph, pairs, _  # free a graph read from disk before the next one is read
     return values, titles[: len(values)]
 
 
 def _on_graph(
     learner: Learner, pairs: list[tuple[Graph, Tensor]], measure: Metric, among: list[list[int]]
 ) -> list[float]:
-    """The metric on several sets of examples of one graph, each among some of the output units."""
+    """Return the metric on several sets of examples of one graph, each among its own candidate output units."""
     graph, parts = pairs[0][0], [nodes for _, nodes in pairs]
     check_features(learner, graph)
     tell_of_directions(learner, graph)
@@ -139,21 +139,21 @@ def _alone(pair: tuple[Graph, Tensor]) -> list[tuple[Graph, Tensor]]:
 
 
 def _by_graph(listed: Iterable[tuple[Graph, Tensor]]) -> Iterator[list[tuple[Graph, Tensor]]]:
-    """Neighbours on the list with one graph together; the next graph is there before the last is done with."""
+    """Group consecutive entries with the same graph; the next graph is read before the previous one is yielded."""
     for _, group in groupby(listed, key=lambda pair: id(pair[0])):
         yield list(group)
 
 
 def _number_of(learner: Learner, tasks: TaskStream | list[Task], index: int) -> int | None:
-    """The number under which a task to be tested was learned; None if it is another."""
-    if isinstance(tasks, TaskStream) and tasks.graph.on_disk:  # its tasks are not read again to compare them
+    """Number under which the task to be tested was learned; None if it was not one of the tasks learned."""
+    if isinstance(tasks, TaskStream) and tasks.graph.on_disk:  # do not read its tasks again to compare them
         names = [tasks.graph.class_names[position] for position in tasks.tasks_classes[index]]
         return index if learner.history[index]["classes"] == names else None
     return learner.learned_as(tasks[index])
 
 
 def _remember(learner: Learner, numbers: list[int | None], values: list[float]) -> None:
-    """Keep what was measured after the last task, for later matrices."""
+    """Keep the values measured after the last task, for later matrices."""
     if not learner.in_mid_task:
         last, records = learner.records[-1], learner.records
         now = {records[number]["mark"]: value for number, value in zip(numbers, values) if number is not None}
@@ -161,12 +161,12 @@ def _remember(learner: Learner, numbers: list[int | None], values: list[float]) 
 
 
 def _is_now(learner: Learner, after: int | None) -> bool:
-    """Whether the learner still stands where it stood right after a task: all that is measured now belongs there."""
+    """Whether the learner is unchanged since right after a task, so that values measured now belong to its row."""
     return after == learner.num_tasks - 1 and not learner.in_mid_task
 
 
 def _tested(learner: Learner, after: int | None, number: int | None) -> float | None:
-    """What was measured on one task right after another was learned; None where nothing was."""
+    """Value measured on one task right after another was learned; None if it was not measured."""
     if after is None or number is None:
         return None
     value: float | None = learner.records[after]["tested"].get(learner.records[number]["mark"])

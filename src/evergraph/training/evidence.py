@@ -1,4 +1,4 @@
-"""What a task's validation examples leave behind: counts for calibrated probabilities and for unknown classes."""
+"""Statistics of a task's validation examples, for calibrated probabilities and for detecting unknown classes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Evidence = dict[str, Any]
 
 
 def strangeness(learner: Learner, graph: Graph, nodes: Tensor, outputs: Tensor | None = None) -> Tensor:
-    """How strange examples look to the learner, in one or two numbers each; `outputs` where they are at hand."""
+    """One or two numbers per example that say how strange it looks; pass `outputs` if they are known already."""
     claim = capable(learner.method, "strangeness")
     if claim is None:
         outputs = learner.outputs(graph, nodes) if outputs is None else outputs
@@ -32,7 +32,7 @@ def strangeness(learner: Learner, graph: Graph, nodes: Tensor, outputs: Tensor |
 
 
 def before_learning(learner: Learner, task: Task) -> Evidence:
-    """What examples of new classes say, as long as they are unknown: which mixture of numbers sets them apart."""
+    """Measure how well each mixture separates examples of new classes, while these are still unknown."""
     known = set(learner.classes_)
     tables = [record["familiar"] for record in learner.records if record.get("familiar")]
     if not tables or learner.problem.kind != "classes" or not task.val.numel() or task.graph.rows is not None:
@@ -45,7 +45,7 @@ def before_learning(learner: Learner, task: Task) -> Evidence:
 
 
 def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
-    """What the validation examples say, read by a model that has not learned from them."""
+    """Measure the validation examples with a model that has not learned from them."""
     if learner.problem.kind != "classes" or not context.count(task.val):
         return {}
     claim = capable(learner.method, "held_out")
@@ -60,7 +60,7 @@ def after_learning(learner: Learner, task: Task, context: Context) -> Evidence:
 
 
 def _over_parts(learner: Learner, task: Task, context: Context, held_out: AbstractContextManager[None]) -> Evidence:
-    """The calibration alone, summed over the processes that hold the validation examples."""
+    """Measure the calibration only, summed over the processes that hold the validation examples."""
     targets, losses = learner.problem.targets(task.graph, learner.classes_), torch.zeros(len(GRID), dtype=torch.float64)
     with held_out:
         for piece, outputs in outputs_in_pieces(learner, task.graph, task.val) if task.val.numel() else ():

@@ -1,8 +1,8 @@
-"""Forgetting on request: a learner as if it had never learned some examples, for methods that can take them back.
+"""Forgetting on request: make a learner as if it had never learned some examples, for methods that can undo them.
 
-With the data of the task and of all tasks learned after it, those tasks are undone and learned again without the
-examples: everything that is kept is what it would be. With the data of the task alone, its sums are exchanged and what
-its validation examples counted is counted anew; what later tasks' validation examples counted stands.
+Given the data of the task and of all tasks learned after it, those tasks are undone and learned again without the
+examples: all that is kept equals what it would have been. Given the data of the task alone, its sums are replaced and
+the counts of its validation examples are recomputed; the counts of later tasks' validation examples are left as is.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def forget(
 
 
 def _same_features(learner: Learner, number: int) -> bool:
-    """Whether features are those of before a task, but for scales measured since; before the first all are anew."""
+    """Whether features are the same as before a task, apart from scales measured since; always for the first task."""
     before, now = learner.records[number]["layout"], learner.model.hyperparameters()
     return not number or all(before.get(key) == now.get(key) for key in {*before, *now} - {"scales"})
 
 
 def _forgetting(learner: Learner) -> Forgetting:
-    """How the learner's method forgets; else the line that says what is possible."""
+    """Return how the learner's method forgets; if it cannot, raise an error that says what is possible."""
     if learner.in_mid_task:
         raise EvergraphError("the learner is in the middle of a task; finish it before anything is forgotten")
     if learner.problem.kind != "classes":
@@ -118,10 +118,10 @@ def _everywhere(
     keep_in_graph: bool,
     of_classes: bool,
 ) -> dict[int, Tensor]:
-    """What is to be forgotten in each task: the examples asked for, wherever a task holds one of them.
+    """Examples to forget in each task: those asked for, in every task that holds them.
 
-    It may be one of a task's own (unless classes are forgotten, and it has another one there), or a neighbour of these,
-    which it is no longer unless nodes stay in the graph.
+    An example may be one of the task's own (unless classes are forgotten, and it has another class there), or a
+    neighbour of the task's own examples, which is removed unless nodes stay in the graph.
     """
     wanted, gone = _by_identity(asked, known), {}
     for number, learned in found.items():
@@ -142,7 +142,7 @@ def _everywhere(
 
 
 def _by_identity(examples: dict[int, Tensor], known: dict[int, Identities]) -> dict[Any, Tensor]:
-    """The numbers of examples of several tasks by what they are told apart by, each once."""
+    """Identity numbers of examples of several tasks, grouped by what identifies them, without duplicates."""
     numbers: dict[Any, list[Tensor]] = {}
     for number, some in examples.items():
         by, every = known[number]
@@ -151,7 +151,7 @@ def _by_identity(examples: dict[int, Tensor], known: dict[int, Identities]) -> d
 
 
 def _others_that_may_hold(learner: Learner, found: dict[int, Learned], asked: dict[int, Tensor]) -> list[str]:
-    """The tasks that are not at hand and may hold the same nodes, for people."""
+    """Describe the tasks whose data are not given and that may hold the same nodes."""
     some = [found[number].given for number, examples in asked.items() if examples.numel()]
     by_id = any("id" in task.graph.attributes for task in some)
     joined = min((number for number in asked if found[number].given.origin is not None), default=learner.num_tasks)
@@ -165,7 +165,7 @@ def _others_that_may_hold(learner: Learner, found: dict[int, Learned], asked: di
 def _of_classes(
     learner: Learner, found: dict[int, Learned], classes: Sequence[ClassName] | ClassName
 ) -> dict[int, Tensor]:
-    """The examples of some classes in every task that had any."""
+    """Examples of the given classes, in every task that had any."""
     named = [classes] if isinstance(classes, (str, int)) else list(classes)
     by_name = {str(name): name for name in learner.classes_}
     for name in named:
@@ -189,7 +189,7 @@ def _of_classes(
 def _learn_again(
     learner: Learner, forgetting: Forgetting, found: dict[int, Learned], after: dict[int, Learned], first: int
 ) -> None:
-    """Undo all tasks from `first` on, and learn what is left of them."""
+    """Undo all tasks from `first` on, then learn what is left of them."""
     total, records, history = learner.num_tasks, learner.records, learner.history
     if first:
         for number in reversed(range(first, total)):
@@ -219,7 +219,7 @@ def _learn_again(
 
 
 def _remembered(record: dict[str, Any], learned: Learned) -> dict[str, Any]:
-    """What stays of a task's record: when it was learned, of which data."""
+    """Entries of a task's record that survive relearning: when it was learned, and from which data."""
     classes = record.get("given_classes") or [[name, 0] for name in learned.given.class_names]
     lost = learned.unlabelled.numel() or learned.removed.numel()
     note = {**learned.note(), "given_classes": classes} if lost else {}
@@ -227,7 +227,7 @@ def _remembered(record: dict[str, Any], learned: Learned) -> dict[str, Any]:
 
 
 def _drop_tests_of_forgotten(learner: Learner) -> None:
-    """What was measured on a task that has changed goes."""
+    """Drop the test results of tasks that have changed."""
     marks = {record["mark"] for record in learner.records}
     for number, record in enumerate(learner.records):
         tests = {mark: value for mark, value in record["tested"].items() if mark in marks}
@@ -235,7 +235,7 @@ def _drop_tests_of_forgotten(learner: Learner) -> None:
 
 
 class _Exchange:
-    """Forgetting with the data of the tasks themselves alone; later ones are not at hand."""
+    """Forgetting with only the data of the affected tasks, without those of later tasks."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class _Exchange:
         learner.records = [{**record, "before": copy.deepcopy(record["before"])} for record in learner.records]
 
     def run(self) -> None:
-        """Exchange the sums of the tasks, take back what validation examples counted, drop what is empty, and solve."""
+        """Replace the tasks' sums, subtract counts of validation examples, drop empty classes and tasks, and solve."""
         learner, tasks = self.learner, self._tasks_to_exchange()
         removed = {n: self._sizes(self.old[n]) - self._sizes(self.new[n]) for n in self.gone}
         counted = {number: self.forgetting.count(self._context(self._validation_lost(number))) for number in self.gone}
@@ -281,7 +281,7 @@ class _Exchange:
         _drop_tests_of_forgotten(learner)
 
     def _validation_lost(self, number: int) -> Task:
-        """The task with the validation examples alone that are to be forgotten, or whose class is gone from it."""
+        """The task with only those validation examples that are to be forgotten, or whose class is gone from it."""
         old, learned, before = self.old[number], self.after[number], self.found[number]
         gone = torch.cat([learned.unlabelled, learned.removed])
         left = torch.tensor(self.new[number].class_positions, dtype=torch.long)
@@ -294,7 +294,7 @@ class _Exchange:
     # the sums
 
     def _tasks_to_exchange(self) -> list[int]:
-        """The tasks with something to forget, and later ones whose examples have another weight without it."""
+        """Tasks with something to forget, and later ones whose examples change weight because of it."""
         names = {self.old[n].graph.class_names[place] for n in self.gone for place in self._lost_places(n)}
         again = [
             number
@@ -318,29 +318,29 @@ class _Exchange:
         return make_context(self.learner, task, task)
 
     def _sizes(self, task: Task) -> Tensor:
-        """Training examples of a task by output unit."""
+        """Number of training examples of a task, by output unit."""
         targets = self.learner.problem.targets(task.graph, self.learner.classes_)[task.train]
         return torch.bincount(targets, minlength=self.learner.model.out_channels or 0)
 
     def _sizes_after(self, number: int) -> list[int]:
-        """The sizes of the classes right after a task."""
+        """Class sizes right after a task."""
         width = self.learner.model.out_channels or 0
         later = number + 1 < self.learner.num_tasks
         state = self.learner.records[number + 1]["before"] if later else self.forgetting.small_state()
         return [*state["class_sizes_"], *[0] * (width - len(state["class_sizes_"]))]
 
     def _states_after(self, number: int) -> Iterator[dict[str, Any]]:
-        """The small states after a task: those kept in the records of later ones, and the present one."""
+        """Yield the small states after a task for editing: those in the records of later ones, and the present one."""
         yield from (record["before"] for record in self.learner.records[number + 1 :])
         present = self.forgetting.small_state()
         yield present
         for key, value in present.items():
             setattr(self.forgetting.method, key, value)
 
-    # what is empty
+    # empty classes and tasks
 
     def _find_tasks_of_classes(self) -> None:
-        """A class that has nothing left in the task that brought it came with the next one that has something of it."""
+        """Reassign classes without examples left in the task that introduced them to the next task that has some."""
         tasks = range(self.learner.num_tasks)
         brought = self.forgetting.method.task_of_unit_
         for unit, number in enumerate(brought):
@@ -351,13 +351,13 @@ class _Exchange:
                         small["task_of_unit_"][unit] = later if later <= after else -1
 
     def _has(self, number: int, unit: int) -> bool:
-        """Whether a task has training examples of an output unit, now that some are gone."""
+        """Whether a task still has training examples of an output unit."""
         if number in self.new:
             return bool(self._sizes(self.new[number])[unit])
         return self.learner.classes_[unit] in self.learner.history[number]["classes"]
 
     def _drop_classes(self) -> None:
-        """Classes without a training example were never met."""
+        """Drop classes without a training example, as if they had never been met."""
         learner = self.learner
         sizes = self.forgetting.method.class_sizes_
         units = [unit for unit in range(len(learner.classes_)) if unit >= len(sizes) or not sizes[unit]]
@@ -382,13 +382,13 @@ class _Exchange:
             setattr(learner, values, [*listed[:number], *listed[number + 1 :]])
         learner.num_tasks -= 1
 
-    # what is said of the tasks
+    # records of the tasks
 
     def _describe(self, number: int) -> None:
-        """The record of a task that has lost something, by the heads as they now are."""
+        """Update the record of a task that has lost examples, measured with the present heads."""
         learner, task, place = self.learner, self.new[number], self._place(number)
         record, context = learner.records[place], self._context(task)
-        self.forgetting.count(context)  # for heads that have not learned from its validation examples
+        self.forgetting.count(context)  # caches heads that have not learned from its validation examples
         changed = {**record, "mark": task.mark(), **task_card(task), **after_learning(learner, task, context)}
         learner.records[place] = {**changed, **_remembered(record, self.after[number])}
         learner.first_accuracies[place] = tested(learner, task)
@@ -396,19 +396,19 @@ class _Exchange:
         learner.history[place] = {**learner.history[place], **trained}
 
     def _place(self, number: int) -> int:
-        """Where a task stands now that empty ones are gone."""
+        """Position of a task after empty ones are dropped."""
         return number - sum(other < number and not self.new[other].train.numel() for other in self.gone)
 
 
 def _empty(learner: Learner) -> None:
-    """Nothing is left: the method as it began."""
+    """Reset the method to its initial state, when nothing is left to remember."""
     learner.method.load_state_dict(dataclasses.replace(learner.method).state_dict())  # type: ignore[type-var]
     learner.classes_ = []
 
 
 @contextmanager
 def _all_or_nothing(learner: Learner) -> Iterator[None]:
-    """A failure leaves the learner as it was."""
+    """Restore the learner if anything within this context raises."""
     before = {name: copy.copy(getattr(learner, name)) for name in PLAIN}
     restore_model, state = remembered(learner.model), learner.method.copied_state()
     try:

@@ -1,4 +1,4 @@
-"""What people pass to a learner, as what it works with: tasks, nodes, classes. Anything else is one line."""
+"""Conversion of what users pass to a learner: tasks, nodes, classes. Anything else raises a one-line error."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Tasks = TaskStream | Task | Sequence[Any]
 
 
 def as_task(task: Any, *, seed: int, index: int, numbers: bool = False) -> Task:
-    """The task itself, or the labelled examples of a graph as one, split as a learner with this seed splits them.
+    """Return the task itself, or a task of a graph's labelled examples, split as a learner with this seed splits them.
 
-    `numbers`: of a learner that predicts numbers, as in `Task.of`.
+    `numbers` is for a learner that predicts numbers, as in `Task.of`.
     """
     if isinstance(task, Task):
         return task
@@ -34,7 +34,7 @@ def as_task(task: Any, *, seed: int, index: int, numbers: bool = False) -> Task:
 
 
 def as_tasks(tasks: Any, *, seed: int, numbers: bool = False) -> TaskStream | list[Task]:
-    """The stream itself, or a list of tasks: those in a list, or a single one."""
+    """Return the stream itself, or a list of tasks made from a list or from a single task."""
     if isinstance(tasks, TaskStream):
         return tasks
     if isinstance(tasks, (list, tuple, Iterator)):
@@ -46,7 +46,7 @@ def as_tasks(tasks: Any, *, seed: int, numbers: bool = False) -> TaskStream | li
 
 
 def is_pairs(nodes: Any) -> bool:
-    """Whether pairs of nodes are asked for, `(2, number)`."""
+    """Whether pairs of nodes are asked for, in the shape `(2, number)`."""
     try:
         shape = nodes.shape if isinstance(nodes, Tensor) else np.shape(nodes)
     except ValueError:  # ragged
@@ -55,7 +55,7 @@ def is_pairs(nodes: Any) -> bool:
 
 
 def example_ids(graph: Graph) -> list[Any] | None:
-    """What the examples are called, where the graph has ids."""
+    """Return the ids of the examples; None if the graph has none."""
     known = graph.attributes.get("id")
     if known is None:
         return None
@@ -63,7 +63,7 @@ def example_ids(graph: Graph) -> list[Any] | None:
 
 
 def _names_in(nodes: Any, graph: Graph) -> list[Any] | None:
-    """What is asked for by name, as a list; None where numbers or a mask are given."""
+    """Return the examples asked for by name, as a list; None if indices or a mask are given."""
     if isinstance(nodes, (str, int, np.integer)):
         named = [nodes]
     elif isinstance(nodes, (list, tuple, range)):
@@ -86,7 +86,7 @@ def _names_in(nodes: Any, graph: Graph) -> list[Any] | None:
 
 
 def _by_id(given: Any, nodes: list[Any], graph: Graph) -> Tensor:
-    """Numbers of the examples with these ids; `given` is what was asked for, as it was."""
+    """Return the indices of the examples with these ids; `given` is the user's argument, for error messages."""
     known = example_ids(graph)
     if known is None:
         raise EvergraphError(
@@ -113,10 +113,10 @@ def is_id(name: str, graph: Graph) -> bool:
 
 
 def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
-    """Numbers of nodes, graphs or links, all for None.
+    """Return the indices of the nodes, graphs or links asked for; all for None.
 
-    A list holds ids where the graph has ids, else numbers. A tensor holds numbers always, as a task's `train` does; a
-    mask is over all examples.
+    A list holds ids if the graph has ids, else indices. A tensor always holds indices, as a task's `train` does; a mask
+    covers all examples.
     """
     count, what = graph.num_examples, f"{graph.level}s"
     if nodes is None:
@@ -151,7 +151,7 @@ def chosen_examples(nodes: Any, graph: Graph) -> Tensor:
 
 
 def chosen_units(classes: Any, known: Sequence[ClassName]) -> list[int]:
-    """Output units of the classes named; of all classes known for None."""
+    """Return the output units of the named classes; of all known classes for None."""
     if classes is None:
         return list(range(len(known)))
     if isinstance(classes, (str, int)) or not isinstance(classes, Iterable):
@@ -166,7 +166,7 @@ def chosen_units(classes: Any, known: Sequence[ClassName]) -> list[int]:
 
 
 def new_names(known: Sequence[ClassName], task: Task) -> list[ClassName]:
-    """The task's classes that were not met before. One name in two types is a slip, not two classes."""
+    """Return the task's classes that were not met before; raises if a known name comes with another type."""
     fresh = [name for name in task.class_names if name not in known]
     types = {str(name): type(name).__name__ for name in known}
     for name in fresh:

@@ -1,10 +1,10 @@
-"""Trainings that are the same in several runs, carried out once.
+"""Training jobs that are the same in several runs, carried out once.
 
 All methods of a table learn the first task from the same parameters, on the same examples, in the same order, and none
-of them has anything to hold on to yet: for each seed that is one training, which every run would repeat to the last
-bit. A trial whose settings are chosen is repeated whole. So everything that a training depends on is hashed
-(`Method.steps_depend_on`), and what came of it is kept in a folder that the runs of a table share. Processes that begin
-at the same time begin with the same first task: one of them trains, the others wait for it.
+of them has anything to protect yet: for each seed that is one job, which every run would repeat to the last bit. A
+trial whose settings are chosen is repeated as a whole. So everything that a job depends on is hashed
+(`Method.steps_depend_on`), and its result is kept in a folder that the runs of a table share. Processes that start at
+the same time start with the same first task: one of them trains, the others wait for it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from evergraph.persistence.files import make_folder, only_writer
 from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, count_as_spent, device_numbers, kin
 
-LARGEST = 2**30  # bytes that are kept in a folder, or little more
-LOOK_EVERY, LONGEST_WAIT = 0.02, 3600.0  # seconds between two looks at what another process does, and in all
+LARGEST = 2**30  # bytes to keep in a folder, approximately
+LOOK_EVERY, LONGEST_WAIT = 0.02, 3600.0  # seconds between two looks at another process's work, and in total
 
 _folder: ContextVar[Path | None] = ContextVar("known trainings", default=None)
-_held: dict[Path, Hashable | None] = {}  # trainings that this process carries out for others to wait for; whose
+_held: dict[Path, Hashable | None] = {}  # jobs of this process that others wait for, and their groups
 
 
 @contextmanager
 def known_trainings(folder: Path | None) -> Iterator[None]:
-    """Within it, trainings are looked up in a folder, and kept there; None keeps none."""
+    """Within this context, results of jobs are looked up in a folder and kept there; None keeps none."""
     before = _folder.set(folder)
     try:
         yield
@@ -51,7 +51,7 @@ def known_trainings(folder: Path | None) -> Iterator[None]:
 
 
 def place_of(member: Member) -> Path | None:
-    """Where a training is kept that is about to begin; None for one that is not."""
+    """Where to keep the result of a job that is about to begin; None if it is not kept."""
     context, settings, folder = member.context, member.settings, _folder.get()
     claim = capable(member.method, "steps_depend_on")
     if folder is None or claim is None or workers().size > 1:
@@ -67,7 +67,7 @@ def place_of(member: Member) -> Path | None:
 
 
 def _ours(member: Member) -> bool:
-    """Whether all code that a training runs is this package's: what others' depends on, nobody here can know."""
+    """Whether all code that a job runs belongs to this package: what other code depends on is unknown."""
     context = member.context
     kinds = [*map(type, member.method.parts()), type(context.problem), type(context.batcher)]
     modules = list(context.model.modules())
@@ -78,7 +78,7 @@ def _ours(member: Member) -> bool:
 
 @functools.cache
 def _sources() -> str:
-    """A hash of the package's code: a training by other code is another."""
+    """Hash of the package's code: with different code, a job is a different one."""
     mark, root = hashlib.sha256(), Path(__file__).parent.parent
     for path in sorted([*root.rglob("*.py"), *root.rglob("*.c")]):
         mark.update(path.read_bytes())
@@ -87,10 +87,11 @@ def _sources() -> str:
 
 @contextmanager
 def awaited(member: Member) -> Iterator[None]:
-    """Within it, other processes wait for a first task; where another is at it already, wait for that first.
+    """Within this context, other processes wait for a first task; if another is training it already, wait for that one.
 
-    A process that waits does nothing else, so it may hold nothing that others wait for but first tasks of the same run:
-    these are taken up in the order of their seeds everywhere, so nobody waits in a circle. Whoever dies holds nothing.
+    A process that waits does nothing else, so it may hold nothing that others wait for except first tasks of the same
+    run: these are taken in the order of their seeds by all processes, so there is no deadlock. A process that dies
+    releases its locks.
     """
     place = member.place
     held_for_others = any(whose is None or whose != kin() for whose in _held.values())
@@ -100,7 +101,7 @@ def awaited(member: Member) -> Iterator[None]:
         or place in _held
         or held_for_others
         or (place / INDEX).exists()
-        or not _has_room(place, member)  # then nothing would come of waiting
+        or not _has_room(place, member)  # then there would be no result to wait for
     ):
         yield
         return
@@ -108,15 +109,15 @@ def awaited(member: Member) -> Iterator[None]:
         make_folder(place.parent)
     lock, began = place.with_suffix(".lock"), clock()
     if member.context.device.type == "cuda":
-        row_kernel()  # tried out, and compiled, by all at once
+        row_kernel()  # tested and compiled by all processes at the same time
     with _taken(place, lock):
-        count_as_spent(began - clock())  # what it takes is counted where it is known
+        count_as_spent(began - clock())  # takes the wait out; `recalled` counts the job's own time
         yield
 
 
 @contextmanager
 def _taken(place: Path, lock: Path) -> Iterator[None]:
-    """Hold a lock, as soon as it is free, or what it is about is there; without one where there are none."""
+    """Wait until a lock is free, or the result that it guards exists; go on without one where locks do not work."""
     try:
         import fcntl
 
@@ -142,14 +143,14 @@ def _taken(place: Path, lock: Path) -> Iterator[None]:
 
 
 def recalled(member: Member) -> bool:
-    """Whether the training was carried out before; then the model and its random numbers are as it left them."""
+    """Load the result of a job that was carried out before, model and random state; returns whether there is one."""
     place = member.place
     if place is None or not (place / INDEX).exists():
         return False
     try:
         known = load_tree(place)
     except EvergraphError:
-        return False  # another process removed it, or it is damaged: trained anew
+        return False  # another process removed it, or it is damaged: train again
     member.context.model.load_state_dict(known["model"])
     member.progress.log, member.progress.epoch = known["log"], known["epoch"]
     member.progress.steps = "the same training was carried out in another run"
@@ -161,7 +162,7 @@ def recalled(member: Member) -> bool:
 
 
 def keep(member: Member, seconds: float) -> None:
-    """What came of a training, and how long it took, for other runs. A folder that cannot be written is no obstacle."""
+    """Keep the result of a job, and how long it took, for other runs; a folder that cannot be written to is ignored."""
     model, progress, place = member.context.model, member.progress, member.place
     if place is None or not _has_room(place, member):
         return
@@ -176,13 +177,13 @@ def keep(member: Member, seconds: float) -> None:
 
 
 def _has_room(place: Path, member: Member) -> bool:
-    """Whether one more training would be kept there."""
+    """Whether the folder has room for one more result."""
     others = sum(path.is_dir() for path in place.parent.iterdir()) if place.parent.is_dir() else 0
     return (others + 1) * count_bytes(dict(member.context.model.state_dict())) <= LARGEST
 
 
 def _mark(member: Member, besides: list[Any]) -> str:
-    """A hash of all that a training depends on; `besides` is what its method adds."""
+    """Hash of everything that a job depends on; `besides` is what its method adds."""
     context, batcher = member.context, member.context.batcher
     mark = hashlib.sha256()
     words = [

@@ -1,4 +1,4 @@
-"""Which tasks of a learner some data are: found by their marks, as they were learned."""
+"""Finding the tasks that a learner has learned from given data, by their marks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Learned:
     """Data that a task was learned from.
 
     Args:
-        number: of the task, from 0.
+        number: number of the task, from 0.
         given: the task as its data were given.
-        unlabelled: examples forgotten since that stayed in the graph, as numbers in `given`.
-        removed: those that left the graph too.
+        unlabelled: examples forgotten since that stayed in the graph, as indices in `given`.
+        removed: examples forgotten since that were removed from the graph too, likewise.
     """
 
     number: int
@@ -37,14 +37,14 @@ class Learned:
     removed: Tensor
 
     def task(self) -> Task:
-        """What the learner knows of it now: without what was forgotten since."""
+        """The task as the learner knows it now, without the examples forgotten since."""
         task = self.given
         if self.unlabelled.numel():
             task = task.without(self.unlabelled, keep_in_graph=True)
         return task.without(self.removed) if self.removed.numel() else task
 
     def numbers_now(self, examples: Tensor) -> Tensor:
-        """Numbers of examples of `given` in the task as it is now."""
+        """Convert indices of examples in `given` to indices in the task as it is now."""
         if self.given.graph.level != "node":
             return examples
         gone = torch.zeros(self.given.graph.num_examples, dtype=torch.long)
@@ -52,29 +52,29 @@ class Learned:
         return examples - gone.cumsum(0)[examples]
 
     def forgetting(self, examples: Tensor, keep_in_graph: bool) -> Learned:
-        """The same with further examples forgotten."""
+        """The same data with further examples forgotten."""
         kept = torch.unique(torch.cat([self.unlabelled, examples])) if keep_in_graph else self.unlabelled
         gone = self.removed if keep_in_graph else torch.unique(torch.cat([self.removed, examples]))
         return Learned(self.number, self.given, kept, gone)
 
     def note(self) -> dict[str, Any]:
-        """What the learner's record says of it, so that the same data are known again."""
+        """Entries of the learner's record by which the same data are recognized again."""
         forgotten = {"unlabelled": self.unlabelled.tolist(), "removed": self.removed.tolist()}
-        own = torch.cat([self.given.train, self.given.val, self.given.test])  # its neighbours are counted elsewhere
+        own = torch.cat([self.given.train, self.given.val, self.given.test])  # neighbours are counted elsewhere
         count = int(torch.isin(own, torch.cat([self.unlabelled, self.removed])).sum())
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
 @dataclass
 class LearnedBefore:
-    """What of a task was learned before.
+    """The part of a task that was learned before.
 
     Args:
-        numbers: of the tasks in which it was, from 0.
-        examples: how many of its training examples these had.
-        forgotten: examples of the same data that were forgotten since.
-        whole: it is one of these tasks itself, as its data were given.
-        other_classes: those of its classes that none of them had.
+        numbers: numbers of the tasks that it was learned in, from 0.
+        examples: how many of its training examples those tasks had.
+        forgotten: number of examples of the same data that were forgotten since.
+        whole: whether it is one of those tasks itself, as its data were given.
+        other_classes: classes of the task that none of those tasks had.
     """
 
     numbers: list[int]
@@ -85,19 +85,19 @@ class LearnedBefore:
 
 
 def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> LearnedBefore | None:
-    """What of a task was learned before, whatever was forgotten since; None where nothing was.
+    """Return the part of a task that was learned before, whatever was forgotten since; None if nothing was.
 
     Args:
-        learner: who learned.
-        task: what is to be learned.
-        graph: the graph that the task is made of by `Task.of`: other tasks made of it are found too.
+        learner: the learner.
+        task: the task to be learned.
+        graph: the graph that the task was made from by `Task.of`: other tasks made from it are found too.
     """
     mark = task.mark()
     for number, record in enumerate(learner.records):
         if mark in (record["mark"], record.get("given")):
             return LearnedBefore([number], task.train.numel(), len(_forgotten(record)), True, [])
     if graph is None or graph.level == "link" or graph.rows is not None or not graph.has_classes:
-        return None  # among links, the edges of one task are not those of another
+        return None  # where examples are links, each task has its own edges
     found = [learned for learned in _matches(learner, graph) if torch.isin(task.train, learned.given.train).any()]
     if not found:
         return None
@@ -110,7 +110,7 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
 
 
 def trained_on(learner: Learner, task: Task) -> int:
-    """How many test examples of a task were learned from: its graph was learned with others, or none, held out."""
+    """Number of a task's test examples that were learned from: its graph was learned with another split, or none."""
     if task.graph.level == "link" or task.graph.rows is not None or learner.learned_as(task) is not None:
         return 0
     known = [torch.cat([learned.given.train, learned.given.val]) for learned in _matches(learner, task.graph)]
@@ -118,19 +118,19 @@ def trained_on(learner: Learner, task: Task) -> int:
 
 
 def _forgotten(record: dict[str, Any]) -> set[int]:
-    """The numbers of examples that were forgotten, in the data as they were given."""
+    """Indices of the forgotten examples, in the data as they were given."""
     return {number for numbers in record.get("forgotten", {}).values() for number in numbers}
 
 
 Identities = tuple[Any, Tensor]
-"""What examples are told apart by, and a number for each: two with the same number by the same are one example."""
+"""What identifies examples, and a number for each: where both agree, two examples are the same."""
 
 
 def identities(tasks: Sequence[Task]) -> list[Identities]:
-    """Which examples of several tasks are the same.
+    """Number the examples of several tasks, so that the same example has the same number in all of them.
 
-    They are told by their ids, where all examples of a graph have one each; among tasks of one stream, by their numbers
-    in the stream's graph; among tasks of one graph, by their numbers in it.
+    Examples are identified by their ids, if all examples of a graph have distinct ones; among tasks of one stream, by
+    their indices in the stream's graph; among tasks of one graph, by their indices in it.
     """
     known: dict[str, int] = {}
     graphs: list[Graph] = []
@@ -148,7 +148,7 @@ def identities(tasks: Sequence[Task]) -> list[Identities]:
 
 
 def unique_ids(graph: Graph) -> list[str] | None:
-    """What the examples are called; None where they have no names, or some share one."""
+    """Ids of the examples, as strings; None if they have no ids, or some share one."""
     ids = example_ids(graph)
     names = None if ids is None else [str(name) for name in ids]
     return names if names is not None and len(set(names)) == len(names) else None
@@ -165,21 +165,21 @@ def _same_graph(one: Graph, other: Graph) -> bool:
 
 
 def _arrays(graph: Graph) -> list[Tensor]:
-    """Of links their ends, since training links are among a task's edges; else edges; and the features."""
+    """The edges and features of a graph; the ends of links instead of edges, since these include training links."""
     x = list(graph.x.parts()) if isinstance(graph.x, SparseMatrix) else [graph.x]
     matrix = graph.members if graph.level == "link" and graph.members is not None else graph.adjacency
     return [*matrix.parts(), *x]
 
 
 def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
-    """For each piece of data (a task, a graph, a path; of a list or a stream) the tasks that were learned from it."""
+    """Find the tasks learned from each piece of data: a task, a graph or a path, or those in a list or a stream."""
     whole = isinstance(data, TaskStream)
     found = []
     for piece in _pieces(learner, data):
         known = list(_matches(learner, piece))
         if known:
             found.append(known)
-        elif not whole:  # of a stream, tasks that were not learned are left aside
+        elif not whole:  # tasks of a stream that were not learned are skipped
             name = piece.graph.name if isinstance(piece, Task) else as_graph(piece).name
             raise EvergraphError(
                 f"{name} is not data that this learner learned from, or it has changed since; give the task, graph or "
@@ -191,7 +191,7 @@ def find_learned(learner: Learner, data: Any) -> list[list[Learned]]:
 
 
 def _pieces(learner: Learner, data: Any) -> list[Any]:
-    """Data one by one. PyG objects in a list are one piece where each of them is an example."""
+    """Split data into pieces. A list of PyG objects is one piece if each of them is an example."""
     if isinstance(data, TaskStream):
         return [data[i] for i in range(len(data))]
     if not isinstance(data, (list, tuple)):
@@ -202,7 +202,7 @@ def _pieces(learner: Learner, data: Any) -> list[Any]:
 
 
 def first_graph(learner: Learner, data: Any) -> Graph:
-    """The graph that examples are named in: the first one's, of a list or a stream."""
+    """The graph that examples are named in: the first one of a list or a stream."""
     first = _pieces(learner, data)[0]
     return first.graph if isinstance(first, Task) else as_graph(first)
 
@@ -213,7 +213,7 @@ def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
     for number, record in enumerate(learner.records):
         for task in [piece] if graph is None else _as_learned(learner, graph, number):
             if "given" not in record and _sizes(task) != record.get("examples", _sizes(task)):
-                continue  # found out without a look at all of the data
+                continue  # ruled out without reading all of the data
             if task.mark() == record["mark"]:
                 yield Learned(number, task, nothing, nothing)
             elif task.mark() == record.get("given"):
@@ -222,7 +222,7 @@ def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
 
 
 def _as_learned(learner: Learner, graph: Graph, number: int) -> Iterator[Task]:
-    """The tasks that `learn` may have made of a graph, with and without examples held out."""
+    """Yield the tasks that `learn` may have made from a graph, with and without examples held out."""
     names = [name for name, _ in learner.records[number].get("given_classes", ())] or learner.history[number]["classes"]
     if graph.has_classes and not set(names) <= set(graph.class_names):
         return
@@ -230,9 +230,9 @@ def _as_learned(learner: Learner, graph: Graph, number: int) -> Iterator[Task]:
     for hold_out in (True, False):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", EvergraphWarning)  # what is to be said of it was, as it was learned
+                warnings.simplefilter("ignore", EvergraphWarning)  # already shown when it was learned
                 task = Task.of(graph, classes, hold_out=hold_out, seed=learner.seed, index=number)
-        except EvergraphError:  # it has no examples of these classes: not the one
+        except EvergraphError:  # it has no examples of these classes, so it is another graph
             return
         yield task
 

@@ -35,7 +35,7 @@ from evergraph.training.why import Explanation, why
 
 
 class Learner(metaclass=Checked):
-    """Learns one task after another and remembers.
+    """Learns one task after another while remembering the earlier ones.
 
     Args:
         model: `eg.GCN()`, another model of the package or its name, or any PyG-style module; by default the one that
@@ -44,12 +44,12 @@ class Learner(metaclass=Checked):
             model of your own, the paper's regularizer at stand-ins for the old nodes.
         training: how a task is trained; single settings can be given as keywords (`epochs=20`). By default what the
             method asks for, else `Training()`.
-        problem: what is to be learned, by name; by default the first stream or task says.
-        num_classes: outputs of the model to begin with; by default the first task's stream says. Where more classes
-            come, the output layer grows.
+        problem: the problem to learn, by name; by default inferred from the first stream or task.
+        num_classes: initial number of model outputs; by default that of the first task's stream. The output layer grows
+            when more classes come.
         device: `cpu`, `cuda`, or `auto`.
-        dtype: of the model's parameters, e.g. `torch.float64`; by default the model's own.
-        seed: of everything random.
+        dtype: dtype of the model's parameters, e.g. `torch.float64`; by default the model's own.
+        seed: seed of everything random.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class Learner(metaclass=Checked):
         self.classes_: list[ClassName] = []  # classes_[unit]: the class of each output unit in use
         self.num_tasks = 0
         self.first_accuracies: list[float | None] = []  # on each task's test nodes, right after learning it
-        self.history: list[dict[str, Any]] = []  # what each task was, for people
+        self.history: list[dict[str, Any]] = []  # description of each task, for people
         self.records: list[dict[str, Any]] = []  # each task's mark, and what was measured after it, by mark
         self.notes: dict[str, Any] = {}
         self.feature_names: list[str] | None = None  # of the first task whose features had names
         self.progress: Progress | None = None
-        self.optimizer_state: OptimizerState | None = None  # the last task's, where the training keeps it
-        self.task_mark: str | None = None  # which task it is in the middle of
+        self.optimizer_state: OptimizerState | None = None  # of the last task, if the training keeps it
+        self.task_mark: str | None = None  # of the task that the learner is in the middle of
         self.generator = torch.Generator().manual_seed(seed + 7919)  # the method's own random numbers
         self.random_state = torch.Generator().manual_seed(seed).get_state()
 
     def _build(self, problem: str, *, all_known: bool = False) -> None:
-        """Make the problem, the method and the model, of what was asked for."""
+        """Build the problem, the method and the model from what was asked for."""
         model, method, training, settings = self._asked_for
         self.problem: Problem = PROBLEMS[problem]()
         if method is None:
@@ -110,7 +110,7 @@ class Learner(metaclass=Checked):
             raise EvergraphError(f"patience={patience} needs validation examples, and {reason}; set patience to 0")
 
     def settle(self, problem: str, graph: Graph) -> None:
-        """Take the problem, and the method for such a graph, where none was named and nothing is learned yet."""
+        """Set the problem, and the method for such a graph, if none was named and nothing is learned yet."""
         open_method = self._asked_for[1] is None and self.problem.kind != "classes"
         if not self.num_tasks and not self.in_mid_task and (self.problem_is_open or open_method):
             problem = problem if self.problem_is_open else self.problem.name
@@ -123,13 +123,13 @@ class Learner(metaclass=Checked):
 
     @checked
     def learn(self, task: Task | Graph | Any, on_epoch: OnEpoch | None = None) -> list[dict[str, float]]:
-        """Learn a task; returns the per-epoch log. A learner saved or stopped between epochs goes on where it was.
+        """Learn a task; returns the per-epoch log. A learner saved or stopped between epochs resumes where it was.
 
-        A PyG `Data` object, a `Graph` or the path of a graph file is the task of all its labelled nodes
-        (`Task.of`). Classes that are new make the output layer grow.
+        A PyG `Data` object, a `Graph` or the path of a graph file stands for the task of all its labelled nodes
+        (`Task.of`). New classes make the output layer grow.
 
-        An error leaves the learner as it was before the call. Only what `on_epoch` itself raises, between two
-        epochs, leaves it in the middle of the task, ready to be saved or to go on.
+        An error leaves the learner as it was before the call. Only an exception raised by `on_epoch` itself, between
+        two epochs, leaves it in the middle of the task, ready to be saved or resumed.
         """
         numbers = self.problem.kind == "numbers"
         graph = None if isinstance(task, (Task, TaskStream, list, tuple)) else as_graph(task, numbers=numbers)
@@ -145,7 +145,7 @@ class Learner(metaclass=Checked):
 
     @property
     def in_mid_task(self) -> bool:
-        """Whether a task was begun and not finished: `learn` with the same task goes on with it."""
+        """Whether a task was begun and not finished: `learn` with the same task resumes it."""
         return self.progress is not None
 
     def forget(
@@ -156,22 +156,22 @@ class Learner(metaclass=Checked):
         classes: Sequence[ClassName] | ClassName | None = None,
         keep_in_graph: bool = False,
     ) -> int:
-        """Be as if some examples, or whole classes, had never been learned; returns how many examples were forgotten.
+        """Forget examples or whole classes, as if never learned; returns the number of examples forgotten.
 
-        The closed form (`auto`, `analytic`) takes them back exactly; other methods raise an error that says what is
+        The closed form (`auto`, `analytic`) undoes them exactly; other methods raise an error that says what is
         possible. Given the data of the task and of all tasks learned after it, everything that is kept equals what it
-        would be: sums, class sizes, counts of validation examples, calibration. Given the data of the task alone, the
-        sums and with them the heads do, at the choices (the ridge, which blocks are read, …) that later tasks'
-        validation examples have made; those are not made anew.
+        would have been: sums, class sizes, counts of validation examples, calibration. Given the data of the task
+        alone, this holds for the sums, and so for the heads, at the choices (the ridge, which blocks are read, …) that
+        later tasks' validation examples have led to; those choices are not made again.
 
         Args:
-            nodes: the examples, as ids, numbers or a mask in `data` (the first of a list), as in `predict`; the name
-                of a class. They are forgotten wherever the data hold them: by id, or by number in one stream or graph.
-            data: what they were learned from, as it was learned: a task, a graph, a path; or a list, with later tasks
-                behind; or the stream.
+            nodes: the examples, as ids, indices or a mask in `data` (the first of a list), as in `predict`; or the name
+                of a class. They are forgotten wherever the data hold them: by id, or by index in one stream or graph.
+            data: the data that they were learned from, unchanged: a task, a graph or a path; or a list, with later
+                tasks at the end; or the stream.
             classes: forget all examples of these classes, in all tasks.
             keep_in_graph: leave the nodes in the graph, as unlabelled neighbours of others (links as edges); else they
-                and their edges are gone from it too, and what their neighbours were learned with is as if they had
+                and their edges are removed from it too, and what was learned from their neighbours is as if they had
                 never been there.
         """
         if isinstance(nodes, str) and nodes in map(str, self.classes_) and classes is None:
@@ -194,13 +194,13 @@ class Learner(metaclass=Checked):
         return self
 
     def learned_as(self, task: Task) -> int | None:
-        """The number of the task under which this very one was learned, and stands as it was; None if it does not."""
+        """Number under which this very task was learned, if it is unchanged since; None otherwise."""
         marks = [record["mark"] for record in self.records]
         return marks.index(task.mark()) if task.mark() in marks else None
 
     @checked
     def grow(self, num_classes: ClassCount) -> None:
-        """Make room for more classes: the output layer gets more units, the method's state follows."""
+        """Make room for more classes: add units to the output layer, and grow the method's state to match."""
         if self.in_mid_task:
             raise EvergraphError("the learner is in the middle of a task; finish it before the output layer grows")
         if self.model.out_channels is None:
@@ -221,7 +221,7 @@ class Learner(metaclass=Checked):
         self.settle(problem_of(task.graph), task.graph)
         check_fit(self, task)
 
-    # looking
+    # evaluating and predicting
 
     @checked
     def evaluate(
@@ -234,19 +234,19 @@ class Learner(metaclass=Checked):
         part: Part = "test",
         after: int | None = None,
     ) -> Evaluation:
-        """The metric on the test examples of tasks: of a stream, those learned so far, as its protocol says.
+        """Evaluate on the test examples of tasks; for a stream, of the tasks learned so far, as its protocol says.
 
-        Its `matrix` has a row for each of the tasks: what was measured right after it was learned, by `learn` and by
-        earlier calls of `evaluate`. What is measured now is remembered for later calls.
+        The result's `matrix` has a row for each of the tasks: what was measured right after it was learned, by `learn`
+        and by earlier calls of `evaluate`. What is measured now is remembered for later calls.
 
         Args:
             stream: a stream; or a list of tasks, graphs or paths (months, say), split as `learn` splits them.
-            metric: by name; the problem's own by default.
+            metric: name of the metric; the problem's own by default.
             balanced: short for `metric="balanced-accuracy"`.
-            test_graph: another test graph than the stream's own; tasks of a list are tested on their own graphs.
+            test_graph: a test graph other than the stream's own; tasks of a list are tested on their own graphs.
             part: `val` for validation examples.
-            after: the last task of the stream that has been learned; by default as many as `learn` was called. To be
-                given where tasks were learned in pieces (`Task.pieces`).
+            after: the last task of the stream that has been learned; by default inferred from the number of calls of
+                `learn`. Needed if tasks were learned in pieces (`Task.pieces`).
         """
         name = "balanced-accuracy" if balanced and metric is None else metric
         return evaluate(self, stream, name, test_graph, part, after)
@@ -261,18 +261,19 @@ class Learner(metaclass=Checked):
         unknown: Annotated[float, Bounds(above=0, below=1)] | None = None,
         calibrated: bool = True,
     ) -> Prediction:
-        """What each example is predicted to be, and how probable it is.
+        """Predict the class, labels or number of each example, and how probable they are.
 
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them or the path of a graph file; targets are not needed
-                and not looked at.
-            nodes: the examples (nodes, graphs, links) asked for, all by default: a list of ids where the graph has
-                ids, else of numbers; a tensor of numbers (rows, from 0), whether it has ids or not; or a mask over
-                all. Where links are predicted, pairs of nodes `(2, number)` may be asked for.
-            classes: choose among these alone; among all classes met by default.
-            unknown: put aside what looks like no class learned, so that at most this share of examples of known
-                classes is put aside with it: `prediction.unknown`.
-            calibrated: probabilities at the temperature that validation examples settled; else as the outputs say.
+                and not read.
+            nodes: the examples (nodes, graphs, links) asked for, all by default: a list of ids if the graph has ids,
+                else of indices; a tensor of indices (rows, from 0), whether it has ids or not; or a mask over all.
+                Where examples are links, pairs of nodes `(2, number)` may be asked for.
+            classes: choose among these classes only; among all classes met by default.
+            unknown: flag examples that look like no class learned, in `prediction.unknown`; at most this share of
+                examples of known classes is flagged with them.
+            calibrated: compute probabilities at the temperature fitted to validation examples; else from the outputs
+                as they are.
         """
         return predict(self, graph, nodes, classes, unknown, calibrated)
 
@@ -292,23 +293,23 @@ class Learner(metaclass=Checked):
         *,
         against: ClassName | None = None,
     ) -> Explanation:
-        """What carries one node's prediction: neighbours and features, by how much each adds to the logit.
+        """Explain one node's prediction: how much each neighbour and each feature adds to the logit.
 
         The closed form is linear in its features, so the amounts add up exactly. Random features are a ReLU of random
-        sums: which of them are positive at this node, and the length they are scaled by, are taken as they are there;
-        so the amounts say what makes up this logit, not what another graph would change.
+        sums: which of them are positive at this node, and the length they are scaled by, are taken as given; so the
+        amounts say what makes up this logit, not how it would change with the graph.
 
         Args:
             graph: as in `predict`.
             node: the node, by id where the graph has ids, else by number.
             label: the class to explain; the predicted one by default.
-            against: explain why it is that class rather than this one.
+            against: explain why it is `label` rather than this class.
         """
         return why(self, graph, node, label, against)
 
     @property
     def temperature(self) -> float:
-        """What outputs are divided by to make calibrated probabilities; 1 where no task had validation examples."""
+        """Divisor of outputs for calibrated probabilities; 1 if no task had validation examples."""
         return temperature_of(self.records)
 
     def logits(self, graph: Graph | Any, nodes: Tensor | Sequence[int] | None = None) -> Tensor:
@@ -317,7 +318,7 @@ class Learner(metaclass=Checked):
         return self.outputs(graph, chosen)
 
     def outputs(self, graph: Graph, nodes: Tensor) -> Tensor:
-        """What the method predicts, else the model."""
+        """Outputs predicted by the method, or by the model if the method leaves that to it."""
         return outputs(self, graph, nodes)
 
     def __repr__(self) -> str:
@@ -328,10 +329,9 @@ class Learner(metaclass=Checked):
 
     @checked
     def save(self, path: str | Path, *, notes: dict[str, Any] | None = None) -> None:
-        """Save everything that the future needs to a folder, atomically (see `evergraph.persistence.checkpoint`).
+        """Save everything needed to continue to a folder, atomically (see `evergraph.persistence.checkpoint`).
 
-        `notes` are plain values of your own that travel in the same atomic write; `load` puts them
-        back in `learner.notes`.
+        `notes` are plain values of your own, saved in the same atomic write; `load` puts them back in `learner.notes`.
         """
         if not str(path):
             raise EvergraphError("save: path is empty; name a folder")
@@ -349,12 +349,12 @@ class Learner(metaclass=Checked):
         method: Method | None = None,
         device: str = "auto",
     ) -> Learner:
-        """A saved learner. A model or method that is not registered has to be passed in."""
+        """Load a saved learner. A model or method that is not registered has to be passed in."""
         return restore(cls, path, load_tree(path), model, method, device)
 
 
 def _once_more(task: Task, before: LearnedBefore) -> str:
-    """The line for a task that has been learned, whole or in part."""
+    """Warning for a task that was learned before, in whole or in part."""
     level, numbers = task.graph.level, " and ".join(map(str, before.numbers))
     gone = f", including {level}s forgotten since ({before.forgotten})" if before.forgotten else ""
     if before.whole:

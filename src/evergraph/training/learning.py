@@ -1,4 +1,4 @@
-"""How a learner learns a task: what has to fit, and the order in which everything is called up to the last test."""
+"""Learning a task: the checks that it fits the learner, and the order of all calls up to the final test."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from evergraph.training.transaction import between_epochs, own_random_numbers, t
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
-LARGE = 30  # numbers of this size (root mean square) are told of: weights start near 1, and a step moves them by lr
-MANY_ROWS = 100_000  # that are looked at to see how large columns are
+LARGE = 30  # root mean square of targets that is warned about: weights start near 1, and a step moves them by lr
+MANY_ROWS = 100_000  # rows to read for comparing the sizes of columns
 
 
 def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[str, float]]:
@@ -77,7 +77,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
 def small_state(learner: Learner) -> dict[str, Any]:
     """The method's state before a task, without its tensors, and which features the model reads.
 
-    Where that is enough to take the task back; else nothing.
+    Empty if that is not enough to undo the task later.
     """
     claim = capable(learner.method, "forgetting")
     forgetting = claim() if claim is not None else ""
@@ -87,7 +87,7 @@ def small_state(learner: Learner) -> dict[str, Any]:
 
 
 def check_fit(learner: Learner, task: Task) -> None:
-    """Raise the error for a task that the learner cannot learn as the next one."""
+    """Raise if the learner cannot learn this task as its next one."""
     if task.train.numel() == 0 and task.graph.rows is None:
         raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
     if task.graph.level != learner.problem.level:
@@ -98,10 +98,10 @@ def check_fit(learner: Learner, task: Task) -> None:
             f"{learner.problem.level}s; {'a learner has one problem: begin another one' if learner.num_tasks else fix}"
         )
     if (learner.problem.kind == "classes") != task.graph.has_classes:
-        learner.problem.targets(task.graph, learner.classes_)  # raises: it has others than the problem is about
+        learner.problem.targets(task.graph, learner.classes_)  # raises, since its targets are not of the problem's kind
     check_features(learner, task.graph)
     if not learner.in_mid_task:
-        fresh = new_names(learner.classes_, task)  # a class under two names is refused here
+        fresh = new_names(learner.classes_, task)  # raises if a known name comes with another type
         if pair := nearly_alike(fresh, learner.classes_):
             tell(
                 f"{task.graph.name}: class {pair[0]!r} is new, and the learner knows {pair[1]!r}; if they are one, "
@@ -110,7 +110,7 @@ def check_fit(learner: Learner, task: Task) -> None:
 
 
 def _say_if_uneven(model: GraphModel, graph: Graph) -> None:
-    """Say so where a column outweighs the others, as the model reads them; words are counts, with heavy tails."""
+    """Warn if a column outweighs the others, as the model reads them; not for word counts, which have heavy tails."""
     if isinstance(graph.x, SparseMatrix) or graph.rows is not None:
         return
     some, scaling = graph.x[:: max(1, graph.num_nodes // MANY_ROWS)], capable(model, "input_scaling")
@@ -142,7 +142,7 @@ def _set_up(learner: Learner, task: Task) -> None:
 
 
 def _tell_of_large_numbers(task: Task) -> None:
-    """Say where a network would take very many steps to come near the numbers that it is to predict."""
+    """Warn if a network would need very many steps to get near the numbers that it is to predict."""
     for column, values in zip(task.graph.class_names, task.graph.y[task.train].T):
         known = values[~values.isnan()]
         if known.numel() and float(known.square().mean().sqrt()) > LARGE:
@@ -154,7 +154,7 @@ def _tell_of_large_numbers(task: Task) -> None:
 
 
 def grow(learner: Learner, num_classes: int) -> None:
-    """Give the output layer more units; the method's state follows."""
+    """Add units to the output layer, and grow the method's state to match."""
     before = {name: value.detach().clone() for name, value in learner.model.named_parameters()}
     learner.model.grow(num_classes)
     learner.model.to(learner.device)
@@ -164,7 +164,7 @@ def grow(learner: Learner, num_classes: int) -> None:
 
 
 def make_context(learner: Learner, data: Task, arrived: Task) -> Context:
-    """What the method sees of the data it trains on."""
+    """Make the context in which the method sees the data it trains on."""
     names, units = set(data.class_names), range(len(learner.classes_))
     scope = {
         "current": [unit for unit in units if learner.classes_[unit] in names],

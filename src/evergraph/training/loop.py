@@ -1,4 +1,4 @@
-"""The training loop. There is one."""
+"""The training loop, shared by all methods."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from evergraph.training.stacked import Stack, StackedExecutor, sort_of
 Forward = Callable[[GraphModel, Batch, Sequence[Direction]], tuple[Tensor, list[Tensor]]]
 """From a model, a batch and directions d to the outputs and J d: `evergraph.curvature.forward`, or an executor's."""
 
-MOMENTUM = 0.9  # of plain gradient descent
+MOMENTUM = 0.9  # of SGD
 
 
 def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
-    """The optimizer in one fused pass over the parameters; on a GPU it can be part of a CUDA graph."""
+    """Make an optimizer that updates parameters in one fused pass; on a GPU it can be part of a CUDA graph."""
     params, decay = list(model.parameters()), settings.weight_decay
     if not any(value.requires_grad for value in params):
         raise EvergraphError("all parameters of the model are frozen; let one require a gradient, or train 0 epochs")
-    rate = torch.tensor(settings.lr, device=params[0].device)  # which a captured step reads anew, if it changes
+    rate = torch.tensor(settings.lr, device=params[0].device)  # a captured step reads changes from it
     lr = rate if settings.rate_varies else settings.lr
     if settings.optimizer == "sgd":
         descent = torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
-        for value in params:  # the fused kernel takes the velocities of all, also where a first gradient comes later
+        for value in params:  # the fused kernel needs all velocities, even of parameters that get a gradient later
             descent.state[value]["momentum_buffer"] = torch.zeros_like(value)
         return descent
     if wide_adam_suits(params):
@@ -60,14 +60,14 @@ def make_optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimize
 
 
 def optimizer_state(model: GraphModel, optimizer: torch.optim.Optimizer) -> OptimizerState:
-    """The optimizer's state by parameter; the tensors are the optimizer's own."""
+    """Return the optimizer's state by parameter name; the tensors are the optimizer's own, not copies."""
     states = {name: optimizer.state[value] for name, value in model.named_parameters() if value in optimizer.state}
     # a parameter that had no gradient yet may have entries of None
     return {name: dict(kept) for name, kept in states.items() if all(value is not None for value in kept.values())}
 
 
 def load_optimizer(model: GraphModel, optimizer: torch.optim.Optimizer, state: OptimizerState) -> None:
-    """Take up a state; a parameter that is not in it, or in another shape, starts afresh."""
+    """Load an optimizer state; a parameter that it lacks, or has in another shape, starts afresh."""
     known = {
         position: state[name]
         for position, (name, value) in enumerate(model.named_parameters())
@@ -78,7 +78,7 @@ def load_optimizer(model: GraphModel, optimizer: torch.optim.Optimizer, state: O
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the steps to come; a number stays as it was made."""
+    """Set the learning rate of the coming steps; a rate that is a plain number never changes."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -92,9 +92,9 @@ def train(
     on_epoch: OnEpoch | None = None,
     executors: Sequence[type[Executor]] = EXECUTORS,
 ) -> Progress:
-    """Train one task from wherever `progress` stands to its end, by the first executor that suits it.
+    """Train one task from its current `progress` to its end, with the first executor that suits it.
 
-    Trainings side by side that differ in their numbers alone are trained as one.
+    Concurrent jobs that differ only in their numbers are stacked and trained together.
     """
     epochs = method.epochs(context, settings.epochs)
     if not epochs:
@@ -113,7 +113,7 @@ def train(
 
 
 def _train(member: Member, executors: Sequence[type[Executor]]) -> None:
-    """Train a task that is not known yet, and keep what comes of it where other runs look for it."""
+    """Train a task whose result is not known yet, and keep the result where other runs look for it."""
     context, method, settings, progress = member.context, member.method, member.settings, member.progress
     began = clock()
     if (sort := sort_of(member) if executors is EXECUTORS else None) is not None:
@@ -141,7 +141,7 @@ def _train(member: Member, executors: Sequence[type[Executor]]) -> None:
 
 
 def _train_stacked(members: list[Member]) -> list[BaseException | None]:
-    """Train members of one sort as one; the error that each ended in. Where that cannot be, they are left alone."""
+    """Train members of one sort together; returns the error of each. If that is impossible, each is trained alone."""
     began = clock()
     try:
         stack = Stack(members)
@@ -155,7 +155,7 @@ def _train_stacked(members: list[Member]) -> list[BaseException | None]:
             member.spoilt = True
         tell(f"{len(members)} trainings do not train as one ({first_line(error)}); they take turns")
         raise NotTogetherError from error
-    for member, ended_in in zip(members, errors):  # at once: other processes may wait for it
+    for member, ended_in in zip(members, errors):  # at once: other processes may be waiting for it
         if ended_in is None:
             keep(member, (clock() - began) / len(members))
     return errors
@@ -167,14 +167,14 @@ def _train_members(
     executor: Executor,
     optimizer_state_of: Callable[[int], OptimizerState],
 ) -> list[BaseException | None]:
-    """The epochs of one training, or of several as one; the error that each ended in.
+    """Run the epochs of one member, or of several stacked ones; returns the error that each ended in, or None.
 
     Args:
-        members: the trainings; several of them are of one sort.
-        optimizer: moves the parameters of all.
-        executor: carries out the steps of all.
-        optimizer_state_of: brings a member's parameters up to date, where they stand elsewhere, and returns its part of
-            the optimizer's state.
+        members: the members; if several, all of one sort.
+        optimizer: updates the parameters of all members.
+        executor: carries out the steps of all members.
+        optimizer_state_of: brings a member's parameters up to date, if they are held in a stack, and returns its part
+            of the optimizer's state.
     """
     errors: list[BaseException | None] = [None] * len(members)
     settings, epochs = members[0].settings, members[0].epochs
@@ -209,7 +209,7 @@ def _train_members(
 
 @torch.no_grad()
 def _end_in_best(member: Member) -> None:
-    """Go to what the task ends in, where that is not the last epoch: the model's numbers, and what goes with them."""
+    """Restore the best or averaged parameters and the state that goes with them, unless the last epoch's are final."""
     progress, own = member.progress, dict(named_numbers(member.context.model))
     for name, value in progress.best_params.items():
         own[name].copy_(value)
@@ -221,7 +221,7 @@ def _end_in_best(member: Member) -> None:
 def _end_epoch(
     member: Member, loss: float, how: str, optimizer_state: Callable[[], OptimizerState], alone: bool
 ) -> None:
-    """What is noted, tested and told after an epoch with this summed loss."""
+    """Log an epoch with this summed loss, update early stopping and averages, and call the hook."""
     progress, settings, context = member.progress, member.settings, member.context
     progress.epoch += 1
     progress.steps = how
@@ -237,13 +237,13 @@ def _end_epoch(
     if member.on_epoch is None:
         return
     progress.taken_out = optimizer_state
-    if alone:  # nothing has to be copied
+    if alone:  # nothing has to be copied out of a stack
         progress.catch_up()
     try:
         with member.own_numbers():
             member.on_epoch(progress, member.epochs)
     except BaseException:
-        progress.catch_up()  # it may be saved, or go on, as it stands now
+        progress.catch_up()  # so that it can be saved or resumed in its current state
         raise
     finally:
         progress.taken_out = None
@@ -256,7 +256,7 @@ def objective(
     weigh: Callable[[Tensor], Tensor] | None = None,
     forward: Forward = forward,
 ) -> tuple[Tensor, Tensor, Step]:
-    """What a step goes down on, the loss of each example, and the step: forward with the method's tangents."""
+    """Return the value that a step minimizes, the loss of each example, and the step itself, with its tangents."""
     with noted_layers(method.reads_layers) as layers:
         logits, tangents = forward(context.model, batch, method.directions(context))
     per_example = context.problem.loss(method.loss_outputs(context, logits), batch.y)
@@ -281,9 +281,9 @@ def train_step(
     weigh: Callable[[Tensor], Tensor] | None = None,
     forward: Forward = forward,
 ) -> Tensor:
-    """One step: forward with the method's tangents, one backward, one move; returns the summed loss.
+    """One step: forward with the method's tangents, one backward pass, one update; returns the summed loss.
 
-    An executor may bring a forward pass of its own, with the same results.
+    An executor may pass a forward function of its own, with the same results.
     """
     value, per_example, step = objective(context, method, batch, weigh, forward)
     method.observe(step)
@@ -299,7 +299,7 @@ def train_step(
 
 
 def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
-    """The term that further examples add to the objective."""
+    """The term that replayed examples add to the objective."""
     with in_mode(context.model, replay.training):
         outputs, tangents = forward(context.model, replay.batch, replay.directions)
     term = outputs.new_zeros(())
@@ -313,7 +313,7 @@ def _replayed(context: Context, method: Method, replay: Replay) -> Tensor:
 
 
 def diverged(context: Context, settings: Training, progress: Progress) -> DivergedError:
-    """The error for a model that is no longer made of finite numbers."""
+    """Return the error for a model whose numbers are no longer finite."""
     return DivergedError(
         f"task {context.index}, epoch {progress.epoch}: the model diverged (its loss, what the method adds to it, or "
         f"its parameters are no longer finite numbers); lower lr (now {settings.lr:g}) or the method's strength"
@@ -321,9 +321,9 @@ def diverged(context: Context, settings: Training, progress: Progress) -> Diverg
 
 
 def _average(context: Context, progress: Progress) -> None:
-    """Take an epoch's parameters and running statistics into their mean over the last epochs; of counts, the last.
+    """Add an epoch's parameters and running statistics to their mean over the last epochs; counters are not averaged.
 
-    What the method measured during steps stays as the last one left it: there is no step at a mean.
+    What the method measured during steps stays as the last step left it: no step is taken at a mean.
     """
     progress.averaged += 1
     for name, value in named_numbers(context.model):
@@ -335,7 +335,7 @@ def _average(context: Context, progress: Progress) -> None:
 
 
 def _early_stop(member: Member, row: dict[str, float], optimizer_state: Callable[[], OptimizerState]) -> None:
-    """Note the loss on the current task's validation examples, with all their neighbours, and the best so far."""
+    """Log the loss on the current task's validation examples, with exact neighbourhoods, and keep the best epoch."""
     context, progress = member.context, member.progress
     context.model.eval()
     total, seeds = 0.0, context.task.val.to(context.device)
@@ -353,7 +353,7 @@ def _early_stop(member: Member, row: dict[str, float], optimizer_state: Callable
 
 
 def _measured(context: Context, method: Method) -> dict[str, Any]:
-    """A copy of the method's state, where its steps may write into it (`Method.steps_depend_on`)."""
+    """Copy the method's state if its steps may write to it (`Method.steps_depend_on`); else return an empty one."""
     claim = capable(method, "steps_depend_on")
     untouched = claim is not None and claim(context) is not None
     return {} if untouched else method.copied_state()

@@ -1,4 +1,4 @@
-"""Prediction on a graph in parts: every process its own nodes, some at a time."""
+"""Prediction on a partitioned graph: each process predicts its own nodes, a piece at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NODES_AT_ONCE = 2**16
 
 
 def outputs_in_pieces(learner: Learner, graph: Graph, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some of the process's own nodes and their outputs, until all are done."""
+    """Yield this process's nodes and their outputs, a piece at a time."""
     for piece in nodes.split(NODES_AT_ONCE):
         yield piece, learner.outputs(graph, piece)
 
 
 def accuracy_on_parts(learner: Learner, graph: Graph, nodes: Tensor) -> float | None:
-    """Of the given nodes of all processes, how many per cent the learner puts right among the classes it knows."""
+    """Percentage of the given nodes, over all processes, that are classified correctly among the known classes."""
     assert graph.rows is not None
     truth, known = learner.problem.targets(graph, learner.classes_), len(learner.classes_)
     counts = torch.tensor([0, nodes.numel()])

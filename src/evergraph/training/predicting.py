@@ -1,4 +1,4 @@
-"""What a learner answers: the outputs at the examples asked for, and predictions in the user's own words."""
+"""Outputs and predictions of a learner at the examples asked for, in terms of the user's own names."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prediction:
-    """What each example asked for is predicted to be, in the user's own words. A sequence of them.
+    """Predictions for the examples asked for, in terms of the user's own names; a sequence of labels.
 
     Args:
-        nodes: the examples asked for: nodes, graphs or links, as numbers.
-        labels: the class of each; with several labels, a list of those that hold; with numbers, the number (or a list).
-        probabilities: of each class; with several labels, a column for each; with numbers, the numbers, a column each.
-        columns: what the columns are called, where there are columns.
-        names: the ids of the examples, where their graph has any.
-        ends: the two nodes of each link, source and target, where the examples are links.
+        nodes: indices of the examples asked for: nodes, graphs or links.
+        labels: predicted class of each example; for several labels, a list of those that hold; for regression, the
+            number (or a list of numbers).
+        probabilities: probability of each predicted class; for several labels, a column per label; for regression, the
+            predicted numbers, a column each.
+        columns: names of the columns of `probabilities`, where it has columns.
+        names: ids of the examples, where their graph has ids.
+        ends: source and target node of each link, where the examples are links.
         classes: the classes chosen from; `table` has a column for each.
-        table: the probability of each of them, a row per example.
-        strangeness: how strange each looks, from 0; where unknown classes were asked for.
-        unknown: whether each is put aside as of a class never learned; likewise.
+        table: probability of each of these classes, a row per example.
+        strangeness: how strange each example looks, from 0; only where unknown classes were asked for.
+        unknown: whether each example is flagged as one of a class never learned; likewise.
     """
 
     nodes: Tensor
@@ -98,7 +100,7 @@ def predict(
 
 
 def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tensor]:
-    """The graph, and the examples asked for, as numbers."""
+    """Return the graph, and the indices of the examples asked for."""
     if not learner.num_tasks or learner.model.in_channels is None:
         raise EvergraphError("the learner has not learned anything yet; call learn(task) first")
     graph = as_graph(graph, numbers=learner.problem.kind == "numbers" and not isinstance(graph, Graph))
@@ -114,7 +116,7 @@ def asked(learner: Learner, graph: Graph | Any, nodes: Any) -> tuple[Graph, Tens
 
 
 def check_features(learner: Learner, graph: Graph) -> None:
-    """Raise the error for a graph with other features than the learner was built with, by name or by number."""
+    """Raise if the names or the number of a graph's features differ from those the learner was built with."""
     known, found = learner.feature_names, graph.feature_names
     if known and found and known != found:
         raise EvergraphError(_other_features(graph.name, found, known))
@@ -126,7 +128,7 @@ def check_features(learner: Learner, graph: Graph) -> None:
 
 
 def _other_features(name: str, found: list[str], known: list[str]) -> str:
-    """The message for features that are called otherwise, or stand in another order."""
+    """Error message for features that have different names or are in a different order."""
     missing = [column for column in known if column not in found]
     further = [column for column in found if column not in known]
     if missing or further:
@@ -141,7 +143,7 @@ def _other_features(name: str, found: list[str], known: list[str]) -> str:
 
 
 def tell_of_directions(learner: Learner, graph: Graph) -> None:
-    """Say so where edges are read in one direction and those of the tasks learned were read in both, or vice versa."""
+    """Warn if edges are read in one direction, and those of the tasks learned so far in both, or vice versa."""
     learned = {entry["directed"] for entry in learner.history if "directed" in entry}
     if graph.num_edges and learned == {not graph.directed}:
         if graph.directed:
@@ -153,7 +155,7 @@ def tell_of_directions(learner: Learner, graph: Graph) -> None:
 
 @torch.no_grad()
 def outputs(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
-    """What the method predicts, else the model."""
+    """Outputs predicted by the method, or by the model if the method leaves that to it."""
     if learner.progress is not None:
         learner.progress.catch_up()
     learner.model.eval()
@@ -169,7 +171,7 @@ def outputs(learner: Learner, graph: Graph, nodes: Tensor) -> Tensor:
 
 
 def tested(learner: Learner, task: Task) -> float | None:
-    """The metric on a task's test examples among all classes known; None where it has none."""
+    """Return the metric on a task's test examples, among all known classes; None if it has no test examples."""
     if not task.test.numel():
         return None
     truth = learner.problem.targets(task.graph, learner.classes_)[task.test]

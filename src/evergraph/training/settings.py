@@ -12,12 +12,12 @@ from evergraph.errors import EvergraphError
 LabelScope = Literal["seen", "current", "all"]
 LABEL_SCOPES: tuple[str, ...] = get_args(LabelScope)
 OPTIMIZERS = {"adam": "Adam", "sgd": "SGD, momentum 0.9"}
-"""By name: what a protocol calls them."""
+"""What a protocol calls each optimizer, by name."""
 
 
 @dataclass(frozen=True)
 class Training(metaclass=Checked):
-    """How a task is trained; a number means little without it.
+    """Training settings for a task; a reported result means little without them.
 
     Args:
         epochs: passes over the training nodes.
@@ -25,27 +25,27 @@ class Training(metaclass=Checked):
         weight_decay: the optimizer's L2 term.
         batch_size: seed nodes in a batch; 0 for all of them at once (full batch).
         label_scope: classes in the training softmax: those `seen` so far, the `current` task's, or `all`.
-        reduction: `sum` or `mean` of the loss over a batch. Adam does not mind the scale of a loss, but
+        reduction: `sum` or `mean` of the loss over a batch. Adam is insensitive to the scale of the loss, but
             every penalty is weighed against it.
-        class_balanced: weigh classes inversely to their number of training nodes.
-        patience: stop after so many epochs without a lower loss on the current task's validation nodes,
-            and go back to the best: its parameters, running statistics, what the method measured during steps, and the
-            optimizer's averages where they are kept. Epochs of pretraining and the like are not counted
+        class_balanced: weight classes inversely to their number of training nodes.
+        patience: stop after this many epochs without a lower loss on the current task's validation nodes,
+            and restore the best epoch: its parameters, running statistics, what the method measured during steps, and
+            the optimizer's averages if they are kept. Epochs of pretraining and the like do not count
             (`Method.epoch_counts`). 0 trains all epochs.
         fan_out: neighbours to sample at each hop, e.g. (10, 25); None takes exact neighbourhoods.
         optimizer: `adam`, or `sgd` with momentum 0.9 for methods that precondition gradients themselves.
-        keep_optimizer: go on with the optimizer's averages from task to task, as code does that makes its optimizer
-            once. A parameter whose shape has changed starts afresh.
+        keep_optimizer: carry the optimizer's averages over from task to task, as code that creates its optimizer
+            once does. A parameter whose shape has changed starts afresh.
         schedule: the learning rate over a task's epochs: `constant`, or `cosine`, which falls to zero along half a
-            cosine (Loshchilov & Hutter, ICLR 2017, without restarts within a task). Against a stiff penalty a constant
-            rate ends wherever its last oscillation was.
-        warm_up: share of a task's epochs over which the learning rate first rises to what the schedule says. Adam's
-            first steps are as long as any, whatever the gradient; against a penalty that is zero where a task begins,
-            they go where the new task alone points, and the pull back then fills Adam's average of squares.
-        average_last: share of a task's last epochs whose parameters are averaged; the mean is what the task ends in
-            (Polyak & Juditsky, 1992; Izmailov et al., UAI 2018). It takes the last oscillations out without the smaller
-            steps of a falling rate. A normalization's running statistics are averaged too; what a method measured
-            during steps is as the last step left it. Not with `patience`, which goes back to the best epoch.
+            cosine (Loshchilov & Hutter, ICLR 2017, without restarts within a task). With a stiff penalty, training at
+            a constant rate ends wherever its last oscillation happened to be.
+        warm_up: share of a task's epochs over which the learning rate first rises to the scheduled value. Adam's
+            first steps are as long as any, whatever the gradient; with a penalty that is zero at the start of a task,
+            they follow the new task alone, and the pull back then inflates Adam's average of squares.
+        average_last: share of a task's last epochs whose parameters are averaged; the mean becomes the task's result
+            (Polyak & Juditsky, 1992; Izmailov et al., UAI 2018). This removes the last oscillations without the
+            smaller steps of a falling rate. Running statistics of normalization layers are averaged too; what a method
+            measured during steps stays as the last step left it. Not with `patience`, which restores the best epoch.
     """
 
     epochs: NonNegativeInt = 50
@@ -68,7 +68,7 @@ class Training(metaclass=Checked):
             raise EvergraphError("Training: patience and average_last both say where a task ends; set one of them to 0")
 
     def rate(self, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch, counted from 0, of so many."""
+        """Learning rate of an epoch, counted from 0, out of `epochs`."""
         falling = 0.5 * (1.0 + math.cos(math.pi * epoch / epochs)) if self.schedule == "cosine" else 1.0
         rising = min(1.0, (epoch + 1) / (self.warm_up * epochs)) if self.warm_up else 1.0
         return self.lr * falling * rising

@@ -1,9 +1,9 @@
-"""Several trainings in one process that take turns: while the device works for one of them, the others give it more.
+"""Several training jobs in one process that take turns: while the device works for one, the others queue more work.
 
-A GPU that repeats a captured step of one small network is nearly idle. Here each training has a thread and a stream of
-its own, and one of them runs at a time: it queues the steps of an epoch, then hands over, and reads what came of them
-when its turn comes again. Nothing else is shared: random numbers change hands with the turn, so each training ends in
-the numbers that it ends in alone.
+A GPU that repeats a captured step of one small network is nearly idle. Here each job has a thread and a stream of its
+own, and one of them runs at a time: it queues the steps of an epoch, then hands over, and reads the results when its
+turn comes again. Nothing else is shared: the random state is swapped with the turn, so each job reaches the same
+numbers as when run alone.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import torch
 
 Result = TypeVar("Result")
 
-AT_ONCE = 16  # trainings that take turns with one another at most: each holds its graphs in memory
+AT_ONCE = 16  # jobs that take turns with one another at most: each holds its graphs in memory
 
-_mine = threading.local()  # .turn: the turn of the training that runs in this thread
+_mine = threading.local()  # .turn: the turn of the job that runs in this thread
 
 
 class NotTogetherError(Exception):
-    """Raised by the host of a meeting: each guest is left to itself."""
+    """Raised by the host of a meeting that cannot do the work together: each guest does it alone."""
 
 
 class Stopped(BaseException):
-    """Raised in the trainings that are left when all of them are stopped."""
+    """Raised in the remaining jobs when all of them are stopped."""
 
 
 def give_way(*, settled: bool = True) -> None:
-    """Hand over to the next training, where there are several: called when an epoch's work is queued.
+    """Hand over to the next job, if there are several; called when an epoch's work is queued.
 
     Args:
-        settled: whether all that is queued touches this training's own memory alone; if not, it is waited for.
+        settled: whether all queued work touches only this job's own memory; if not, it is waited for.
     """
     turn: _Turn | None = getattr(_mine, "turn", None)
     if turn is not None:
@@ -46,35 +46,35 @@ def give_way(*, settled: bool = True) -> None:
 
 
 def meet(number: int, sort: Hashable, guest: Any, host: Callable[[list[Any]], list[BaseException | None]]) -> bool:
-    """Wait for one's kin, where there are any, to do the like together.
+    """Wait for the other jobs of the group, if there are any, to do the same work together.
 
     Args:
-        number: of the meeting; kin that are at this one or at a later one are not waited for.
-        sort: guests of one sort are hosted together; None is nobody's, and does not wait.
+        number: number of the meeting; jobs that are at this meeting or at a later one are not waited for.
+        sort: guests of one sort are hosted together; None matches no other guest and does not wait.
         guest: what a host works on.
-        host: called once, by one of them, with the guests of all; returns the error that each ended in.
+        host: called once, by one of the jobs, with the guests of all; returns the error that each ended in.
 
     Returns:
-        Whether the guest was hosted. If not, it is left to do by oneself.
+        Whether the guest was hosted. If not, the caller has to do the work itself.
     """
     turn: _Turn | None = getattr(_mine, "turn", None)
     return turn is not None and turn.meet(number, sort, guest, host)
 
 
 def kin() -> Hashable | None:
-    """Whose kin the training of this thread is; None where it is nobody's."""
+    """Group of the job that runs in this thread; None if it has none."""
     turn: _Turn | None = getattr(_mine, "turn", None)
     return None if turn is None else turn.kin
 
 
 def clock() -> float:
-    """Seconds, not counting those in which other trainings had their turn, and counting what was taken over."""
+    """Seconds, without those in which other jobs had their turn, and with those added by `count_as_spent`."""
     turn: _Turn | None = getattr(_mine, "turn", None)
     return time.perf_counter() - (turn.waited if turn is not None else 0.0) + getattr(_mine, "taken_over", 0.0)
 
 
 def count_as_spent(seconds: float) -> None:
-    """Let the clock of this thread's training count what another has spent for it."""
+    """Add time that another job has spent on this job's behalf to this thread's clock."""
     _mine.taken_over = getattr(_mine, "taken_over", 0.0) + seconds
 
 
@@ -85,15 +85,15 @@ def side_by_side(
     taking_turns: bool | None = None,
     kin: Sequence[Hashable] | None = None,
 ) -> list[Result | Exception]:
-    """What each training returns, or the error that it ended in, in order.
+    """Run jobs and return the result of each, or the error that it ended in, in order.
 
     Args:
-        trainings: what to run; each is run in one thread from its beginning to its end.
+        trainings: the jobs; each runs in one thread from beginning to end.
         device: where they compute.
-        taking_turns: whether they take turns or follow one another; by default they take turns on a GPU. A CPU has
-            nothing to do while Python waits, so there it would bring nothing.
-        kin: of each training whose kin it is, so that those of one kin wait for one another where they can do the like
-            together (`meet`); None where nobody waits.
+        taking_turns: whether they take turns or run one after another; by default they take turns on a GPU. A CPU has
+            nothing to do while Python waits, so there it would gain nothing.
+        kin: the group of each job; jobs of one group wait for one another where they can do the same work together
+            (`meet`). None if no job waits.
     """
     if taking_turns is None:
         taking_turns = device.type == "cuda"
@@ -103,7 +103,7 @@ def side_by_side(
 
 
 def together(trainings: Sequence[Callable[[], Result]], device: torch.device) -> list[Result]:
-    """What each training returns, side by side where that pays, all of them kin; the first error is raised."""
+    """Run jobs as one group, side by side where that pays, and return their results; the first error is raised."""
     if device.type != "cuda":
         return [training() for training in trainings]
     results: list[Result] = []
@@ -124,7 +124,7 @@ def _outcome(training: Callable[[], Result]) -> Result | Exception:
 
 
 class _Table:
-    """The trainings around a table, and whose turn it is."""
+    """The jobs that take turns with one another."""
 
     def __init__(
         self, device: torch.device, trainings: Sequence[Callable[[], Any]], kin: Sequence[Hashable | None]
@@ -134,7 +134,7 @@ class _Table:
         self.stopping = False
 
     def run(self) -> list[Any]:
-        """Let all of them come to their end."""
+        """Run all jobs to their end and return their outcomes."""
         with _random_numbers_kept(self.device):
             for turn in self.turns:
                 turn.start()
@@ -142,7 +142,7 @@ class _Table:
             try:
                 for turn in self.turns:
                     while turn.is_alive():
-                        turn.join(0.2)  # in pieces, so that Ctrl-C is heard
+                        turn.join(0.2)  # in short waits, so that Ctrl-C is noticed
             except BaseException:
                 self.stopping = True
                 for turn in self.turns:
@@ -151,19 +151,19 @@ class _Table:
         return [turn.outcome for turn in self.turns]
 
     def next_after(self, turn: _Turn) -> _Turn | None:
-        """The next training that can go on; None where there is none but this one."""
+        """The next job that can continue; None if there is none besides this one."""
         position = self.turns.index(turn)
         others = [*self.turns[position + 1 :], *self.turns[:position]]
         return next((other for other in others if not other.ended and (self.stopping or not other.waits())), None)
 
     def kin_of(self, turn: _Turn) -> list[_Turn]:
-        """Trainings of one kin that are not at their end, this one included."""
+        """Unfinished jobs of the same group, this one included."""
         return [other for other in self.turns if other.kin == turn.kin and not other.ended]
 
 
 @dataclass(eq=False)
 class _Visit:
-    """A training at a meeting."""
+    """A job at a meeting."""
 
     sort: Hashable
     guest: Any
@@ -173,7 +173,7 @@ class _Visit:
 
 
 class _Turn(threading.Thread):
-    """One training: its thread, its stream, its random numbers."""
+    """One job: its thread, its stream, its random numbers."""
 
     def __init__(self, table: _Table, training: Callable[[], Any], kin: Hashable | None = None) -> None:
         super().__init__(daemon=True)
@@ -184,7 +184,7 @@ class _Turn(threading.Thread):
         self.outcome: Any = None
 
     def run(self) -> None:
-        """The training from its first turn to its last."""
+        """Run the job from its first turn to its last."""
         _mine.turn = self
         self._wait()
         try:
@@ -201,7 +201,7 @@ class _Turn(threading.Thread):
                 following.ready.set()
 
     def pause(self, settled: bool) -> None:
-        """Let the others have their turns."""
+        """Let the other jobs have their turns."""
         following = self.table.next_after(self)
         if following is not None:
             if not settled:
@@ -214,7 +214,7 @@ class _Turn(threading.Thread):
             raise Stopped
 
     def waits(self) -> bool:
-        """Whether it is at a meeting that others have to come to, or that one of them holds."""
+        """Whether the job is at a meeting that others have not reached yet, or that another job is hosting."""
         if self.visit is None or self.visit.done:
             return False
         return self.visit.hosted or any(other.meeting < self.meeting for other in self.table.kin_of(self))
@@ -222,14 +222,14 @@ class _Turn(threading.Thread):
     def meet(
         self, number: int, sort: Hashable, guest: Any, host: Callable[[list[Any]], list[BaseException | None]]
     ) -> bool:
-        """See the function of that name."""
+        """See the function `meet`."""
         if self.kin is None:
             return False
         self.meeting = number
         if sort is None:
             return False
         visit = self.visit = _Visit(sort, guest)
-        _synchronize(self.table.device)  # what it has queued touches the guest
+        _synchronize(self.table.device)  # its queued work touches the guest
         try:
             while not visit.done:
                 if self.waits():
@@ -270,7 +270,7 @@ class _Turn(threading.Thread):
 
 
 def device_numbers(device: torch.device) -> torch.Generator | None:
-    """A generator of the device's random numbers as they are at work now; None for a CPU, which has the host's."""
+    """Generator that shares the device's current random state; None for a CPU, which uses the host's."""
     return _generator(device).graphsafe_get_state() if device.type == "cuda" else None
 
 
@@ -280,7 +280,7 @@ def _generator(device: torch.device) -> Any:
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, Any]:
-    """The host's random numbers as they stand, and the device's: the state itself, which recorded steps hold on to."""
+    """A copy of the host's random state, and the device's state itself, which recorded steps hold a reference to."""
     return torch.get_rng_state(), _generator(device).graphsafe_get_state() if device.type == "cuda" else None
 
 
@@ -292,7 +292,7 @@ def _take_up(device: torch.device, numbers: tuple[torch.Tensor, Any]) -> None:
 
 @contextmanager
 def _random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """Afterwards random numbers are as they were before."""
+    """Restore the random state on exit."""
     before = _random_state(device)
     try:
         yield
@@ -302,7 +302,7 @@ def _random_numbers_kept(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _own_stream(device: torch.device) -> Iterator[None]:
-    """A stream, and a state of the device's random numbers, for the training of this thread."""
+    """Within this context, the job of this thread has its own stream and its own random state on the device."""
     if device.type != "cuda":
         yield
         return

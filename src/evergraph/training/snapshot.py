@@ -1,4 +1,4 @@
-"""A learner as a tree of plain values and tensors, and back: what `Learner.save` and `Learner.load` do."""
+"""Conversion of a learner to a tree of plain values and tensors and back, for `Learner.save` and `Learner.load`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def learner_state(learner: Learner) -> dict[str, Any]:
-    """Everything that the learner's future depends on."""
+    """Return everything that the learner's future depends on."""
     progress = None if learner.progress is None else learner.progress.state()  # brings the model up to date
     return {
         "evergraph": __version__,
@@ -61,7 +61,7 @@ def restore(
     method: Method | None,
     device: str,
 ) -> Learner:
-    """The learner that a tree describes; the caller's model and method take the place of unknown ones."""
+    """Rebuild the learner that a tree describes; the caller's model and method take the place of unknown ones."""
     try:
         saved = tree["model"]
         built = _make_model(saved) if model is None else as_model(model)
@@ -93,13 +93,13 @@ def restore(
 
 
 def model_name(model: GraphModel) -> str:
-    """The model's registered name, else its class; of a wrapped module, the module's class."""
+    """The model's registered name, else the name of its class; for a wrapped module, of the module's class."""
     model = model.encoder
     return MODELS.name_of(type(model)) or type(getattr(model, "module", model)).__name__
 
 
 def method_title(described: dict[str, Any]) -> str:
-    """`curvature`, or `ewc+ema` for a composed one, from a method's description."""
+    """Title of a method from its description: `curvature`, or `ewc+ema` for a composed one."""
     if "compose" in described:
         return "+".join(method_title(part) for part in described["compose"])
     return str(described["name"])
@@ -122,7 +122,7 @@ def _make_method(saved: dict[str, Any]) -> Method:
 
 
 def _same_method(saved: dict[str, Any], method: Method) -> Method:
-    """The caller's method, if it is the saved one (hyper-parameters may differ)."""
+    """Return the caller's method if it is the saved one (hyper-parameters may differ); raise otherwise."""
     wanted = method_title(saved)
     if wanted != method.title:
         raise EvergraphError(f"it was learned with method {wanted!r}, which {method.title!r} cannot go on with")
@@ -130,14 +130,14 @@ def _same_method(saved: dict[str, Any], method: Method) -> Method:
 
 
 def _fill(model: GraphModel, saved: dict[str, Any]) -> None:
-    """Give a model the saved size, number type and parameters."""
+    """Give a model the saved size, dtype and parameters."""
     if model.in_channels is None:
         model.setup(*saved["channels"])
     if [model.in_channels, model.out_channels] != saved["channels"]:
         sizes = [model.in_channels, model.out_channels]
         raise EvergraphError(f"its model has {saved['channels']} inputs and outputs, the one given {sizes}")
     if (set_scaling := capable(model, "set_scaling")) is not None:
-        set_scaling(saved["hyperparameters"])  # measured, if nobody gave it: a model made by hand does not know it
+        set_scaling(saved["hyperparameters"])  # may have been measured, so the caller's model may not have it
     state = saved["state"]
     types = {value.dtype for value in state.values() if value.is_floating_point()}
     if len(types) == 1:
@@ -152,7 +152,7 @@ def _fill(model: GraphModel, saved: dict[str, Any]) -> None:
 
 
 def _to_device(tree: Any, device: torch.device) -> Any:
-    """A tree with its tensors on a device."""
+    """Move the tensors of a tree to a device."""
     if isinstance(tree, Tensor):
         return tree.to(device)
     if isinstance(tree, dict):

@@ -1,9 +1,9 @@
-"""Several trainings as one: their parameters side by side in single tensors, every step one step for all of them.
+"""Stacked training: the parameters of several jobs side by side in single tensors, and one step for all of them.
 
-The seeds of a run train on one graph, each on nodes, in an order and from parameters of its own. A step for all of them
-is as many kernels as one for each, only wider: one pass over the graph with all weights side by side (`vmap` over the
-loop's own objective), one backward pass, one optimizer. What a training alone ends in, it ends in here, to float
-tolerance.
+The seeds of a run train on one graph, each on its own nodes, in its own order and from its own initial parameters. A
+step for all of them takes as many kernels as a step for one, only wider: one pass over the graph with all weights side
+by side (`vmap` over the loop's own objective), one backward pass, one optimizer. Each job reaches the same result as
+when trained alone, to float tolerance.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from evergraph.training.executors.whole import is_small, rows_needed
 from evergraph.training.member import Member, OptimizerState
 from evergraph.training.settings import Training
 
-DEVICES = frozenset({"cuda"})  # where one step for all takes less time than a step for each
-WIDER = 4  # a pass over the whole task may read so many times the rows of padded batches
+DEVICES = frozenset({"cuda"})  # where one step for all members is faster than a step for each
+WIDER = 4  # a pass over the whole task may read at most this many times the rows of padded batches
 
 Objective = Callable[[Context, Method, Batch], tuple[Tensor, Tensor, Step]]
-"""The loop's own: what a step goes down on, the loss of each example, and the step."""
+"""The loop's objective: returns the value that a step minimizes, the loss of each example, and the step."""
 
 
 def may_be_stacked(model: GraphModel, method: Method, settings: Training) -> bool:
-    """Whether trainings can be stacked, as far as that is known before there is a task."""
+    """Whether training can be stacked, as far as that is known before there is a task."""
     by_model = capable(model, "steps_can_be_stacked")
     declared = all(capable(part, "steps_can_be_stacked") is not None for part in method.parts())
-    watched = settings.patience or settings.average_last  # each epoch's parameters are looked at
+    watched = settings.patience or settings.average_last  # these need the parameters after each epoch
     able = declared and by_model is not None and bool(by_model())
     return able and fast("stack") and not (watched or settings.class_balanced or settings.fan_out)
 
 
 def sort_of(member: Member) -> Hashable | None:
-    """What trainings have in common that can be stacked; None for one that steps alone."""
+    """Key that members must share to be stacked; None for one that must be trained alone."""
     context, method, settings = member.context, member.method, member.settings
     model, batcher = context.model, context.batcher
     begun = member.progress.epoch or member.progress.optimizer is not None
@@ -76,7 +76,7 @@ def sort_of(member: Member) -> Hashable | None:
 
 
 def _one_pass_pays(context: Context) -> bool:
-    """Whether one pass over the whole task is no more work than batches of it."""
+    """Whether one pass over the whole task costs no more than its batches."""
     batcher, size = context.batcher, context.batch_size
     if size is None:
         return True
@@ -98,7 +98,7 @@ def _shapes(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _shape(value: Any) -> Any:
-    """A tree of state with shapes in the place of tensors: what has to be alike."""
+    """Replace the tensors of a state tree by their shapes, which must agree between stacked members."""
     if isinstance(value, dict):
         return {key: _shape(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -106,16 +106,16 @@ def _shape(value: Any) -> Any:
     return tuple(value.shape) if isinstance(value, Tensor) else value
 
 
-# side by side: matrices along their second dimension, so that the columns of all make one wide matrix without a copy
+# Matrices are stacked along their second dimension, so that the columns of all members form one wide matrix, uncopied.
 
 
 def _dim(value: Tensor) -> int:
-    """Where members stand side by side, by a tensor of one of them."""
+    """Dimension along which members are stacked, given one member's tensor."""
     return 1 if value.dim() > 1 else 0
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Trees of tensors as one tree; what is no tensor is alike in all."""
+    """Stack trees of tensors into one tree; entries that are not tensors are equal in all trees."""
     first = values[0]
     if isinstance(first, dict):
         return {key: _stacked([value[key] for value in values]) for key in first}
@@ -125,7 +125,7 @@ def _stacked(values: list[Any]) -> Any:
 
 
 def _dims(value: Any) -> Any:
-    """For each tensor of a member's tree where members stand side by side."""
+    """Dimension along which members are stacked, for each tensor of a member's tree."""
     if isinstance(value, dict):
         return {key: _dims(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -134,7 +134,7 @@ def _dims(value: Any) -> Any:
 
 
 def _member_of(value: Any, dims: Any, number: int) -> Any:
-    """A copy of one member's tree."""
+    """Copy one member's tree out of the stacked one."""
     if isinstance(value, dict):
         return {key: _member_of(item, dims[key], number) for key, item in value.items()}
     if isinstance(value, list):
@@ -143,10 +143,10 @@ def _member_of(value: Any, dims: Any, number: int) -> Any:
 
 
 class Stack(nn.Module):
-    """The parameters of several members, and what their steps read besides, side by side.
+    """The stacked parameters of several members, and the stacked state that their steps read.
 
     Args:
-        members: of one sort.
+        members: members with the same key (`sort_of`).
     """
 
     def __init__(self, members: list[Member]) -> None:
@@ -170,11 +170,11 @@ class Stack(nn.Module):
         self.generators = [generator for generator in own if generator is not None]
 
     def values(self) -> Params:
-        """The parameters of all members by name."""
+        """Stacked parameters by name."""
         return dict(zip(self.names, self.side_by_side))
 
     def _states(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """What the steps of each part of the method read, and where in it members stand side by side."""
+        """Stacked state that the steps of each part of the method read, and the dimensions it is stacked along."""
         owned = [
             [{name: getattr(part, name) for name in part.step_state} for part in member.method.parts()]
             for member in self.members
@@ -182,7 +182,7 @@ class Stack(nn.Module):
         return [_stacked(list(states)) for states in zip(*owned)], [_dims(state) for state in owned[0]]
 
     def _standing(self) -> Tensor | None:
-        """The products that stand still during the task, side by side."""
+        """Products that stay constant during the task, stacked; None if there are none."""
         claim, products = capable(self.context.model, "standing_product"), list[Tensor]()
         for member in self.members:
             for direction in member.method.directions(member.context):
@@ -191,10 +191,10 @@ class Stack(nn.Module):
         return torch.stack(products, 1) if products else None
 
     def objective(self, of_one: Objective, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective of each member and its summed loss, over rows of its own of one pass.
+        """Objective and summed loss of each member, over its own rows of one shared pass.
 
         Args:
-            of_one: the loop's objective of one member.
+            of_one: the loop's objective, for one member.
             rows: `(members, examples)`.
         """
 
@@ -218,14 +218,14 @@ class Stack(nn.Module):
         return found
 
     def edit_grads(self, losses: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """The method's hook, once, with everything side by side, unless the optimizer does that as it moves."""
+        """Call the method's hook once, with everything stacked, unless the optimizer does its work during its step."""
         with full_precision(self.context.device), self._as_one(self.values(), self.state):
             if not pulled_while_moving(self.context, self.method, optimizer):
                 self.method.edit_grads(Step(self.context, self.whole, losses, losses))
 
     @contextmanager
     def _as_one(self, params: Params, state: list[dict[str, Any]]) -> Iterator[None]:
-        """The first member's model and method with other parameters and state."""
+        """Within this context, the first member's model and method have the given parameters and state."""
         with ExitStack() as put_back:
             put_back.enter_context(with_parameters(self.context.model, params))
             for part, own in zip(self.method.parts(), state):
@@ -234,7 +234,7 @@ class Stack(nn.Module):
             yield
 
     def taken_out(self, optimizer: torch.optim.Optimizer) -> Callable[[int], OptimizerState]:
-        """A function that gives a member its parameters as they stand, and returns its part of the optimizer."""
+        """Return a function that copies a member's current parameters to its model and returns its optimizer state."""
 
         @torch.no_grad()
         def take_out(number: int) -> OptimizerState:
@@ -258,7 +258,7 @@ class Stack(nn.Module):
 
 @contextmanager
 def with_parameters(model: GraphModel, params: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it, the model has other tensors in the place of its parameters."""
+    """Within this context, the model's parameters are replaced by the given tensors."""
     split = [name.rpartition(".") for name in params]
     places: list[tuple[dict[str, Any], str]] = [
         (model.get_submodule(owner)._parameters, leaf) for owner, _, leaf in split
@@ -274,12 +274,12 @@ def with_parameters(model: GraphModel, params: Mapping[str, Tensor]) -> Iterator
 
 
 class StackedExecutor(RecordingExecutor):
-    """Steps of all members at once, on rows of one pass over all examples of any of them; on a GPU captured.
+    """Steps all members at once, on rows of one pass over the examples of all of them; captured on a GPU.
 
     Args:
         stack: the members.
-        optimizer: moves the stack's parameters.
-        objective: the loop's, of one member.
+        optimizer: updates the stack's parameters.
+        objective: the loop's objective, for one member.
     """
 
     def __init__(self, stack: Stack, optimizer: torch.optim.Optimizer, objective: Objective) -> None:
@@ -290,16 +290,16 @@ class StackedExecutor(RecordingExecutor):
         context, nodes = stack.context, stack.nodes
         self._row = torch.full((context.batcher.y.size(0),), -1, dtype=torch.long, device=context.device)
         self._row[nodes] = torch.arange(nodes.numel(), device=context.device)
-        self._rows: dict[int, Tensor] = {}  # where the recorded step of a size reads rows
+        self._rows: dict[int, Tensor] = {}  # the buffer that the recorded step of each size reads rows from
 
     def batches(self, seeds: Tensor) -> Iterator[Tensor]:
-        """Rows of the one pass, `(members, examples)`: all of them in each task's own order, or consecutive pieces."""
+        """Rows of the shared pass, `(members, examples)`: all, in each task's own order, or consecutive pieces."""
         if self.context.batch_size is None:
             seeds = torch.stack([member.context.train for member in self.stack.members])
         return iter(torch.split(self._row[seeds], self.context.batch_size or max(seeds.size(1), 1), dim=1))
 
     def step(self, batch: Tensor) -> Tensor:
-        """One step of all members, captured once it is warm; returns the summed loss of each."""
+        """Take one step for all members, captured once it is warm; returns the summed loss of each."""
         size = batch.size(1)
         if size not in self._rows:
             self._rows[size] = torch.empty_like(batch)
@@ -315,5 +315,5 @@ class StackedExecutor(RecordingExecutor):
         return losses
 
     def how(self) -> str:
-        """Whether steps were replayed, and that they were those of several."""
+        """How steps were carried out, and for how many members at once."""
         return f"{super().how()}, {len(self.stack.members)} as one"

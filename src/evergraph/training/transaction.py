@@ -1,4 +1,4 @@
-"""Learning a task as a transaction: a failure leaves the learner as it was, and nobody else's random numbers change."""
+"""Learning a task as a transaction: a failure leaves the learner as it was; the global random state is untouched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def transaction(learner: Learner, task: Task) -> Iterator[bool]:
-    """Enter a task, or go on with the one that was left; says which. A failure leaves everything as it was."""
+    """Begin a task, or resume an unfinished one; yields whether it is resumed. A failure restores everything."""
     mark, resumed = task.mark(), learner.in_mid_task
     if learner.progress is not None and mark != learner.task_mark:
         raise EvergraphError(
@@ -51,7 +51,7 @@ def transaction(learner: Learner, task: Task) -> Iterator[bool]:
 
 
 class _StoppedBetweenEpochs(BaseException):
-    """Carries what a caller's hook raised past the clean-up for failures."""
+    """Carries an exception raised by a caller's hook past the clean-up for failures."""
 
     def __init__(self, reason: BaseException) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _StoppedBetweenEpochs(BaseException):
 
 
 def between_epochs(learner: Learner, on_epoch: OnEpoch | None) -> OnEpoch:
-    """The caller's hook, called with the learner in a state that can be saved."""
+    """Wrap the caller's hook so that it is called with the learner in a state that can be saved."""
 
     def hook(progress: Progress, epochs: int) -> None:
         learner.random_state = torch.get_rng_state()
@@ -69,30 +69,30 @@ def between_epochs(learner: Learner, on_epoch: OnEpoch | None) -> OnEpoch:
             on_epoch(progress, epochs)
         except BaseException as reason:
             raise _StoppedBetweenEpochs(reason) from None
-        torch.set_rng_state(learner.random_state)  # whatever the hook drew
+        torch.set_rng_state(learner.random_state)  # undoes draws by the hook
 
     return hook
 
 
 @contextmanager
 def own_random_numbers(learner: Learner) -> Iterator[None]:
-    """Run with the learner's random numbers, and leave everybody else's alone."""
+    """Within this context, use the learner's random state; the global one is left unchanged."""
     devices = [learner.device] if learner.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.set_rng_state(learner.random_state)
         if devices:
-            torch.cuda.manual_seed(zlib.crc32(learner.random_state.numpy().tobytes()))  # draws nothing here
+            torch.cuda.manual_seed(zlib.crc32(learner.random_state.numpy().tobytes()))  # without drawing a seed
         yield
         learner.random_state = torch.get_rng_state()
 
 
 def remembered(model: nn.Module) -> Callable[[], None]:
-    """A function that gives a model its present parameters, buffers and parts again, whatever happens to it.
+    """Return a function that restores a model's present parameters, buffers and submodules, whatever happens to it.
 
-    Every module stays the object it was: a caller's own module is put back too, not replaced by a copy.
+    Every module stays the same object: a caller's own module is restored too, not replaced by a copy.
     """
     copies: dict[int, Any] = {}
-    copy.deepcopy(model, copies)  # fills in the copy of each object under the object's id
+    copy.deepcopy(model, copies)  # maps each object's id to its copy
     modules = list(model.modules())
 
     def restore() -> None:

@@ -1,11 +1,11 @@
-"""Nodes of classes that were never learned: how strange each example looks, and from where on it is put aside.
+"""Detection of classes that were never learned: how strange an example looks, and the threshold for flagging it.
 
-A method says how strange examples look, in one or two numbers (its largest score and its leverage, for the closed form;
-its confidence else). Of every task's validation examples these numbers are counted in a table, by heads that have not
-learned from them; the counts of all tasks say which share of known examples looks less strange. The score is a mixture
-of those shares, and its threshold leaves a stated share of the validation examples above it. How to mix is learned as
-well: a task that arrives is made of classes not learned yet, so before it is learned it tells which mixture sets its
-examples apart best.
+A method describes how strange an example looks by one or two numbers (its largest score and its leverage for the closed
+form, its confidence otherwise). For the validation examples of every task, these numbers are counted in a table, as
+computed by heads that have not learned from them; the counts of all tasks give the share of known examples that look
+less strange. The score is a mixture of those shares, and its threshold leaves a given share of the validation examples
+above it. The mixture is learned too: an arriving task consists of classes not learned yet, so before it is learned, it
+shows which mixture separates its examples best.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch import Tensor
 
 BINS = 256
 RANGES = {2: ((-2.0, 1.0), (-5.0, 5.0)), 1: ((-25.0, 5.0),)}
-"""By how many numbers there are: what each is expected to lie between; beyond, it is counted with the outermost."""
+"""Expected range of each number, keyed by how many there are; values outside are counted in the outermost bin."""
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the second number in the score."""
-TIES = 1e-3  # tells examples apart that are all stranger than any known one
+"""Candidate weights of the second number in the score."""
+TIES = 1e-3  # breaks ties between examples that are all stranger than any known one
 
 Cells = list[list[int]]
-"""A table's cells that are not empty: the numbers of the bins, then the count."""
+"""The non-empty cells of a table: bin indices, then the count."""
 
 
 def confidence(outputs: Tensor) -> Tensor:
-    """One number for each example, the larger the stranger: −log p/(1 − p) of its most probable class."""
+    """One number per example, larger for stranger ones: −log p/(1 − p) of its most probable class."""
     z = outputs.double()
     best = z.max(1)
     others = z.scatter(1, best.indices.unsqueeze(1), -torch.inf).logsumexp(1) if z.size(1) > 1 else best.values
@@ -38,26 +38,26 @@ def confidence(outputs: Tensor) -> Tensor:
 
 
 def counted(values: Tensor) -> Cells:
-    """A table of examples by the bins of their numbers."""
+    """Count examples by the bins of their numbers."""
     bins = _positions(values).long().clamp(0, BINS - 1)
     cells, counts = torch.unique(bins, dim=0, return_counts=True)
     return torch.cat([cells, counts.unsqueeze(1)], dim=1).tolist()
 
 
 def _positions(values: Tensor) -> Tensor:
-    """Numbers in units of bins, within the table."""
+    """Convert numbers to units of bins, clamped to the table."""
     low, high = torch.tensor(RANGES[values.size(1)], dtype=torch.float64).T
     return ((values.double() - low) / (high - low) * BINS).clamp(0, BINS - 1e-9)
 
 
 @dataclass(frozen=True)
 class Familiar:
-    """What known examples look like.
+    """Distribution of the numbers that describe known examples.
 
     Args:
-        cells: the bins that hold some, a row each.
-        counts: how many each holds.
-        mixture: the share of the second number in the score.
+        cells: bin indices of the non-empty cells, a row each.
+        counts: number of examples in each cell.
+        mixture: weight of the second number in the score.
     """
 
     cells: Tensor
@@ -66,7 +66,7 @@ class Familiar:
 
     @classmethod
     def of(cls, tables: Sequence[Cells], mixture: float) -> Familiar | None:
-        """The tables of all tasks together; None where there are none."""
+        """Merge the tables of all tasks; None if there are none."""
         rows = [row for table in tables for row in table]
         if not rows:
             return None
@@ -74,16 +74,16 @@ class Familiar:
         return cls(table[:, :-1], table[:, -1], mixture)
 
     def score(self, values: Tensor) -> Tensor:
-        """The mixture of the shares of known examples that look less strange: 0 for the most familiar, 1 and above."""
+        """Mixture of the shares of known examples that look less strange: 0 for the most familiar, 1 and above."""
         if not values.numel():
             return torch.zeros(0, dtype=torch.float64)
         return self._mixed(_positions(values), values)
 
     def threshold(self, false_alarms: float) -> float:
-        """The score above which at most that share of known examples lies.
+        """Score that at most a share `false_alarms` of known examples exceeds.
 
-        The ⌈(n + 1)(1 − α)⌉-th smallest of n, so that a new example like them is above it with a probability of at
-        most α (split conformal prediction; Vovk et al. 2005).
+        The ⌈(n + 1)(1 − α)⌉-th smallest of n scores, so that a new example of the same distribution exceeds it with
+        probability at most α (split conformal prediction; Vovk et al. 2005).
         """
         centres = self.cells + 0.5
         scores = self._mixed(centres, self._values(centres))
@@ -114,7 +114,7 @@ class Familiar:
 
 
 def separations(tables: Sequence[Cells], strangers: Tensor) -> list[float]:
-    """For each mixture, how well it sets unknown examples apart from known ones (AUROC), times their number."""
+    """For each mixture, the AUROC of unknown against known examples, times the number of unknown ones."""
     found = []
     for mixture in MIXTURES:
         familiar = Familiar.of(tables, mixture)
@@ -130,7 +130,7 @@ def separations(tables: Sequence[Cells], strangers: Tensor) -> list[float]:
 
 
 def familiar_of(records: Sequence[Mapping[str, Any]]) -> Familiar | None:
-    """What the records of all tasks say of known examples; the mixture is the best one so far, ½ for none."""
+    """Distribution of known examples from the records of all tasks, with the best mixture so far, by default ½."""
     votes = [sum(column) for column in zip(*(record["separations"] for record in records if record.get("separations")))]
     mixture = MIXTURES[max(range(len(votes)), key=lambda i: votes[i])] if votes else 0.5
     return Familiar.of([record["familiar"] for record in records if record.get("familiar")], mixture)

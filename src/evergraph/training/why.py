@@ -1,4 +1,4 @@
-"""Why an example is predicted to be what it is: the neighbours and features that carry the prediction, in words."""
+"""Explanations of predictions: how much each neighbour and each feature contributes, in words."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
 Amount = tuple[Any, float]
-"""What something is called, and what it adds to the logit."""
+"""A name, and the amount that it adds to the logit."""
 
 
 @dataclass
 class Explanation:
-    """One node's prediction, taken apart. Amounts add up to the logit, exactly.
+    """One node's prediction, broken down into amounts that add up exactly to the logit.
 
     Args:
         node: the node, by its id or number.
-        label: the class that is explained.
-        probability: of the class, calibrated.
+        label: the class being explained.
+        probability: calibrated probability of the class.
         against: the class that it is compared with; None for the logit alone.
-        logit: z of the class, or its difference to the other's. Where probabilities are smoothed over neighbours, z is
-            the node's own, before that.
-        constant: what no feature carries.
-        by_depth: what features add after so many steps of propagation; 0: the node's own alone.
-        neighbours: what each node adds, all its features together, the largest first; the node itself among them.
-        features: what each feature adds, of all nodes together, the largest first.
-        shares: where probabilities are smoothed: the part of the probability that comes from each node.
-        voted: edges between tasks were found, so a vote of all depths on judged edges was read.
+        logit: z of the class, or z of the class minus z of `against`. Where probabilities are smoothed over neighbours,
+            z is the node's own, before smoothing.
+        constant: the part of the logit that comes from no feature.
+        by_depth: amount added by features, by number of propagation steps; 0 for the node's own features.
+        neighbours: amount added by each node, summed over its features, largest first; includes the node itself.
+        features: amount added by each feature, summed over all nodes, largest first.
+        shares: where probabilities are smoothed, the share of the probability that comes from each node.
+        voted: whether edges between tasks were found, so that a vote of all depths on judged edges was used.
     """
 
     node: Any
@@ -56,7 +56,7 @@ class Explanation:
     voted: bool
 
     def text(self, most: int = 5) -> str:
-        """The explanation in a few lines, with the `most` largest amounts."""
+        """Return the explanation as a few lines of text, with the `most` largest amounts."""
         than = f" rather than {self.against!r}" if self.against is not None else ""
         depths = [f"{amount:+.3g} {_called(depth)}" for depth, amount in self.by_depth.items() if amount]
         lines = [
@@ -76,7 +76,7 @@ class Explanation:
         return self.text()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the explanation as plain values, for JSON."""
         return {**vars(self), "by_depth": {str(depth): amount for depth, amount in self.by_depth.items()}}
 
     def draw(self, path: str | Path, most: int = 8) -> None:
@@ -133,6 +133,6 @@ def why(
 
 
 def _largest(names: Sequence[Any], amounts: Tensor) -> list[Amount]:
-    """Names and amounts, the largest first whatever their sign; nothing is left out but zeros."""
+    """Pair names with amounts, sorted by decreasing absolute value; zeros are left out."""
     order = torch.argsort(amounts.abs(), descending=True, stable=True).tolist()
     return [(names[i], float(amounts[i])) for i in order if amounts[i] != 0]

@@ -1,4 +1,4 @@
-"""An explanation as a picture: bars for the nodes and the features that carry a prediction."""
+"""Pictures of explanations: bars for the nodes and features that contribute to a prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS = {".png", ".pdf", ".svg"}
 
 
 def draw(explanation: Explanation, path: str | Path, most: int) -> None:
-    """Write the picture."""
+    """Draw the `most` largest amounts of an explanation into a file."""
     path = Path(path)
     if path.suffix not in FORMATS:
         raise EvergraphError(f"{path}: cannot tell the format; end the name in {', '.join(sorted(FORMATS))}")

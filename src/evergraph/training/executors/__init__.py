@@ -23,7 +23,7 @@ EXECUTORS: tuple[type[Executor], ...] = (
 def executor_for(
     context: Context, method: Method, step: TrainStep, kinds: Sequence[type[Executor]] = EXECUTORS
 ) -> Executor:
-    """The first executor that suits a task; it keeps the reasons that spoke against those before it."""
+    """Make the first executor that suits a task; it keeps the reasons why those before it did not."""
     reasons: list[str] = []
     for kind in kinds:
         answer = kind.suits(context, method)

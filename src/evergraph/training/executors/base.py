@@ -1,4 +1,4 @@
-"""What an executor is: it cuts an epoch into batches and carries out a step on each."""
+"""Base class of executors, which split an epoch into batches and carry out a step on each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Method
 
 TrainStep = Callable[[Batch], Tensor]
-"""The loop's own step: from a batch to its summed loss, with the parameters moved."""
+"""The loop's own step: updates the parameters on a batch and returns its summed loss."""
 
 
 class Executor:
@@ -26,11 +26,11 @@ class Executor:
     def __init__(self, context: Context, step: TrainStep) -> None:
         self.context, self.train_step = context, step
         self.passed_over: list[str] = []
-        """What spoke against the executors before it."""
+        """Why the executors before it were not used."""
 
     @property
     def settled(self) -> bool:
-        """Whether all steps are replayed from now on: they touch memory that is this training's own."""
+        """Whether all steps from now on are replays, which touch only this job's own memory."""
         return False
 
     @classmethod
@@ -47,7 +47,7 @@ class Executor:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what it holds, when the task's steps are done."""
+        """Release resources when the task's steps are done."""
 
     def how(self) -> str:
         """How steps were carried out, in words: `captured`, or `eager` and why."""

@@ -1,9 +1,9 @@
-"""Training steps on a GPU without the launches: recorded once as a CUDA graph, then replayed.
+"""Training steps on a GPU without launch overhead: recorded once as a CUDA graph, then replayed.
 
-A step of a small batch is some sixty kernels of a few microseconds, so a GPU waits for Python most of the
-time. A CUDA graph launches all of them at once, but wants the same shapes every time. Batches are
-therefore padded: each edge into a seed gets a row of its own (no search for neighbours met twice), up to
-a number of rows that only a few sizes are allowed for, and the step itself is the training loop's own.
+A step on a small batch is some sixty kernels of a few microseconds each, so a GPU waits for Python most of the
+time. A CUDA graph launches all of them at once, but needs the same shapes every time. Batches are
+therefore padded: each edge into a seed gets a row of its own (no search for neighbours that occur twice), up to
+one of a few allowed numbers of rows, and the step itself is the training loop's own.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from evergraph.training.executors.base import TrainStep
 from evergraph.training.executors.cuda_graphs import can_capture
 from evergraph.training.executors.recording import RecordingExecutor
 
-MOST_SEEDS = 1024  # that Triton's kernel cuts a batch of
+MOST_SEEDS = 1024  # in a batch made by Triton's kernel
 LARGEST_OPERATOR = 2**24  # entries of a padded batch's dense operator; larger batches are not launch-bound anyway
 
 
 @dataclass(eq=False)
 class PaddedBatch(Batch):
-    """A batch whose one layer is a dense matrix, from a row for each edge to the seeds."""
+    """A batch with a single layer: a dense matrix from one row per edge to the seeds."""
 
     matrix: Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
@@ -42,14 +42,14 @@ class PaddedBatch(Batch):
 
 @dataclass(eq=False)
 class Piece:
-    """The seeds of a batch and the rows that it is padded to."""
+    """The seeds of a batch and the number of rows that it is padded to."""
 
     seeds: Tensor
     capacity: int
 
 
 def padded_batch(batcher: Neighbourhoods, seeds: Tensor, capacity: int) -> PaddedBatch:
-    """One hop around the seeds with shapes that depend on the number of seeds and `capacity` alone.
+    """Make a one-hop batch around the seeds, with shapes that depend only on the number of seeds and `capacity`.
 
     Row e of the batch is the source of the e-th edge into the seeds; rows beyond the last edge are node 0
     with weight 0. The operator is a dense matrix. Nothing here waits for the device.
@@ -88,17 +88,17 @@ class CapturedExecutor(RecordingExecutor):
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         super().__init__(context, step)
-        self._seeds: dict[tuple[int, int], Tensor] = {}  # where the recorded step of a shape reads the seeds
+        self._seeds: dict[tuple[int, int], Tensor] = {}  # the buffer that each shape's recorded step reads
 
     @classmethod
     def suits(cls, context: Context, method: Method) -> Answer:
-        """On a GPU, where model and method declare that their steps are the same kernels every time."""
+        """On a GPU, if model and method declare that their steps are the same kernels every time."""
         if context.batch_size is None:
             return False
         return cls.can_record(context) and can_capture(context, method, "padded")
 
     def batches(self, seeds: Tensor) -> Iterator[Piece]:
-        """The seeds in consecutive pieces, with the rows each needs rounded up."""
+        """Consecutive pieces of the seeds, each with the number of rows it needs, rounded up."""
         size = self.context.batch_size or max(seeds.numel(), 1)
         counts = self.context.batcher.operator.counts()[seeds]
         edges = F.pad(counts, (0, -counts.numel() % size)).view(-1, size).sum(1)
@@ -123,7 +123,7 @@ class CapturedExecutor(RecordingExecutor):
 
 
 def rounded_up(rows: int) -> int:
-    """The next of 64, 96, 128, 192, 256, …: at most half as much again."""
+    """Round up to the next of 64, 96, 128, 192, 256, …, which adds at most a half."""
     size = 64
     while size < rows:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3

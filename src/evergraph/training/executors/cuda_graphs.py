@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: what the executors that capture have in common."""
+"""CUDA graphs of training steps, for the executors that capture."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Replay = Callable[[], Tensor]
 class Recorded:
     """A step that reads and writes the same memory every time: carried out, watched, captured, then replayed.
 
-    The first call carries it out as it is, which also warms up the libraries and allocates what the step keeps. The
-    second looks for operations that a recording cannot repeat (`Watch`). The third captures it. A step that cannot be
-    captured, for whatever reason, is carried out as it is from then on, with everything as it was before the attempt.
+    The first call runs it as it is, which also warms up the libraries and allocates what the step keeps. The second
+    looks for operations that a recording cannot repeat (`Watch`). The third captures it. A step that cannot be
+    captured, for whatever reason, is run as it is from then on, with everything restored to before the attempt.
 
     Args:
-        step: returns its loss.
+        step: the step; returns its loss.
         context: the task.
-        watched: whether the like of it was watched already, so that it need not be.
-        capture: from a step to its recording; by default a CUDA graph's.
+        watched: whether a step like this one was watched already, so that it need not be.
+        capture: makes a recording of a step; by default a CUDA graph.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Recorded:
         self._replay: Replay | None = None
         self._warm, self.watched = False, watched
         self.reason = ""
-        """Why it is not captured; empty as long as it is, or may still be."""
+        """Why the step is not captured; empty if it is, or may still be."""
 
     @property
     def captured(self) -> bool:
@@ -57,7 +57,7 @@ class Recorded:
         return self._replay is not None
 
     def __call__(self) -> Tensor:
-        """One step."""
+        """Carry out one step."""
         if self._replay is None and self.watched and self._warm and not self.reason:
             self._try_to_capture()
         if self._replay is not None:
@@ -71,9 +71,9 @@ class Recorded:
         return aside(self._step, self._context.device)
 
     def _try_to_capture(self) -> None:
-        """While a step is captured nothing is computed on the device; Python's part of it is undone if it fails.
+        """Capture the step, which computes nothing on the device; if that fails, undo its effects in Python.
 
-        A second attempt is made without what waits to be collected: memory, and graphs of an earlier task, which can
+        A second attempt is made after garbage collection, which frees memory, and graphs of an earlier task that can
         pin gradients to another stream.
         """
         for attempt in range(2):
@@ -92,7 +92,7 @@ class Recorded:
 
 
 def remembered(context: Context) -> Callable[[], None]:
-    """A function that undoes what a failed capture did to Python's objects, to numbers on the CPU and to gradients.
+    """Return a function that undoes what a failed capture did to Python objects, numbers on the CPU and gradients.
 
     Numbers on the device are left alone: a capture does not touch them.
     """
@@ -113,13 +113,13 @@ def remembered(context: Context) -> Callable[[], None]:
         torch.set_rng_state(host)
         if device is not None:
             renew_generator(context.device, device)
-        context.model.zero_grad(set_to_none=True)  # gradients lie in the memory of the graph that was given up
+        context.model.zero_grad(set_to_none=True)  # gradients are in the memory of the abandoned graph
 
     return restore
 
 
 def renew_generator(device: torch.device, state: Tensor) -> None:
-    """Give a GPU's default generator a state of its own again: a failed capture leaves the old one unusable."""
+    """Give a GPU's default generator a new state object: a failed capture leaves the old one unusable."""
     fresh = torch.Generator(device)
     fresh.set_state(state)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -127,11 +127,11 @@ def renew_generator(device: torch.device, state: Tensor) -> None:
 
 
 def cuda_graph_of(step: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()) -> Replay:
-    """The step as a CUDA graph; nothing is computed yet.
+    """Capture a step as a CUDA graph; nothing is computed yet.
 
     Args:
-        step: what to record.
-        generators: that it draws from, besides the device's own.
+        step: the step to record.
+        generators: generators that it draws from, besides the device's own.
     """
     graph, stream = torch.cuda.CUDAGraph(), side_stream()
     for generator in generators:
@@ -143,11 +143,11 @@ def cuda_graph_of(step: Callable[[], Tensor], generators: Sequence[torch.Generat
             loss = step()
         except BaseException:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it may be said that nothing was captured yet
+                warnings.simplefilter("ignore")  # torch may warn that nothing was captured yet
                 graph.capture_end()
             raise
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="The CUDA Graph is empty")  # whose replay would train nothing
+            warnings.filterwarnings("error", message="The CUDA Graph is empty")  # its replay would train nothing
             graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
 
@@ -159,7 +159,7 @@ def cuda_graph_of(step: Callable[[], Tensor], generators: Sequence[torch.Generat
 
 
 def aside(step: Callable[[], Tensor], device: torch.device) -> Tensor:
-    """A step outside of a capture, on the stream that the capture will use."""
+    """Run a step outside of a capture, on the stream that the capture will use."""
     if device.type != "cuda":
         return step()
     stream = side_stream()
@@ -171,9 +171,9 @@ def aside(step: Callable[[], Tensor], device: torch.device) -> Tensor:
 
 
 def side_stream() -> Any:
-    """The stream that steps are captured on: the current one, or beside a device's default stream one for all of them.
+    """Stream to capture steps on: the current one or, if that is the device's default stream, one shared by all steps.
 
-    What one step has freed, the next can use.
+    Memory that one step has freed can be used by the next.
     """
     current = torch.cuda.current_stream()
     return current if current != torch.cuda.default_stream() else _shared_stream(torch.cuda.current_device())
@@ -185,7 +185,7 @@ def _shared_stream(device: int) -> Any:
 
 
 def can_capture(context: Context, method: Method, form: Form) -> Answer:
-    """Whether a step is the same kernels every time, by what the model and the method declare.
+    """Whether the model and the method declare that a step is the same kernels every time.
 
     Args:
         context: the task.

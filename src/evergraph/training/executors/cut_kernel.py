@@ -1,6 +1,6 @@
-"""A padded batch cut in one go on a GPU: the Triton kernel for what `padded_batch` says in some twenty operations.
+"""Triton kernel that makes a padded batch in one launch, in place of some twenty operations of `padded_batch`.
 
-Imported where Triton is at hand.
+Imported only where Triton is available.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32  # of a batch that a program makes
-WIDEST = 256  # columns of features that it copies at once
+ROWS = 32  # rows of a batch per program
+WIDEST = 256  # feature columns that a program copies at once
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def cut_rows(  # type: ignore[no-untyped-def]
     seeds, indptr, indices, values, features, source, matrix, out, count, capacity, columns,
     batch: tl.constexpr, rows: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """The sources of a tile of edges into the seeds, their features, and their columns of the seeds × edges matrix."""
+    """Write the sources of a tile of edges into the seeds, their features, and their seeds × edges matrix columns."""
     e = tl.program_id(0) * rows + tl.arange(0, rows)
     b = tl.arange(0, batch)
     there, inside = b < count, e < capacity
@@ -29,7 +29,7 @@ def cut_rows(  # type: ignore[no-untyped-def]
     start = tl.load(indptr + node, mask=there, other=0)
     edges = (tl.load(indptr + node + 1, mask=there, other=0) - start).to(tl.int32)
     end = tl.cumsum(edges, 0)
-    seed = tl.sum((end[:, None] <= e[None, :]).to(tl.int32), axis=0)  # beyond the last edge, not a seed
+    seed = tl.sum((end[:, None] <= e[None, :]).to(tl.int32), axis=0)  # not a valid seed beyond the last edge
     present = e < tl.sum(edges, axis=0)
     mine = b[:, None] == seed[None, :]
     begin = tl.sum(tl.where(mine, start[:, None], 0), axis=0)
@@ -50,13 +50,13 @@ def cut_rows(  # type: ignore[no-untyped-def]
 def launch(
     seeds: Tensor, operator: tuple[Tensor, Tensor, Tensor], capacity: int, features: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The source of each row, 0 for padding, the dense matrix from rows to seeds, and the features of the sources.
+    """Return the source of each row (0 for padding), the dense matrix from rows to seeds, and the sources' features.
 
     Args:
-        seeds: so few nodes that every program can look at all of them.
+        seeds: the seed nodes; few enough for every program to read all of them.
         operator: row pointers, columns and entries.
-        capacity: rows; the edges into the seeds are at most as many.
-        features: of all nodes, contiguous.
+        capacity: number of rows; at least the number of edges into the seeds.
+        features: features of all nodes, contiguous.
     """
     indptr, indices, values = operator
     count = seeds.numel()

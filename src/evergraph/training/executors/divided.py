@@ -1,9 +1,9 @@
-"""Data parallel steps: every process computes the outputs of its share of a batch, and all see the whole step.
+"""Data-parallel steps: each process computes the outputs of its share of a batch, and all see the whole step.
 
-The outputs of all shares are put together before the loss is taken, so every hook of a method sees the step as one
-process alone would: its loss, penalties, cotangents, replayed examples and random draws are the same everywhere. Only
-the model's forward and backward pass over the batch, which is where the time goes, is divided. The gradients that come
-back through a share are added over the processes, in their order.
+The outputs of all shares are gathered before the loss is computed, so every hook of a method sees the step as a single
+process would: its loss, penalties, cotangents, replayed examples and random draws are the same everywhere. Only the
+model's forward and backward pass over the batch, which takes most of the time, is divided. The gradients of the shares
+are summed over the processes, in their order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from evergraph.training.executors.base import Executor, TrainStep
 
 
 class DividedBatch(Batch):
-    """A batch of which this process computes a share. As a whole it is cut when somebody asks for its nodes.
+    """A batch of which this process computes a share. The whole batch is only made when its nodes are accessed.
 
-    What is made of it by `dataclasses.replace` is an ordinary batch.
+    `dataclasses.replace` turns it into an ordinary batch.
     """
 
     _all: Tensor | None = None
@@ -37,7 +37,7 @@ class DividedBatch(Batch):
 
     @classmethod
     def of(cls, batcher: Neighbourhoods, examples: Tensor, group: Workers) -> DividedBatch:
-        """The batch of some examples, shared by a group."""
+        """Make a batch of the given examples, shared by a group."""
         batch = cls.__new__(cls)
         batch.source, batch.y, batch.members, batch.examples = batcher, batcher.y[examples], None, None
         batch._all, batch._share, batch._layers = examples, group.share(examples.numel()), {}
@@ -45,7 +45,7 @@ class DividedBatch(Batch):
 
     @property
     def is_divided(self) -> bool:
-        """Whether there is a share of it."""
+        """Whether this process computes only a share of it."""
         return self._all is not None
 
     @property
@@ -55,17 +55,17 @@ class DividedBatch(Batch):
 
     @property
     def num_own(self) -> int:
-        """Number of examples in this process's share; there may be none."""
+        """Number of examples in this process's share; may be 0."""
         return int(self._share.stop - self._share.start)
 
     def own(self) -> Batch:
-        """The batch of the share; of another's example where the share is empty, so that every process goes along."""
+        """Batch of this process's share; if that is empty, of another's example, so that every process takes part."""
         assert self.source is not None
         assert self._all is not None
         return self.source.batch(self._all[self._share] if self.num_own else self._all[:1])
 
     def __getattr__(self, name: str) -> Any:
-        """The parts of the whole batch, cut now."""
+        """Make the whole batch when one of its parts is accessed."""
         if name not in {"x", "operator", "sizes", "nodes"} or self._all is None:
             raise AttributeError(name)
         assert self.source is not None
@@ -86,11 +86,11 @@ class DividedExecutor(Executor):
 
     @classmethod
     def suits(cls, context: Context, method: Method) -> Answer:
-        """Where there is more than one process."""
+        """If there is more than one process."""
         return workers().size > 1
 
     def batches(self, seeds: Tensor) -> Iterator[Batch]:
-        """Consecutive pieces of the seeds; every process begins the epoch with the first one's parameters."""
+        """Consecutive pieces of the seeds; every process begins the epoch with the first process's parameters."""
         self.group.same(list(self.context.model.parameters()))
         self._seed, self._steps = zlib.crc32(torch.get_rng_state().numpy().tobytes()), 0
         for piece in torch.split(seeds, self.context.batch_size or max(seeds.numel(), 1)):
@@ -100,7 +100,7 @@ class DividedExecutor(Executor):
                 yield self.context.batcher.batch(piece)
 
     def step(self, batch: Batch) -> Tensor:
-        """The loop's step, with a forward pass that is shared."""
+        """The loop's step, with a forward pass that is divided among the processes."""
         self._steps += 1
         return self.train_step(batch, forward=self.forward if self._divides else forward)  # type: ignore[call-arg]
 
@@ -120,7 +120,7 @@ class DividedExecutor(Executor):
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
-        """Dropout and sampled neighbours differ between shares; whatever else is drawn must not differ."""
+        """Within this context, draws differ between processes: dropout and sampled neighbours, and nothing else."""
         device = self.context.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(self._seed + 1_000_003 * self._steps + 7_919 * self.group.rank)
@@ -138,12 +138,12 @@ class _Pass(nn.Module):
         return forward(self.model, batch, directions)
 
 
-# Four linear maps between tensors that are the same in all processes and tensors that each has of its own. Each is the
-# other's transpose, so that gradients of gradients are right too.
+# Four linear maps between tensors that are the same in all processes and tensors that each process has of its own. They
+# are pairs of transposes, so that gradients of gradients are right too.
 
 
 class _Copy(torch.autograd.Function):
-    """The same values for every process to work with; gradients come back as their sum."""
+    """Use the same values in every process; gradients are summed over the processes."""
 
     @staticmethod
     def forward(ctx: Any, group: Workers, *values: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +158,7 @@ class _Copy(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of what every process has."""
+    """Sum tensors over the processes."""
 
     @staticmethod
     def forward(ctx: Any, group: Workers, *values: Tensor) -> tuple[Tensor, ...]:
@@ -171,7 +171,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Stack(torch.autograd.Function):
-    """The rows of all shares below one another."""
+    """Concatenate the rows of all shares."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, total: int, group: Workers) -> Tensor:
@@ -184,7 +184,7 @@ class _Stack(torch.autograd.Function):
 
 
 class _Share(torch.autograd.Function):
-    """A process's share of rows that all have."""
+    """Take this process's share of rows that all processes have."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, total: int, group: Workers) -> Tensor:
@@ -198,10 +198,10 @@ class _Share(torch.autograd.Function):
 
 @torch.no_grad()
 def rows_are_independent(context: Context) -> bool:
-    """Whether the outputs of a batch are those of its parts, so that it can be divided; found out by trying.
+    """Whether a batch's outputs equal those of its parts, so that it can be divided; found by trying.
 
-    Batch normalization reads the whole batch. A pass with dropout says nothing in training mode, unless it moves a
-    buffer; then evaluation mode has to say it.
+    Batch normalization reads the whole batch. With dropout, passes in training mode cannot be compared, so evaluation
+    mode decides, unless a pass updates a buffer.
     """
     model, some = context.model, context.train[:2]
     if some.numel() < 2:

@@ -14,7 +14,7 @@ from evergraph.training.executors.base import Executor
 
 
 class PlainExecutor(Executor):
-    """Cuts batches out of the task's graph and steps on each; suits every task."""
+    """Makes batches of the task's graph and steps on each; suits every task."""
 
     @classmethod
     def suits(cls, context: Context, method: Method) -> Answer:
@@ -22,12 +22,12 @@ class PlainExecutor(Executor):
         return True
 
     def batches(self, seeds: Tensor) -> Iterator[Batch]:
-        """Consecutive pieces of the seeds with their neighbourhoods, and with whatever else the method reads."""
+        """Consecutive pieces of the seeds with their neighbourhoods, and any further examples that the method reads."""
         for piece in torch.split(seeds, self.context.batch_size or max(seeds.numel(), 1)):
             yield self.cut(piece)
 
     def cut(self, examples: Tensor) -> Batch:
-        """The batch of some examples."""
+        """Make a batch of the given examples."""
         context = self.context
         further = context.method.further_examples(context) if context.method is not None else None
         if further is None:

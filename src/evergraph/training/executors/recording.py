@@ -1,4 +1,4 @@
-"""Executors that capture: recorded steps, one for each shape of batch."""
+"""Base class of executors that capture steps: one recorded step for each batch shape."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from evergraph.training.executors.cuda_graphs import Recorded, Replay
 
 
 class RecordingExecutor(Executor):
-    """Keeps a recorded step for each shape; if one cannot be captured none is, and the reason is kept."""
+    """Keeps a recorded step for each shape; if one cannot be captured, none is, and the reason is kept."""
 
     def __init__(self, context: Context, step: TrainStep) -> None:
         super().__init__(context, step)
         self.captures = bool(self.can_record(context))
         self.recorded: dict[tuple[Hashable, Hashable], Recorded] = {}  # by phase and shape
-        self.capture: Callable[[Callable[[], Tensor]], Replay] | None = None  # by default a CUDA graph's
+        self.capture: Callable[[Callable[[], Tensor]], Replay] | None = None  # by default a CUDA graph
         self.reason = ""
-        """Why steps are not captured; empty as long as nothing speaks against it."""
+        """Why steps are not captured; empty as long as they are, or may still be."""
 
     @classmethod
     def can_record(cls, context: Context) -> Answer:
-        """Whether there is a device that steps can be recorded on."""
+        """Whether steps can be recorded on the context's device."""
         if context.device.type != "cuda":
             return No("on a CPU")
         return fast("capture") or No("the fast path capture is turned off")
 
     def replay(self, size: Hashable, make: Callable[[], Callable[[], Tensor]]) -> Tensor:
-        """Carry out the step of a shape; `make` makes it where there is none yet."""
+        """Carry out the step of a shape; `make` makes the step when the shape is first met."""
         method = self.context.method
         phase = None if method is None else method.phase(self.context)
         shape = phase, size
@@ -46,7 +46,7 @@ class RecordingExecutor(Executor):
         return loss
 
     def close(self) -> None:
-        """Let go of the recordings, whose memory would else wait for the collector."""
+        """Release the recordings, whose memory would otherwise wait for the garbage collector."""
         self.recorded.clear()
 
     @property
@@ -55,7 +55,7 @@ class RecordingExecutor(Executor):
         return bool(self.recorded) and all(recorded.captured for recorded in self.recorded.values())
 
     def how(self) -> str:
-        """Whether steps were replayed; else why not."""
+        """`captured` if steps were replayed; else `eager` and why."""
         if self.reason:
             return f"eager: {self.reason}"
         captured = any(recorded.captured for recorded in self.recorded.values())

@@ -1,4 +1,4 @@
-"""What a recorded step cannot do, found by watching a step that is carried out."""
+"""Detection of operations that a recorded step cannot repeat, by watching a step as it is carried out."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Watch(TorchDispatchMode):
     on one of them says so itself.
 
     Args:
-        device: where the step runs. On a CPU copies and generators are not looked at, since there they are the same
+        device: where the step runs. On a CPU, copies and generators are not checked, since there they are the same
             for every step that can be captured elsewhere.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would load its compiler, a second or two, to keep it off what it never sees."""
+        """Return False, or torch would spend a second or two on loading its compiler, only to disable it."""
         return False
 
     def __init__(self, device: torch.device) -> None:
@@ -39,7 +39,7 @@ class Watch(TorchDispatchMode):
         self.on_gpu, self.reason = device.type == "cuda", ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Carry out the operation; note it where it is the first of its kind."""
+        """Carry out the operation; note it if it is the first that cannot be repeated."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.reason and (what := self._obstacle(func, args, kwargs, result)):
@@ -47,14 +47,14 @@ class Watch(TorchDispatchMode):
         return result
 
     def _obstacle(self, func: Any, args: Any, kwargs: Any, result: Any) -> str:
-        """What is wrong with an operation; empty where nothing is."""
+        """Why an operation cannot be repeated; empty if it can."""
         name, tags = _name(func), getattr(func, "tags", ())
         if torch.Tag.data_dependent_output in tags:
             return "it reads a value back"
         if name in INDEXING:
             if not any(_is_mask(part) for part in _parts(args[1:2])):
                 return ""
-            filled = name != "aten::index" and args[2].numel() == 1  # as masked_fill does, whose shape is fixed
+            filled = name != "aten::index" and args[2].numel() == 1  # like masked_fill, whose shape is fixed
             return "" if filled else "it picks entries by a mask"
         if torch.Tag.dynamic_output_shape in tags and kwargs.get("output_size") is None:
             return "it makes a tensor whose size depends on values"
@@ -71,7 +71,7 @@ class Watch(TorchDispatchMode):
 
 
 def _name(func: Any) -> str:
-    """An operator's name; those of higher order have no schema."""
+    """Name of an operator; higher-order operators have no schema."""
     return str(getattr(getattr(func, "_schema", None), "name", func))
 
 
@@ -89,7 +89,7 @@ def _parts(value: Any) -> Iterator[Tensor]:
 
 
 def _place() -> str:
-    """The innermost line outside of torch and of this file."""
+    """Innermost line of code outside of torch and of this file."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
