@@ -1,4 +1,4 @@
-"""Methods, one file each. Importing them here is what puts them on the list, in this order."""
+"""Methods, one file each. Importing them here registers them, in this order."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from evergraph.methods.closed_form import Analytic, Auto
 
 
 def register(kind: type[Method]) -> type[Method]:
-    """Put a method of your own on the list, under its `name`. Usable as a decorator."""
+    """Register a method of your own under its `name`. Usable as a decorator."""
     return METHODS.register(kind)
 
 
 def parts_of(name: str) -> list[str]:
-    """The names of the methods that `a+b` composes, each the longest one known: `ewc++` has a + itself."""
+    """Split `a+b` into method names, each the longest known match, since names such as `ewc++` contain a plus."""
     if name in METHODS:
         return [name]
     begins = [known for known in METHODS if name.startswith(f"{known}+")]
@@ -56,14 +56,14 @@ def parts_of(name: str) -> list[str]:
 
 
 def preferred_model(name: str) -> str:
-    """The model that a learner with this method takes where none is named."""
+    """Return the default model of a learner with this method."""
     kinds = [METHODS[part] for part in parts_of(name)]
     return next((kind.model for kind in kinds if kind.model != Method.model), Method.model)
 
 
 @checked
 def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
-    """A method by its name; `a+b` composes several.
+    """Create a method by name; `a+b` composes several.
 
     A setting `b.key` goes to the part `b`, a plain `key` to every part that has it.
     """
@@ -83,12 +83,12 @@ def make_method(name: str, settings: Mapping[str, Any] | None = None) -> Method:
 
 
 def is_method(value: object) -> bool:
-    """Whether a value is a method, ready to use."""
+    """Return whether a value is a method object."""
     return isinstance(value, Method)
 
 
 def as_method(method: Method | str | Any) -> Method:
-    """The method itself, or the one of that name."""
+    """Return the method itself, or create the one with that name."""
     if isinstance(method, str):
         return make_method(method)
     if not isinstance(method, Method):

@@ -1,4 +1,4 @@
-"""What a method keeps of earlier tasks and what it is told: declared by each, printed beside its results."""
+"""What a method keeps of earlier tasks and what it is told: declared by each method, printed beside its results."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Access:
-    """A comparison is fair only between methods that keep and know alike.
+    """What a method keeps of earlier tasks and what it is told; only methods with equal access compare fairly.
 
     Args:
-        keeps: what is kept of earlier tasks besides the model itself: some of `KINDS`. Parameters by which the model
-            grows from task to task count too.
+        keeps: what is kept of earlier tasks besides the model itself, a subset of `KINDS`. Parameters added to the
+            model from task to task count too.
         old_labels: labels of earlier tasks are used again.
         task_identity: the task of a test example has to be known.
         transductive: a prediction may depend on test examples that the model does not read as neighbours: on the
-            other examples asked for, or on the graph as a whole.
-        all_data: earlier tasks are read again whole (`Task.so_far`), on the graph that tests run on; so training
+            other requested examples, or on the graph as a whole.
+        all_data: earlier tasks are read again in full (`Task.so_far`), on the graph used for testing, so training
             depends on the test graph.
     """
 
@@ -47,12 +47,12 @@ class Access:
                 raise unknown("kind of thing kept", kind, KINDS)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the fields as plain values, for JSON."""
         return {**asdict(self), "keeps": list(self.keeps)}
 
     @classmethod
     def union(cls, parts: Iterable[Access]) -> Access:
-        """What several methods keep and are told together."""
+        """Return what several methods together keep and are told."""
         parts = list(parts)
         kept = {kind for part in parts for kind in part.keeps}
         return cls(
@@ -64,13 +64,13 @@ class Access:
         )
 
     def at(self, level: str) -> Access:
-        """What is kept where examples are graphs or links: in place of nodes, such examples."""
+        """Return the access at a level: if examples are graphs or links, these are kept in place of nodes."""
         if level == "node":
             return self
         return replace(self, keeps=tuple(f"real {level}s" if kind == "real nodes" else kind for kind in self.keeps))
 
     def how_to_forget(self, title: str) -> str:
-        """What is possible where examples shall be forgotten that parameters were trained on, in one line."""
+        """Return a one-line answer to a request to forget examples that the parameters were trained on."""
         kept = f", and it keeps {' and '.join(self.keeps)} of earlier tasks" if self.keeps else ""
         return (
             f"{title} cannot take examples back: its parameters were trained on them{kept}; "

@@ -34,203 +34,204 @@ STEP_HOOKS = (
 
 
 SearchSpace = Mapping[str, tuple[float, float] | list[Any]]
-"""Ranges and choices by setting: a pair is a range, log-uniform or, from 0, uniform; a list holds choices."""
+"""Search range of each setting: a pair is a range, log-uniform (uniform if it starts at 0); a list holds choices."""
 
 
 def search_over(**settings: tuple[float, float] | list[Any]) -> SearchSpace:
-    """A method's search space: the settings given, and the learning rate of its training."""
+    """Return a search space over the given settings and the learning rate."""
     return MappingProxyType({**settings, "lr": (1e-4, 1e-2)})
 
 
 class Method(metaclass=Checked):
-    """A way to learn a new task without forgetting the old ones. Every hook may be left out.
+    """A way to learn a new task without forgetting the old ones. Every hook is optional.
 
     Constructor arguments are hyper-parameters (make subclasses dataclasses), checked against their annotations
-    (`evergraph.core.settings`); attributes that end in `_` are learned state: tensors, numbers, lists or dictionaries
-    of them, saved and loaded without another line; `state` declares how they grow. Hooks never call backward or step.
+    (`evergraph.core.settings`). Attributes whose names end in `_` are learned state: tensors, numbers, or lists or
+    dictionaries of them. They are saved and loaded automatically; `state` declares how they grow. Hooks never call
+    `backward` or `step`.
     """
 
     name: ClassVar[str] = "finetune"
     family: ClassVar[str] = "baseline"
     reference: ClassVar[str] = "plain training on each task in turn"
     access: ClassVar[Access] = Access()
-    """What it keeps of earlier tasks and what it is told."""
+    """What the method keeps of earlier tasks and what it is told."""
     model: ClassVar[str] = "gcn"
-    """The model that a learner takes where none is named."""
+    """Default model of a learner."""
     training: ClassVar[Mapping[str, Any]] = {}
-    """Training settings that a learner takes where none are named; see `Training`."""
+    """Default training settings of a learner; see `Training`."""
     search_space: ClassVar[SearchSpace] = search_over()
-    """What `evergraph tune` searches: settings of the method and, under their own names, of `Training`."""
+    """Search space of `evergraph tune`: settings of the method and, under their own names, of `Training`."""
     alone: ClassVar[str] = ""
-    """Why it cannot be composed with a method that keeps something of its own; empty where it can."""
+    """Why the method cannot be composed with one that keeps something (`Access.keeps`); empty if it can."""
     no_validation: ClassVar[str] = ""
-    """Why what it trains on holds no validation examples, which early stopping needs; empty where it holds a task's."""
+    """Why its training data has no validation examples, which early stopping needs; empty if it has the task's."""
     ends_last: ClassVar[bool] = False
-    """Whether `end_task` comes after that of all methods it is composed with: it reads, or changes, what they leave."""
+    """Whether `end_task` runs after that of all composed methods, because it reads or changes their results."""
     hold: ClassVar[tuple[str, ...]] = ("strength",)
-    """Settings that hold on to the past: the larger, the stronger. Some rules of selection order candidates by them."""
+    """Settings that preserve old tasks: the larger, the more so. Some selection rules order candidates by them."""
     besides: ClassVar[str] = ""
-    """What its steps run by definition besides one pass of the model over the batch: another network or graph, or the
-    same network once more. Whatever else a step does has to be cheap: `evergraph bench` names methods that are not."""
+    """What its steps inherently run besides one pass of the model over the batch: another network or graph, or another
+    pass of the same network. Everything else in a step has to be cheap: `evergraph bench` flags methods otherwise."""
     reads_layers: ClassVar[bool] = False
-    """Whether its steps read what the model's hidden layers put out (`Step.layers`)."""
+    """Whether its steps read the outputs of the model's hidden layers (`Step.layers`)."""
     step_state: ClassVar[tuple[str, ...]] = ()
-    """The state that its steps read, where they can be stacked (`steps_can_be_stacked`)."""
+    """State that its steps read, if they can be stacked (`steps_can_be_stacked`)."""
     step_writes: ClassVar[tuple[str, ...]] = ()
-    """What of it they write, in place."""
+    """The part of `step_state` that its steps write, in place."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
-    """What examples may be; a problem of others is refused."""
+    """Supported kinds of examples; problems with other examples are refused."""
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
-    """What may be known of them: one class of several, labels that hold or do not, numbers."""
+    """Supported kinds of targets: one class of several, binary labels, or numbers."""
 
     def access_at(self, level: str) -> Access:
-        """What it keeps and is told where examples are nodes, graphs or links."""
+        """Return what the method keeps and is told if examples are nodes, graphs or links."""
         return self.access.at(level)
 
     # entering a task
 
     def prepare(self, context: Context) -> None:
-        """Whenever a task is entered, at its start and after a resume: rebuild what is not saved, freeze layers."""
+        """Called whenever a task is entered, at its start and after a resume: rebuild unsaved state, freeze layers."""
 
     def start_task(self, context: Context) -> None:
-        """Before the first step of a task; `context.task` is the task that arrived."""
+        """Called before the first step of a task; `context.task` is the task that arrived."""
 
     def training_data(self, context: Context) -> Task | None:
-        """What to train on in place of the task that arrived; None for the task itself. The same after a resume."""
+        """Return the data to train on instead of the task that arrived, or None. It must be the same after a resume."""
         return None
 
     def epochs(self, context: Context, planned: int) -> int:
-        """How many epochs the loop shall train this task; `planned` is what the configuration says."""
+        """Return the number of epochs to train this task for; `planned` is the configured number."""
         return planned
 
     def for_many_steps(self, context: Context, batch: Batch) -> None:
-        """Before the first step that reads rows of one batch, which all steps of the task will."""
+        """Called before the first step if all steps of the task read rows of this one batch."""
 
     def further_examples(self, context: Context) -> Tensor | None:
-        """Examples of the task that the next step's batch shall hold besides its own, for a method that reads them.
+        """Return examples of the task to add to the next step's batch, for a method that reads them.
 
-        They take no part in the loss; `step.layers` has what hidden layers put out at them too. None where no step of
-        the task asks for any.
+        They take no part in the loss, but `step.layers` includes the hidden layers' outputs at them. None if no step
+        of the task asks for any.
         """
         return None
 
     # within a step
 
     def directions(self, context: Context) -> list[Direction]:
-        """Directions d in parameter space along which the step shall also carry J d."""
+        """Return directions d in parameter space along which the step also computes J d."""
         return []
 
     def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
-        """The outputs as the training loss reads them, of the task's own examples and of replayed ones alike.
+        """Return the outputs as the training loss reads them, both of the task's own and of replayed examples.
 
-        Everything else (penalties, curvature, predictions) sees the outputs as they are.
+        Everything else (penalties, curvature, predictions) reads the unmodified outputs.
         """
         return outputs
 
     def loss(self, step: Step) -> Tensor | None:
-        """What to minimize in place of the examples' loss, for phases with a loss of their own; None for that loss."""
+        """Return a loss to minimize instead of the examples' loss, for phases with a loss of their own; else None."""
         return None
 
     def penalty(self, step: Step) -> Tensor | None:
-        """A differentiable scalar added to the loss. The graph of the outputs is alive here."""
+        """Return a differentiable scalar to add to the loss. The autograd graph of the outputs is alive here."""
         return None
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
-        """A matrix of the outputs' shape added to their cotangent in the one backward pass."""
+        """Return a matrix of the outputs' shape to add to their cotangent in the one backward pass."""
         return None
 
     def replay(self, step: Step) -> list[Replay]:
-        """Further examples, with weights, in the step's backward pass."""
+        """Return further weighted examples to include in the step's backward pass."""
         return []
 
     def replayed_weight(self, context: Context) -> Tensor | None:
-        """What `replay` adds to the loss over an epoch: the total weight of each output unit's examples; None for none.
+        """Return the total weight per output unit that `replay` adds to the loss over an epoch; None for none.
 
-        One of the task's own examples weighs 1.
+        Each of the task's own examples has weight 1.
         """
         return None
 
     def observe(self, step: Step) -> None:
-        """Just before backward: measure something while the graph of the outputs is alive."""
+        """Called just before backward, while the autograd graph of the outputs is alive: measure something."""
 
     def edit_grads(self, step: Step) -> None:
-        """After backward: change the parameters' `.grad` in place."""
+        """Called after backward: change the parameters' `.grad` in place."""
 
     def after_step(self, step: Step) -> None:
-        """After the optimizer has moved the parameters."""
+        """Called after the optimizer has updated the parameters."""
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> Answer:
-        """Whether the hooks within a step are the same kernels every time in one phase; `No(reason)` says why not.
+        """Return whether the step hooks launch the same kernels at every step of a phase; `No(reason)` says why not.
 
-        They read no value back, and on a GPU draw from the device's own numbers (`evergraph.core.randomness`).
+        They read no values back, and on a GPU draw the device's own random numbers (`evergraph.core.randomness`).
         """
         return True
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> Answer:
-        """Whether one step may be that of several learners at once, which differ in their tensors alone.
+        """Return whether several learners that differ only in their tensors can take a step together.
 
-        Up to the objective, hooks are then called under `vmap`. They draw as `evergraph.core.randomness` lets them, and
-        write `step_writes` alone. `edit_grads` is called once, with parameters, gradients and `step_state` of all
-        learners side by side, and goes by single numbers.
+        Up to the objective, hooks are then called under `vmap`. They draw random numbers only through
+        `evergraph.core.randomness` and write only `step_writes`. `edit_grads` is called once, with the stacked
+        parameters, gradients and `step_state` of all learners, and must work elementwise.
         """
         return True
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """What the steps of this task depend on besides parameters, examples, training settings and random numbers.
+        """Return what the task's steps depend on besides parameters, examples, training settings and random numbers.
 
-        Plain values and tensors, or lists and dictionaries of them; none where the hooks within a step do nothing and
-        draw nothing, as at most methods' first task. Runs of one table carry out trainings that agree in all of it
-        once (`evergraph.training.known_trainings`). None where steps keep something of their own.
+        Plain values and tensors, or lists and dictionaries of them; empty if the step hooks do nothing and draw
+        nothing, as in most methods' first task. Runs of one table carry out trainings that agree in all of this only
+        once (`evergraph.training.known_trainings`). None if steps keep state of their own.
         """
         return []
 
     def epoch_counts(self, context: Context) -> bool:
-        """Whether the epoch under way (`context.epoch`) trains the task, as its last one does.
+        """Return whether the current epoch (`context.epoch`) trains the task, as the last one does.
 
-        Early stopping and averages over epochs leave out those of a phase that comes before: a loss of its own says
-        nothing about the task.
+        Early stopping and averages over epochs skip epochs of a preceding phase, whose own loss says nothing about the
+        task.
         """
         return True
 
     def phase(self, context: Context) -> Hashable:
-        """What tells apart steps with different kernels, for methods that train in phases (`context.epoch`)."""
+        """Return a key that differs between steps with different kernels, for methods that train in phases."""
         return None
 
     # leaving a task
 
     def end_task(self, context: Context) -> None:
-        """After the last step of a task: measure curvature, store anchors, choose what to keep."""
+        """Called after the last step of a task: measure curvature, store anchors, choose what to keep."""
 
     # prediction and growth
 
     def predict(self, view: View) -> Tensor | None:
-        """Outputs at the examples asked for, on the CPU, one row each; None for the model's own.
+        """Return outputs at the requested examples, one row each, on the CPU; None for the model's own outputs.
 
-        What is predicted at a node of `view.graph.joining` may not depend on another such node, nor on the other
-        examples asked for. Elsewhere it may, and the method then declares `Access(transductive=True)`.
+        The prediction at a node of `view.graph.joining` must not depend on another such node, nor on the other
+        requested examples. Elsewhere it may, and the method then declares `Access(transductive=True)`.
         """
         return None
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """Before a task: let the model grow beyond its output units. What is made here is saved like all parameters."""
+        """Called before a task: extend the model beyond its output units. New parameters are saved like all others."""
 
     def grow(self, before: Params, after: Params) -> None:
-        """The output layer has grown: `before` and `after` are the parameters then and now.
+        """Called when the output layer has grown; `before` and `after` are the parameters before and after.
 
-        By default state declared `like="params"` grows with them.
+        By default, state declared `like="params"` grows with them.
         """
         for declared in _state_fields(self):
             if declared.metadata.get("like") == "params":
                 value = getattr(self, declared.name)
                 setattr(self, declared.name, grown(value, before, after, declared.metadata["new"]))
 
-    # what it is
+    # description
 
     def check_problem(self, problem: Problem) -> None:
-        """Refuse a problem that the method does not make sense for."""
+        """Raise if the method does not support the problem."""
         if problem.level not in self.levels or problem.kind not in self.kinds:
             levels, kinds = " or ".join(f"{level}s" for level in self.levels), " or ".join(self.kinds)
             raise EvergraphError(
@@ -239,41 +240,41 @@ class Method(metaclass=Checked):
             )
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Constructor arguments and their values."""
+        """Return the constructor arguments and their values."""
         if not dataclasses.is_dataclass(self):
             return {}
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
 
     def parts(self) -> list[Method]:
-        """The methods that it is composed of: itself alone, or all that `Compose` holds."""
+        """Return the methods that this one is composed of: itself, or the parts of a `Compose`."""
         return [self]
 
     @property
     def title(self) -> str:
-        """Its name, as `make_method` takes it."""
+        """Name of the method, as accepted by `make_method`."""
         return self.name
 
     def description(self) -> dict[str, Any]:
-        """Its name and hyper-parameters, as plain values: what a checkpoint says of it."""
+        """Return the name and hyper-parameters as plain values, as stored in a checkpoint."""
         return {"name": self.name, "hyperparameters": self.hyperparameters()}
 
     def kept_bytes(self) -> int:
-        """What it keeps of earlier tasks besides the model, in bytes, as it stands; single counters are left out."""
+        """Return the current size in bytes of what is kept of earlier tasks besides the model, without counters."""
         return sum(count_bytes(value) for value in self.state_dict().values() if not isinstance(value, (int, float)))
 
-    # its state
+    # state
 
     def state_dict(self) -> dict[str, Any]:
-        """The learned state: every attribute that ends in `_`."""
+        """Return the learned state: every attribute whose name ends in `_`."""
         return {key: value for key, value in vars(self).items() if key.endswith("_") and not key.startswith("_")}
 
     def copied_state(self) -> dict[str, Any]:
-        """The state as it stands, safe from what comes: copied, but for what is declared to be replaced whole."""
+        """Return a snapshot of the state that later changes do not affect; state declared `replaced` is not cloned."""
         replaced = {declared.name for declared in _state_fields(self) if declared.metadata.get("replaced")}
         return {key: _shallow(value) if key in replaced else copied(value) for key, value in self.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a copy of a saved state."""
+        """Load a copy of a saved state."""
         current = self.state_dict()
         for key in sorted(current.keys() ^ state.keys()):
             problem = "unknown state" if key in state else "no state"
@@ -294,5 +295,5 @@ def _state_fields(method: Method) -> list[dataclasses.Field[Any]]:
 
 
 def _shallow(value: Any) -> Any:
-    """A container of its own around the same tensors."""
+    """Return a shallow copy: a new container with the same tensors."""
     return value.copy() if isinstance(value, (dict, list)) else value

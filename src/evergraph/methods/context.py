@@ -1,4 +1,4 @@
-"""What a method is given: the task it is in, the step it is part of, the graph it predicts on; and what it replays."""
+"""What a method is given: the current task, the current step, the graph to predict on; and what it replays."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Context(Shared):
-    """What a method may look at during one task; with several processes, what of it is this one's (`Shared`).
+    """What a method can access during one task; with several processes, also this process's share (`Shared`).
 
     Args:
         model: the model being trained.
-        task: what is trained on: the task that arrived, or what `Method.training_data` puts in its place.
-        problem: what is to be learned, with outputs that compete within the label scope.
-        index: tasks learned before this one.
-        old: output units of classes met in earlier tasks, whether or not they come again in this one.
+        task: the task trained on: the one that arrived, or its replacement from `Method.training_data`.
+        problem: the learning problem, with outputs that compete within the label scope.
+        index: number of tasks learned before this one.
+        old: output units of classes met in earlier tasks, whether or not they recur in this one.
         batcher: makes batches of the task's examples; its targets are output units.
-        batch_size: examples in a training batch, None for all.
-        generator: random numbers of the method's own, so that its draws do not move the loop's.
+        batch_size: number of examples in a training batch, None for all.
+        generator: the method's own random numbers, so that its draws do not affect the loop's.
         reduction: `sum` or `mean`: how the loss is reduced over a batch.
         arrived: the task that arrived.
-        method: the method as a whole: composed methods find one another's capabilities in it (`capability_of_a_part`).
-        epoch: epochs of this task that are finished; for methods that train in phases.
-        class_names: the names of all classes met, this task's included, by output unit.
-        cache: what a method computes once per task and can compute again; it is not saved.
+        method: the method as a whole, in which composed methods find each other's capabilities
+            (`capability_of_a_part`).
+        epoch: number of finished epochs of this task, for methods that train in phases.
+        class_names: names of all classes met, including this task's, by output unit.
+        cache: what a method computes once per task and can recompute; not saved.
     """
 
     model: GraphModel
@@ -64,22 +65,22 @@ class Context(Shared):
 
     @property
     def num_seen(self) -> int:
-        """Output units of all classes met, this task's included."""
+        """Number of output units of all classes met, including this task's."""
         return len(self.class_names)
 
     @property
     def params(self) -> Params:
-        """The model's parameters that are trained, by name; those that require no gradient are frozen."""
+        """Trained parameters of the model, by name; parameters that require no gradient are frozen and left out."""
         return trained_params(self.model)
 
     @property
     def device(self) -> torch.device:
-        """Where the model and its batches are."""
+        """Device of the model and its batches."""
         return self.batcher.y.device
 
     @cached_property
     def train(self) -> Tensor:
-        """The training examples, on the device."""
+        """Training examples, on the device."""
         return self.task.train.to(self.device)
 
     @property
@@ -88,22 +89,22 @@ class Context(Shared):
         return self.task.train.numel()
 
     def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """The training examples in order, exact neighbourhoods, `batch_size` at a time (by default the loop's)."""
+        """Iterate over the training examples in order, with exact neighbourhoods; the loop's batch size by default."""
         return self.batcher.exact().batches(self.train, batch_size or self.batch_size)
 
     def capability_of_a_part(self, name: str) -> Callable[..., Any] | None:
-        """A capability of the method that is being trained with, or of the first of its parts that has it."""
+        """Return a capability of the method, or of the first of its parts that has it; None if there is none."""
         parts = self.method.parts() if self.method is not None else []
         return next((found for part in parts if (found := capable(part, name)) is not None), None)
 
     def reduced(self, per_example: Tensor) -> Tensor:
-        """A number per example reduced as the loss is."""
+        """Reduce a number per example as the loss is reduced."""
         return per_example.sum() if self.reduction == "sum" else per_example.mean()
 
 
 @dataclass(eq=False)
 class Step:
-    """One training step, as far as it has come.
+    """One training step, as the hooks see it.
 
     Args:
         context: the task.
@@ -111,8 +112,8 @@ class Step:
         logits: all outputs of the examples.
         loss: the loss of the examples, before penalties and replay.
         tangents: J d for each direction the method asked for.
-        layers: what the model's hidden layers put out, before activation, where the method asked for it
-            (`Method.reads_layers`) and the model notes it.
+        layers: outputs of the model's hidden layers, before activation, if the method asks for them
+            (`Method.reads_layers`) and the model records them.
     """
 
     context: Context
@@ -129,23 +130,23 @@ class Step:
 
     @property
     def problem(self) -> Problem:
-        """What is to be learned."""
+        """The learning problem."""
         return self.context.problem
 
 
 @dataclass(eq=False)
 class Replay:
-    """Further examples in a step, in the same backward pass as its own.
+    """Further examples for a step, in the same backward pass as the step's own.
 
     Args:
         batch: the examples; `batch.y` holds their targets.
-        weights: of each example's loss; None where they take no part in the loss.
-        directions: directions d along which their outputs shall also carry J d.
-        cotangent: from their outputs (without gradient) and tangents to a matrix that is added to the gradient at
-            their outputs; None for none.
-        training: whether the model is in training mode for them; off for stand-ins that shall not move a layer's
+        weights: weight of each example's loss; None if they take no part in the loss.
+        directions: directions d along which J d is also computed at their outputs.
+        cotangent: function from their outputs (without gradient) and tangents to a matrix that is added to the
+            gradient at their outputs; None for none.
+        training: whether the model is in training mode for them; False for stand-ins that must not change a layer's
             running statistics.
-        problem: by which their loss is taken; None for the step's own. Examples of classes outside the label scope
+        problem: problem that defines their loss; None for the step's own. Examples of classes outside the label scope
             need one with a wider scope.
     """
 
@@ -163,9 +164,9 @@ class View:
 
     Args:
         model: the model, in evaluation mode.
-        problem: what was learned.
-        graph: the graph. Where `graph.joining` is set, those nodes are asked for as if each were there alone.
-        nodes: the examples asked for: numbers of nodes, graphs or links.
+        problem: the learning problem.
+        graph: the graph. If `graph.joining` is set, each of those nodes is predicted as if it had joined alone.
+        nodes: the requested examples: indices of nodes, graphs or links.
         device: where to compute.
     """
 
@@ -177,9 +178,9 @@ class View:
 
     @torch.no_grad()
     def outputs(self) -> Tensor:
-        """The model's outputs at the examples, on the CPU, with exact neighbourhoods."""
+        """Return the model's outputs at the examples, on the CPU, computed with exact neighbourhoods."""
         batcher = self.problem.batcher(self.model, self.graph, device=self.device)
-        group = workers() if self.graph.rows is None else ALONE  # of a graph in parts each process has its own nodes
+        group = workers() if self.graph.rows is None else ALONE  # each process has its own nodes of a partitioned graph
         own = self.nodes[group.share(self.nodes.numel())].to(self.device)
         rows = [self.model(batch).cpu() for batch in batcher.batches(own, NODES_AT_ONCE)] if own.numel() else []
         dtype = next((value.dtype for value in self.model.parameters()), torch.float32)

@@ -15,7 +15,7 @@ from evergraph.methods.state import state
 
 
 def average_with(model: nn.Module, previous: Params, decay: float) -> None:
-    """θ ← decay · previous + (1−decay) · θ, in place; likewise for all else that `previous` holds."""
+    """Set θ ← decay · previous + (1−decay) · θ in place, and likewise everything else in `previous`."""
     with torch.no_grad():
         for name, value in named_numbers(model):
             if name in previous:
@@ -23,22 +23,22 @@ def average_with(model: nn.Module, previous: Params, decay: float) -> None:
 
 
 def averaged_numbers(model: nn.Module) -> Params:
-    """A copy of what is averaged: parameters, and the running statistics that go with them; no counts."""
+    """Return a copy of what is averaged: parameters and their running statistics, but no counters."""
     return {name: value.detach().clone() for name, value in named_numbers(model) if value.is_floating_point()}
 
 
 @METHODS.register
 @dataclass(repr=False)
 class EMA(Method):
-    """After each task, average the parameters with those stored after the one before (the paper, Algorithm 1).
+    """After each task, average the parameters with those stored after the previous task (the paper's Algorithm 1).
 
-    θ_t ← β θ_{t−1} + (1−β) θ. The result is the start of the next task and, for methods that stand after it in
-    `Compose`, the anchor. A normalization's running statistics are averaged with the parameters that they belong to.
+    θ_t ← β θ_{t−1} + (1−β) θ. The result is the starting point of the next task and, for methods that come after it in
+    `Compose`, the anchor. Running statistics of normalization layers are averaged along with their parameters.
 
     Args:
         decay: β, the weight of the earlier parameters; 0.5 in the paper, 0 turns averaging off.
-        from_first_task: Algorithm 1 to the letter: the first task is averaged too, with the initial parameters θ_0.
-            By default averaging begins with the second task, since θ_0 has learned nothing that could be kept.
+        from_first_task: follow Algorithm 1 to the letter: average the first task too, with the initial parameters θ_0.
+            By default averaging begins with the second task, since θ_0 has learned nothing worth keeping.
     """
 
     name = "ema"
@@ -53,7 +53,7 @@ class EMA(Method):
     previous_: Params = state(dict, like="params", new="values")
 
     def start_task(self, context: Context) -> None:
-        """Remember θ_0 where it takes part."""
+        """Store θ_0 if the first task is averaged with it."""
         if self.decay and self.from_first_task and not self.previous_:
             self.previous_ = averaged_numbers(context.model)
 

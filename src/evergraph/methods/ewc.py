@@ -1,4 +1,4 @@
-"""Elastic weight consolidation (Kirkpatrick et al., PNAS 2017), with the Fisher diagonal computed right."""
+"""Elastic weight consolidation (Kirkpatrick et al., PNAS 2017), with the correct Fisher diagonal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from evergraph.methods.quadratic import Quadratic
 @METHODS.register
 @dataclass(repr=False)
 class EWC(Quadratic):
-    """strength/2 Σ_t Σ_i F_ti (θ_i − θ_ti)²: one Fisher diagonal and one anchor per task, merged into one quadratic.
+    """Penalty strength/2 Σ_t Σ_i F_ti (θ_i − θ_ti)²: a Fisher diagonal and an anchor per task, as one quadratic.
 
-    The framework (`evergraph.curvature.regularizer`) with four words filled in: F is evaluated at the old
+    This is the framework (`evergraph.curvature.regularizer`) with four choices made: F is evaluated at the old
     parameters, with the given labels, as a diagonal, over the old task's training nodes.
 
     Args:
@@ -47,7 +47,7 @@ class EWC(Quadratic):
             )
 
     def measure(self, context: Context) -> Params:
-        """The Fisher diagonal at the present parameters, over the task's training nodes and label scope."""
+        """Return the Fisher diagonal at the current parameters, over the task's training nodes and label scope."""
         over = (context.problem, self.labels, context.generator)
         with measuring(context.model, next(context.batches(1))):
             if self.fisher == "squared-batch":

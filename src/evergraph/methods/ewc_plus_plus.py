@@ -17,10 +17,10 @@ from evergraph.methods.state import state
 @METHODS.register
 @dataclass(repr=False)
 class EWCPlusPlus(Quadratic):
-    """F ← decay · F + (1−decay) · F_batch at every step; at a task's end F and θ become importance and anchor.
+    """F ← decay · F + (1−decay) · F_batch at every step; after a task, F and θ become importance and anchor.
 
     F_batch is the mean over the batch of squared single-node gradients, estimated without bias from one
-    backward pass by random signs. The published code squares the batch gradient instead
+    backward pass with random signs. The published code squares the batch gradient instead
     (`fisher="squared-batch"`), which is not the Fisher information.
 
     Args:
@@ -43,11 +43,11 @@ class EWCPlusPlus(Quadratic):
     average_: Params = state(dict, like="params")
 
     def start_task(self, context: Context) -> None:
-        """The Fisher is measured in training mode: refuse a model that is random there."""
+        """Raise if the model is random in training mode, in which the Fisher is measured."""
         require_deterministic(context.model, next(context.batches()), training=True)
 
     def observe(self, step: Step) -> None:
-        """Measure the batch's Fisher while the graph is alive."""
+        """Add the batch's Fisher to the average while the autograd graph is alive."""
         outputs, size = step.logits.detach(), step.batch.num_examples
         picked = pick_labels(step.problem, outputs, self.labels, step.batch.y, step.context.generator)
         cotangent, params = step.problem.score(outputs, picked), step.context.params
@@ -56,18 +56,18 @@ class EWCPlusPlus(Quadratic):
         else:
             squares = squared_gradient(step.logits, params, cotangent / size)
         for name, value in squares.items():
-            average = self.average_.setdefault(name, value)  # the first batch's to begin with
+            average = self.average_.setdefault(name, value)  # starts at the first batch's Fisher
             average.lerp_(value, 1 - self.decay)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """One more backward pass; the average is updated in place, and random signs and labels are the device's."""
+        """Return True: the average is updated in place, and signs and labels are the device's own random numbers."""
         return True
 
     def measure(self, context: Context) -> Params:
-        """The moving average as it stands."""
+        """Return a copy of the moving average."""
         return {name: value.clone() for name, value in self.average_.items()}
 
     def merge(self, importance: Params, anchor: Params) -> None:
-        """One running Fisher, one anchor: the average goes on from task to task."""
+        """Replace Fisher and anchor; the moving average itself continues from task to task."""
         self.importance_, self.anchor_ = importance, {name: anchor[name] for name in importance}

@@ -1,4 +1,4 @@
-"""Fine-tuning: the lower end of every comparison."""
+"""Fine-tuning: the lower reference of every comparison."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from evergraph.methods.base import METHODS, Method
 @METHODS.register
 @dataclass(repr=False)
 class Finetune(Method):
-    """Train on each task as it comes, and do nothing against forgetting."""
+    """Train on each task as it arrives, and do nothing against forgetting."""
 
     name = "finetune"
     family = "baseline"

@@ -1,4 +1,4 @@
-"""Joint training: the upper end of every comparison."""
+"""Joint training: the upper reference of every comparison."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from evergraph.methods.state import count_bytes, state
 @METHODS.register
 @dataclass(repr=False)
 class Joint(Method):
-    """Train anew on all tasks so far, with all their data kept. What continual learning is measured against.
+    """Train from scratch on all tasks so far, with all their data kept: what continual learning is measured against.
 
-    A stream that still has its earlier tasks gives them (`Task.so_far`), on the graph that tests run on. Tasks that
-    come on their own are kept here, and their graphs stand side by side.
+    A stream that still has its earlier tasks provides them (`Task.so_far`), on the graph used for testing. Tasks that
+    arrive on their own are kept here, and their graphs are joined without edges between them.
 
     Args:
-        learn_validation: train on the validation nodes too, for a comparison with methods that learn from them in the
-            end (`analytic` and `auto` do by default). Choose settings without it.
+        learn_validation: train on the validation nodes too, for a comparison with methods that finally learn from
+            them (`analytic` and `auto` do by default). Choose settings without it.
     """
 
     name = "joint"
@@ -34,19 +34,19 @@ class Joint(Method):
 
     learn_validation: bool = False
     kept_: list[dict[str, Any]] = state(list, replaced=True)
-    kept_by_stream_: int = state(int)  # bytes of the data so far that a stream keeps in its stead
+    kept_by_stream_: int = state(int)  # bytes of all data so far, if a stream keeps it instead
 
     @property
     def no_validation(self) -> str:  # type: ignore[override]
-        """Where it learns from them."""
+        """Why there are no validation examples, if it trains on them."""
         return "joint trains on them too (learn_validation)" if self.learn_validation else ""
 
     def start_task(self, context: Context) -> None:
-        """Forget the parameters: each task is learned together with all before it, from the start."""
+        """Reset the parameters: each task is learned from scratch, together with all before it."""
         context.model.start_over()
 
     def training_data(self, context: Context) -> Task | None:
-        """All data so far."""
+        """Return all data so far."""
         task = context.task
         everything = task.so_far() if task.so_far is not None else task
         if self.kept_:
@@ -62,7 +62,7 @@ class Joint(Method):
         return everything
 
     def end_task(self, context: Context) -> None:
-        """Keep what nobody else keeps."""
+        """Keep the task's data, unless its stream does."""
         assert context.arrived is not None
         if context.arrived.so_far is None:
             self.kept_ = [*self.kept_, context.arrived.pack()]
@@ -70,5 +70,5 @@ class Joint(Method):
             self.kept_by_stream_ = count_bytes(context.task.pack())
 
     def kept_bytes(self) -> int:
-        """All data so far, whoever keeps it."""
+        """Return the size in bytes of all data so far, whether kept here or by the stream."""
         return count_bytes(self.kept_) + self.kept_by_stream_

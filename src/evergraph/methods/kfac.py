@@ -19,24 +19,25 @@ from evergraph.methods.quadratic import in_pieces
 @METHODS.register
 @dataclass(repr=False)
 class KFAC(KroneckerMemory):
-    """strength/2 Σ_layers tr(Dᵀ A D G) with D = W − W_{t−1}: the Fisher as A ⊗ G in every layer.
+    """Penalty strength/2 Σ_layers tr(Dᵀ A D G) with D = W − W_{t−1}: the Fisher matrix as A ⊗ G in every layer.
 
-    After each task the factors are merged with the running ones (A as a mean, G as a sum over tasks: the
-    sum of the tasks' products where they share A) and the anchor moves to the present parameters.
-    Parameters that are not weight matrices (attention vectors) get the Fisher diagonal.
+    After each task the factors are merged with the running ones (A as a mean and G as a sum over tasks, which gives
+    the sum of the tasks' products if they share A), and the anchor moves to the current parameters. Parameters that
+    are not weight matrices (attention vectors) get the Fisher diagonal.
 
-    With a `rank`, steps take of an A with more rows the leading eigenvectors U with eigenvalues a, and of the rest its
-    diagonal:
+    With a `rank`, steps approximate an A with more rows by its leading eigenvectors U, with eigenvalues a, and the
+    diagonal of the rest:
 
         A ⊗ G ≈ U diag(a) Uᵀ ⊗ G + diag(A − U diag(a) Uᵀ) ⊗ diag(G),
 
-    so that the diagonal of the whole is exact and a step costs features × rank × width, not features² × width. A
-    itself is kept and merged whole.
+    so that the diagonal of the product is exact and a step costs features × rank × width instead of features² × width.
+    A itself is stored and merged in full.
 
     Args:
         strength: λ; 1e4, the paper's value for EWC.
         labels: `empirical`, `sample`, `pred` or `exact`.
-        rank: rows up to which A is taken as it is, and eigenvectors of a larger one; 0 takes every A as it is.
+        rank: largest number of rows for which A is used in full, and number of eigenvectors of a larger A; 0 uses
+            every A in full.
     """
 
     name = "kfac"
@@ -49,7 +50,7 @@ class KFAC(KroneckerMemory):
     rank: NonNegativeInt = 0
 
     def prepare(self, context: Context) -> None:
-        """The leading eigenvectors of large factors: they stand still during a task."""
+        """Compute the leading eigenvectors of large factors, which are fixed during a task."""
         context.cache["low rank"] = {
             name: LowRankFactor.of(KroneckerFactor(**factor), self.rank)
             for name, factor in self.factors_.items()
@@ -77,19 +78,19 @@ class KFAC(KroneckerMemory):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Two products for each weight matrix."""
+        """Return True: a step computes two products per weight matrix."""
         return True
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankFactor:
-    """U diag(a) Uᵀ ⊗ G + rest ⊗ diag(G), with a diagonal rest.
+    """Low-rank approximation U diag(a) Uᵀ ⊗ G + diag(rest) ⊗ diag(G) of a Kronecker factor.
 
     Args:
-        vectors: U, orthonormal columns.
-        core: a, a column.
+        vectors: U, with orthonormal columns.
+        core: a, as a column.
         outputs: G.
-        rest: a column.
+        rest: diagonal of the remainder, as a column.
     """
 
     vectors: Tensor
@@ -99,14 +100,14 @@ class LowRankFactor:
 
     @classmethod
     def of(cls, factor: KroneckerFactor, rank: int) -> LowRankFactor:
-        """The leading eigenvectors of the inputs' factor; what they leave of its diagonal is the rest."""
+        """Approximate the inputs' factor by its leading eigenvectors and the remainder of its diagonal."""
         inputs = factor.inputs
         values, vectors = (found.to(inputs.dtype) for found in leading_eigenvectors(inputs, rank))
         rest = inputs.diagonal() - vectors.square() @ values
         return cls(vectors, values.unsqueeze(1), factor.outputs, rest.clamp(min=0).unsqueeze(1))
 
     def add_to(self, grad: Tensor, now: Tensor, then: Tensor, strength: float) -> None:
-        """Add strength times the product with now − then, which is never there as a whole."""
+        """Add strength times the product with now − then, without materializing that difference as a whole."""
         inner = grad.new_zeros(self.vectors.size(1), grad.size(1))  # Uᵀ D
         outputs = strength * self.outputs
         diagonal = outputs.diagonal().contiguous()

@@ -1,4 +1,4 @@
-"""What methods with Kronecker factors of past tasks share: how the factors are measured, merged and grown."""
+"""Base class of methods with Kronecker factors of past tasks: how the factors are measured, merged and grown."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from evergraph.methods.state import state
 
 @dataclass(repr=False)
 class KroneckerMemory(Method):
-    """The Fisher of all past tasks as A ⊗ G in every layer, and the parameters after the last of them.
+    """A method that keeps the Fisher of past tasks as A ⊗ G in every layer, and the parameters after the last task.
 
-    After each task the factors are merged with the running ones (A as a mean, G as a sum over tasks: the
-    sum of the tasks' products where they share A) and the anchor moves to the present parameters.
-    Parameters that are not weight matrices (attention vectors) get the Fisher diagonal; what is frozen gets none.
+    After each task the factors are merged with the running ones (A as a mean and G as a sum over tasks, which gives
+    the sum of the tasks' products if they share A), and the anchor moves to the current parameters. Parameters that
+    are not weight matrices (attention vectors) get the Fisher diagonal; frozen parameters get none.
     """
 
     access = Access(keeps=("parameters",))
@@ -34,7 +34,7 @@ class KroneckerMemory(Method):
     num_tasks_: int = state(int)
 
     def start_task(self, context: Context) -> None:
-        """Factors need the layers' inputs and outputs: refuse a model that does not show them."""
+        """Raise if the model does not expose its layers' inputs and outputs, which the factors need."""
         require_shown_layers(context, self.name, "online-ewc")
 
     def end_task(self, context: Context) -> None:
@@ -65,20 +65,20 @@ class KroneckerMemory(Method):
 
 
 def require_shown_layers(context: Context, name: str, instead: str) -> None:
-    """Refuse a model that does not show what its weight matrices multiply."""
+    """Raise if the model does not expose what its weight matrices multiply."""
     with torch.no_grad(), recorded_products() as products:
         context.model(next(context.batches(1)))
     if not products:
         raise EvergraphError(f"{name} needs gcn, sage or gat; a foreign module does not show its layers: use {instead}")
 
 
-ITERATIONS = 4  # of the subspace: the error of an eigenvalue shrinks by the square of the spectrum's decay in each
+ITERATIONS = 4  # of the subspace; each shrinks an eigenvalue's error by the square of the spectrum's decay
 
 
 def leading_eigenvectors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues of a positive semi-definite matrix and their eigenvectors, all where there are few.
+    """Return the `rank` largest eigenvalues of a positive semi-definite matrix and their eigenvectors, or all if fewer.
 
-    By subspace iteration from a fixed start, so that a task that is gone on with finds the same as before.
+    Uses subspace iteration from a fixed start, so that a resumed task gets the same result as before.
     """
     if matrix.size(0) <= rank:
         values, vectors = torch.linalg.eigh(matrix.double())

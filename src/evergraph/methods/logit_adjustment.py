@@ -17,13 +17,13 @@ from evergraph.methods.class_shares import adjusted
 @METHODS.register
 @dataclass(repr=False)
 class LogitAdjustment(Method):
-    """The training loss reads z_c + strength · log(π_c), π_c the share of class c in all that the task trains on.
+    """Train on logits z_c + strength · log(π_c), with π_c the share of class c in all that the task trains on.
 
-    Predictions read z alone. With strength 1 the loss is consistent for the mean accuracy over classes: frequent
-    classes need not be told apart by a larger bias. Replayed examples count in π with their weights, whichever method
-    replays them, so that it composes: `reservoir+logit-adjustment` does not favour the new task. A class without
-    examples has so small a share that it is as good as outside the softmax: alone, and with the label scope `seen`,
-    this trains like the label scope `current`.
+    Predictions use z alone. With strength 1 the loss is consistent for the mean accuracy over classes: frequent
+    classes need no larger bias. Replayed examples count in π with their weights, whichever method replays them, so it
+    composes: `reservoir+logit-adjustment` does not favour the new task. A class without examples has so small a share
+    that it is effectively outside the softmax: used alone with the label scope `seen`, this trains like the label scope
+    `current`.
 
     Args:
         strength: τ; 0 is no adjustment.
@@ -36,15 +36,15 @@ class LogitAdjustment(Method):
     kinds = ("classes",)
     training = MappingProxyType({"label_scope": "seen"})
     search_space = search_over(strength=[0.0, 0.5, 1.0, 1.5])
-    hold = ()  # a larger strength does not hold on to more
+    hold = ()  # a larger strength does not preserve more of the old tasks
 
     strength: NonNegative = 1.0
 
     def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
-        """A constant for each output unit is added."""
+        """Add a constant to each output unit."""
         return adjusted(context, outputs, self.strength)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """One addition."""
+        """Return True: a step only adds a constant."""
         return True

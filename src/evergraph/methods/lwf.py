@@ -21,21 +21,21 @@ from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, s
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
-DEVICES = frozenset({"cpu"})  # where the old network's outputs are computed once a task
-TAUGHT = "the old network's outputs"  # in a task's cache, a row for each example
+DEVICES = frozenset({"cpu"})  # on which the old network's outputs are computed once per task
+TAUGHT = "the old network's outputs"  # cache key: one row per training example
 
 
 @METHODS.register
 @dataclass(repr=False)
 class LwF(Method):
-    """strength · KL(old outputs / T ‖ new outputs / T) over the old classes, on the new task's nodes.
+    """Penalty strength · KL(old outputs / T ‖ new outputs / T) over the old classes, on the new task's nodes.
 
-    The paper's cross entropy less the old outputs' own entropy, which no gradient sees; so the penalty is
-    zero at the old parameters, and its gradient too. It is reduced over nodes as the loss is.
+    This is the paper's cross entropy minus the entropy of the old outputs, which has no gradient; so both the penalty
+    and its gradient are zero at the old parameters. It is reduced over nodes as the loss is.
 
     Args:
-        strength: λ; 1 in its paper; the paper of this package takes 1 to 10.
-        temperature: T; 2 in its paper; the paper of this package takes 2 to 20.
+        strength: λ; 1 in its paper, 1 to 10 in the paper of this package.
+        temperature: T; 2 in its paper, 2 to 20 in the paper of this package.
         distillation: `seen` distils all old classes in one softmax; `per-task` sums one distillation for each old
             task, over the classes seen up to that task, as CGLB's class-incremental code does: the first task's
             classes then count once for every old task.
@@ -49,7 +49,7 @@ class LwF(Method):
     search_space = search_over(strength=(0.1, 100.0), temperature=(1.0, 20.0))
     step_state = ("seen_", "teacher_", "_at_all")
     _at_all = None  # type: Tensor | None
-    """The old network's outputs at all examples of the batch that a task's steps share, where they do."""
+    """Outputs of the old network at all examples of the batch that a task's steps share; None if they share none."""
 
     strength: NonNegative = 1.0
     temperature: Positive = 2.0
@@ -58,7 +58,7 @@ class LwF(Method):
     teacher_: Params = state(dict, like="params", new="values")
 
     def for_many_steps(self, context: Context, batch: Batch) -> None:
-        """The old network's outputs, which stand still; where neighbours are sampled they do not."""
+        """Compute the old network's outputs once, since they are fixed unless neighbours are sampled."""
         stands = bool(self.teacher_) and context.batcher.fan_out is None and fast("structure")
         with torch.no_grad():
             self._at_all = self._outputs(context.model, batch) if stands else None
@@ -69,39 +69,39 @@ class LwF(Method):
             return None
         teacher, cache = self.teach(step), step.context.cache
         key = ("distilled", self.distillation, *self.seen_)
-        if key not in cache:  # found once per task: a step shall not wait for the device
+        if key not in cache:  # once per task, so that no step waits for the device
             cache[key] = [step.problem.within(units) for units in self.distilled(step.context.old)]
         first, *others = (among.divergence(step.logits, teacher, self.temperature) for among in cache[key])
         return self.strength * step.context.reduced(sum(others, first))
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """One more forward pass, with other parameters."""
+        """Return True: a step runs one more forward pass, with other parameters."""
         return True
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> bool:
-        """The old networks stand side by side as the new ones do."""
+        """Return True: the old networks are stacked like the new ones."""
         return True
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """The old network, once there is one; which units are distilled together, whatever the reading is called."""
+        """Return the old network, once there is one, and the units distilled together, not the mode's name."""
         if not self.teacher_ or not self.strength or not context.old.numel():
             return []
         return ["lwf", self.strength, self.temperature, self.distilled(context.old), self.teacher_]
 
     def distilled(self, old: Tensor) -> list[Tensor]:
-        """The output units of each distillation, out of those of the old classes."""
+        """Return the output units of each distillation, a subset of the old classes' units."""
         if self.distillation == "seen":
             return [old]
         return [units for seen in self.seen_ if (units := old[old < seen]).numel()]
 
     @torch.no_grad()
     def teach(self, step: Step) -> Tensor:
-        """The old network's logits at the batch, without dropout.
+        """Return the old network's logits at the batch, without dropout.
 
-        Where neighbours are not sampled they stand still. Then they are computed once a task on a CPU, and wherever all
+        Unless neighbours are sampled they are fixed, and are then computed once per task on a CPU, and wherever all
         steps of a task share a batch.
         """
         context, batch = step.context, step.batch
@@ -117,9 +117,9 @@ class LwF(Method):
         return table.index_select(0, rows) if int(rows.min()) >= 0 else self._outputs(step.model, batch)
 
     def _taught(self, context: Context) -> tuple[Tensor, Tensor]:
-        """The old network's outputs at the training examples, and the row of each example of the graph, −1 for others.
+        """Return the old network's outputs at the training examples, and each graph example's row there, −1 for others.
 
-        None are known where outputs depend on the other examples of a batch.
+        No example has a row if outputs depend on the other examples of a batch.
         """
         row = torch.full((context.batcher.y.size(0),), -1)
         alike = capable(context.model, "steps_can_be_captured")
@@ -135,7 +135,7 @@ class LwF(Method):
         return logits
 
     def end_task(self, context: Context) -> None:
-        """The present network is the next task's teacher."""
+        """Store the current network as the next task's teacher."""
         buffers = {name: value.clone() for name, value in context.model.named_buffers()}
         self.teacher_ = {**copy_params(context.model), **buffers}
         self.seen_ = [*self.seen_, context.num_seen]

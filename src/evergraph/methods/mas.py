@@ -19,16 +19,16 @@ from evergraph.methods.state import state
 @METHODS.register
 @dataclass(repr=False)
 class MAS(Quadratic):
-    """Importance Ω_i = mean over nodes of |∂‖z_v‖²/∂θ_i|: how much the output moves with a parameter.
+    """Importance Ω_i = mean over nodes of |∂‖z_v‖²/∂θ_i|: how much the output changes with a parameter.
 
     As in its paper, importances add up over tasks and the anchor is the last task's parameters. ‖z_v‖²
-    is taken over the label scope. The other choices are CGLB's.
+    is taken over the label scope. The other options are CGLB's.
 
     Args:
         strength: λ; 1e4 in the paper, against a summed loss.
         importance: `per-node` as above; `squared-batch` is the mean over batches of squared gradients of the batch's
             mean z², over all its nodes and all output units.
-        over_tasks: `sum`, or `mean`: each task's importance weighed by its number of training nodes.
+        over_tasks: `sum`, or `mean`: each task's importance weighted by its number of training nodes.
     """
 
     name = "mas"
@@ -42,7 +42,7 @@ class MAS(Quadratic):
     num_nodes_: int = state(int)
 
     def measure(self, context: Context) -> Params:
-        """The task's importance over its training nodes."""
+        """Return the task's importance over its training nodes."""
         with measuring(context.model, next(context.batches(1))):
             if self.importance == "squared-batch":
                 squares = (context.model(batch).square().mean() for batch in context.batches())
@@ -50,7 +50,7 @@ class MAS(Quadratic):
             return self._per_node(context)
 
     def _per_node(self, context: Context) -> Params:
-        """The mean of single-node gradients' absolute values, over the label scope."""
+        """Return the mean absolute value of single-node gradients, over the label scope."""
 
         def cotangents(batch: Batch, outputs: Tensor) -> Tensor:
             return 2 * context.problem.in_scope(outputs).unsqueeze(1)

@@ -13,7 +13,7 @@ from evergraph.methods.ewc import EWC
 @METHODS.register
 @dataclass(repr=False)
 class OnlineEWC(EWC):
-    """strength/2 Σ_i F_i (θ_i − θ_{t−1,i})² with F ← γF + F_t after each task.
+    """Penalty strength/2 Σ_i F_i (θ_i − θ_{t−1,i})² with F ← γF + F_t after each task.
 
     Args:
         strength: λ; 1e4 in the paper.
@@ -28,5 +28,5 @@ class OnlineEWC(EWC):
     decay: Fraction = 0.95
 
     def merge(self, importance: Params, anchor: Params) -> None:
-        """Decay the old Fisher, add the new one, and move the anchor to the present parameters."""
+        """Decay the old Fisher, add the new one, and move the anchor to the current parameters."""
         self.move(importance, anchor, self.decay)

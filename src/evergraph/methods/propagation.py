@@ -1,4 +1,4 @@
-"""Features propagated as deep as a model looks: what it sees of a node, without the node's neighbours."""
+"""Features propagated to the depth of a model: what the model sees of a node, without the node's neighbours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evergraph.models.gcn import gcn_operator
 
 
 def depth(context: Context) -> int:
-    """How many steps of propagation the model's outputs look through."""
+    """Return the number of propagation steps between the model's inputs and outputs."""
     layers: int | None = getattr(context.model, "num_layers", None)
     if layers is not None:
         return layers
@@ -20,7 +20,7 @@ def depth(context: Context) -> int:
 
 
 def propagated(graph: Graph, nodes: Tensor, steps: int, dtype: torch.dtype) -> Features:
-    """The rows Ã^steps X of the nodes, with GCN's Ã = D^(-1/2) (A + I) D^(-1/2); sparse where X is sparse."""
+    """Return the nodes' rows of Ã^steps X, with GCN's Ã = D^(-1/2) (A + I) D^(-1/2); sparse if X is sparse."""
     x = graph.x.to(dtype)
     if not steps:
         return take_rows(x, nodes)

@@ -1,7 +1,7 @@
-"""What EWC, MAS, SI, TWP and their kin share: one merged quadratic around the past.
+"""Base class of EWC, MAS, SI, TWP and related methods: one quadratic penalty, merged over all past tasks.
 
 Σ_t strength/2 Σ_i F_ti (θ_i − θ_ti)² is, whatever the number of tasks, one quadratic: with weights
-Σ_t F_t and centre Σ_t F_t θ_t / Σ_t F_t, plus a constant that no gradient sees.
+Σ_t F_t and centre Σ_t F_t θ_t / Σ_t F_t, plus a constant that has no gradient.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from evergraph.methods.access import Access
 from evergraph.methods.base import STEP_HOOKS, Context, Method, Step
 from evergraph.methods.state import state
 
-AT_ONCE = 2**16  # numbers of a parameter worked on at once
+AT_ONCE = 2**16  # entries of a parameter processed at once
 
 
 @dataclass(repr=False)
 class Quadratic(Method):
     """A penalty strength/2 Σ_i importance_i (θ_i − anchor_i)², merged over all past tasks.
 
-    State: `importance_` and `anchor_`, two tensors per parameter that was trained; `constant_`, a number.
+    State: `importance_` and `anchor_`, two tensors per trained parameter; `constant_`, a number.
     """
 
     access = Access(keeps=("parameters",))
     training = MappingProxyType({"reduction": "mean", "weight_decay": 0.0})
-    """A mean loss, so that a strength means the same whatever the batch; no decay, which would pull off the anchors."""
+    """A mean loss makes strengths independent of the batch size; weight decay would pull away from the anchors."""
 
     step_state = ("importance_", "anchor_")
 
@@ -44,7 +44,7 @@ class Quadratic(Method):
     constant_: float = state(float)
 
     def measure(self, context: Context) -> Params:
-        """The importance of each parameter for the task just learned."""
+        """Return the importance of each parameter for the task just learned."""
         raise NotImplementedError
 
     def end_task(self, context: Context) -> None:
@@ -52,7 +52,7 @@ class Quadratic(Method):
         self.merge(self.measure(context), copy_params(context.model))
 
     def merge(self, importance: Params, anchor: Params) -> None:
-        """Add one quadratic to the merged one."""
+        """Add a task's quadratic to the merged one."""
         for name, new in importance.items():
             if name not in self.importance_:
                 self.importance_[name], self.anchor_[name] = new, anchor[name]
@@ -67,35 +67,35 @@ class Quadratic(Method):
             self.importance_[name] = total
 
     def move(self, importance: Params, anchor: Params, decay: float = 1.0) -> None:
-        """The other way to merge: importance ← decay · importance + new, anchor ← the present parameters."""
+        """Merge in another way: importance ← decay · importance + new, anchor ← the current parameters."""
         for name, old in self.importance_.items():
-            importance[name] = decay * old + importance.get(name, 0)  # what is frozen now has no new one
+            importance[name] = decay * old + importance.get(name, 0)  # parameters frozen now have no new importance
         self.importance_, self.anchor_ = importance, {name: anchor[name] for name in importance}
 
     def value(self, params: Params) -> float:
-        """The penalty itself, for logs: strength/2 (Σ_i importance_i (θ_i − anchor_i)² + constant)."""
+        """Return the penalty itself, for logs: strength/2 (Σ_i importance_i (θ_i − anchor_i)² + constant)."""
         parts = [(self.importance_[n] * (params[n] - self.anchor_[n]).square()).sum() for n in self.importance_]
         return self.strength / 2 * (float(sum(parts)) + self.constant_)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Two fused operations per parameter."""
+        """Return True: a step runs two fused operations per parameter."""
         return True
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> Answer:
-        """The pull on a number knows no other."""
+        """Return True: the pull is elementwise."""
         return True
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """The quadratic, once something is important."""
+        """Return the quadratic; empty before the first importance and with strength 0."""
         idle = not self.importance_ or not self.strength
         return [] if idle else ["quadratic", self.strength, self.importance_, self.anchor_]
 
     @capability(rests_on=("observe", "edit_grads", "after_step"))
     def pulls(self, context: Context) -> dict[Tensor, Pull]:
-        """Anchor, importance and strength by parameter: `edit_grads` in the words of an optimizer that can add it."""
+        """Return anchor, importance and strength by parameter, for optimizers that can replace `edit_grads`."""
         if not self.importance_ or not self.strength:
             return {}
         params = [(name, value) for name, value in context.params.items() if name in self.importance_]
@@ -121,13 +121,13 @@ class Quadratic(Method):
 
 
 def in_pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one length, on a CPU a few rows at a time, so that what is made of them stays in the cache."""
+    """Split tensors of equal length by rows, on a CPU into pieces so small that intermediate results stay in cache."""
     rows = first.size(0) if first.is_cuda else max(1, AT_ONCE * first.size(0) // max(first.numel(), 1))
     return zip(*(tensor.split(rows) for tensor in (first, *others)))
 
 
 def mean_squared_gradient(context: Context, batch_values: Iterator[Tensor]) -> Params:
-    """The mean over batches of (∂value/∂θ)², entry by entry: gradients of whole batches are squared, not of nodes."""
+    """Return the elementwise mean over batches of (∂value/∂θ)²: batch gradients are squared, not node gradients."""
     params, count = context.params, 0
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""What processes that work on one learner together divide among themselves, and what they add up."""
+"""How processes that work on one learner together divide examples and sum their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evergraph.data.tasks import Task
 
 
 class Shared:
-    """The part of a task's context that knows of other processes. With one process shares are the whole."""
+    """The part of a task's context that handles several processes. A single process has all examples as its share."""
 
     if TYPE_CHECKING:
         task: Task
@@ -26,23 +26,23 @@ class Shared:
         def train(self) -> Tensor: ...  # noqa: D102
 
     def own(self, examples: Tensor) -> Tensor:
-        """Those of some examples that this process counts: its share, or all where the graph in parts has its own."""
+        """Return this process's share of the examples: all of them if the graph is partitioned and they are its own."""
         return examples if self.task.graph.rows is not None else examples[workers().share(examples.numel())]
 
     def total(self, counts: Tensor) -> Tensor:
-        """The sum over all processes of what each has counted over its own examples."""
+        """Return the sum over all processes of what each has counted over its own examples."""
         return workers().sum([counts])[0]
 
     def count(self, examples: Tensor) -> int:
-        """How many of some examples there are over all processes."""
+        """Return the number of examples over all processes."""
         return int(self.total(torch.tensor([self.own(examples).numel()])))
 
     def divided_sum(self, measure: Callable[[Callable[[int], Iterator[Batch]]], Params]) -> Params:
-        """A sum over the training examples that several processes share: each measures its own, all have the total.
+        """Return a sum over the training examples: each process measures its own share, and all get the total.
 
         Args:
-            measure: from a function like `batches`, over a share of the examples, to the share's sum by parameter. It
-                draws no random numbers.
+            measure: takes a function like `batches` over a share of the examples and returns the share's sum by
+                parameter. It must not draw random numbers.
         """
         group = workers()
         own = self.own(self.train)

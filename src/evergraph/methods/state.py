@@ -21,22 +21,22 @@ def state(
     new: Growth = "zeros",
     replaced: bool = False,
 ) -> Any:
-    """A field that is learned, not given: `importance_: Params = state(dict, like="params")`.
+    """Declare a dataclass field as learned state: `importance_: Params = state(dict, like="params")`.
 
     Args:
-        empty: makes the state of a method that has learned nothing.
-        like: `params` for tensors under parameters' names and of their shapes, alone, in lists or in dictionaries:
-            they grow when the output layer does. Other state stays as it is, or its method overrides `grow`.
-        new: what stands at new output units: `zeros`, or the new parameters' own `values` (anchors, teachers).
-        replaced: the method replaces this state and never writes into it, so what stands before a task need not be
-            copied to be put back after a failure. For large state.
+        empty: creates the state of a method that has learned nothing.
+        like: `params` for tensors with the names and shapes of parameters, alone, in lists or in dictionaries: they
+            grow with the output layer. Other state does not change, unless its method overrides `grow`.
+        new: initial values at new output units: `zeros`, or the new parameters' own `values` (anchors, teachers).
+        replaced: the method replaces this state and never writes into it, so the state before a task need not be
+            copied to be restored after a failure. For large state.
     """
     metadata = {"like": like, "new": new, "replaced": replaced}
     return field(default_factory=empty, init=False, repr=False, compare=False, metadata=metadata)
 
 
 def grown(value: Any, before: Params, after: Params, new: Growth, name: str = "") -> Any:
-    """A piece of state declared `like="params"`, after the parameters grew; `name` is the key it stands under."""
+    """Return state declared `like="params"`, grown with the parameters; `name` is its key."""
     if isinstance(value, dict):
         return {key: grown(item, before, after, new, key) for key, item in value.items()}
     if isinstance(value, list):
@@ -49,7 +49,7 @@ def grown(value: Any, before: Params, after: Params, new: Growth, name: str = ""
 
 
 def copied(value: Any) -> Any:
-    """A copy that shares no tensor."""
+    """Return a copy that shares no tensors."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -58,7 +58,7 @@ def copied(value: Any) -> Any:
 
 
 def held(value: Any) -> Any:
-    """The same state in containers of its own, numbers on the CPU copied: what work on a device alone cannot change."""
+    """Return the state in new containers, with CPU tensors copied and those on other devices shared."""
     if isinstance(value, dict):
         return {key: held(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -67,7 +67,7 @@ def held(value: Any) -> Any:
 
 
 def count_bytes(value: Any) -> int:
-    """What a state takes, in bytes: its tensors, 8 bytes for every other number, and the letters of texts."""
+    """Return the size of a state in bytes: its tensors, 8 bytes for every other number, and strings in UTF-8."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):

@@ -28,22 +28,22 @@ class TWP(Quadratic):
     importance = task_weight (∂L/∂θ)² + topology_weight (∂T/∂θ)², with L the mean loss over the training
     nodes v and T the mean over them of Σ_layers Σ_u e_vu², the squared attention-like coefficients of the
     edges into v. From the second task on sparsity · ‖∂L_batch/∂θ‖₁ is added to the loss, so that a new
-    task leans on few parameters.
+    task relies on few parameters.
 
-    Public code is another matter, so it can be asked for as a `reading`. In CGLB's the last term is a detached
-    number, which no gradient sees, and the importance is
+    Public code differs, so it is available as a `reading`. In CGLB's code the last term is a detached number without
+    a gradient, and the importance is
 
     - `cglb`, its mini-batch code: (task_weight + topology_weight) · mean over batches of (∂L_batch/∂θ)². The loss's
-      importance is filed under topology too, and that of the topology is dropped.
+      importance is also used for the topology, whose own importance is dropped.
     - `cglb-full-batch`: task_weight (∂L/∂θ)² + topology_weight (∂L/∂θ + ∂‖α‖/∂θ)² with α the first layer's
-      coefficients after a softmax, over all edges of the task's graph. The first gradient is still there when the
-      second is added.
+      coefficients after a softmax, over all edges of the task's graph. The second gradient is accumulated onto the
+      first, which is not reset.
 
     Args:
-        strength: factor on everything; 0 is fine-tuning.
+        strength: factor on all terms; 0 is fine-tuning.
         task_weight: λ_l; 1e4 in the paper.
         topology_weight: λ_t; 1e4 in the paper.
-        sparsity: β; 0.01 in the paper. Without effect in CGLB's readings.
+        sparsity: β; 0.01 in the paper. Has no effect in CGLB's readings.
         reading: `liu` as above, `cglb` or `cglb-full-batch`.
     """
 
@@ -62,13 +62,13 @@ class TWP(Quadratic):
     reading: Literal["liu", "cglb", "cglb-full-batch"] = "liu"
 
     def start_task(self, context: Context) -> None:
-        """Find out now, not after the task, whether the model has attention-like coefficients."""
+        """Raise now, not after the task, if the model has no attention-like coefficients."""
         if self.reading != "cglb":
             with torch.no_grad():
                 topology(context, next(edge_batches(context, 1)))
 
     def measure(self, context: Context) -> Params:
-        """The importance for the task just learned, as the reading has it."""
+        """Return the importance for the task just learned, according to `reading`."""
         with measuring(context.model, next(context.batches(1))):
             losses = (context.problem.loss(context.model(batch), batch.y) for batch in context.batches())
             if self.reading == "cglb":
@@ -85,7 +85,7 @@ class TWP(Quadratic):
         }
 
     def penalty(self, step: Step) -> Tensor | None:
-        """β times the 1-norm of the loss's gradient, itself differentiable."""
+        """Return β times the 1-norm of the loss's gradient, itself differentiable."""
         if not self.importance_ or not self.sparsity or not self.strength or self.reading != "liu":
             return None
         params = list(step.context.params.values())
@@ -95,24 +95,24 @@ class TWP(Quadratic):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """A second backward pass, and the quadratic's two operations per parameter."""
+        """Return True: a step runs a second backward pass, and the quadratic's two operations per parameter."""
         return True
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> Answer:
-        """The quadratic's can; the gradient of a gradient is taken one by one."""
+        """Return whether a step only adds the quadratic: the gradient of a gradient is taken one learner at a time."""
         quadratic = self.reading != "liu" or not self.sparsity or not self.strength
         return quadratic or No("a step takes the gradient of a gradient")
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """The quadratic and, as its authors read it, the gradient's norm."""
+        """Return the quadratic, and the sparsity and reading that determine the gradient's norm."""
         found = super().steps_depend_on(context)
         return [*found, self.sparsity, self.reading] if found else found
 
 
 def topology(context: Context, batch: Batch) -> Tensor:
-    """Σ over layers and edges into the seeds of e², each edge's as a mean over heads."""
+    """Return Σ e² over layers and edges into the seeds, with each edge's e² averaged over heads."""
     layers = []
     for number, score in enumerate(coefficients(context, batch)):
         inward = batch.layer(number).row_of_entry() < batch.num_seeds
@@ -121,7 +121,7 @@ def topology(context: Context, batch: Batch) -> Tensor:
 
 
 def coefficient_norm(context: Context) -> Tensor:
-    """‖α‖ over all edges of the task's graph and all heads; α_vu is the first layer's e_vu after a softmax over u."""
+    """Return ‖α‖ over all heads and edges of the task's graph, with α_vu the first layer's softmax of e_vu over u."""
     shown = context.problem.batcher(context.model, context.task.graph, device=context.device, show_edges=True)
     batch = shown.batch(torch.arange(context.task.graph.num_nodes, device=context.device))
     first = batch.layer(0)
@@ -131,7 +131,7 @@ def coefficient_norm(context: Context) -> Tensor:
 
 
 def coefficients(context: Context, batch: Batch) -> list[Tensor]:
-    """The model's attention-like coefficients e, one row per edge, layer by layer."""
+    """Return the model's attention-like coefficients e, layer by layer, one row per edge."""
     attention = capable(context.model, "attention")
     if attention is None:
         raise EvergraphError(f"{type(context.model).__name__} has no attention-like coefficients; use GCN or GAT")
@@ -140,18 +140,18 @@ def coefficients(context: Context, batch: Batch) -> list[Tensor]:
 
 
 def edge_batches(context: Context, batch_size: int | None = None) -> Iterator[Batch]:
-    """The training nodes in batches that show the edges of every layer."""
+    """Iterate over the training nodes in batches that expose the edges of every layer."""
     shown = context.problem.batcher(context.model, context.task.graph, device=context.device, show_edges=True)
     return shown.batches(context.train, batch_size or context.batch_size)
 
 
 def gradient_of_mean(context: Context, sums: Iterator[Tensor]) -> Params:
-    """The gradient of (sum of the batches' sums) / (number of training nodes)."""
+    """Return the gradient of (sum of the batches' sums) / (number of training nodes)."""
     params = context.params
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     with torch.enable_grad():
         for value in sums:
-            if not value.requires_grad:  # it is made of frozen parameters alone
+            if not value.requires_grad:  # depends on frozen parameters only
                 continue
             grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
             for sum_, grad in zip(total.values(), grads):

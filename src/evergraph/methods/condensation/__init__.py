@@ -1,4 +1,4 @@
-"""Condensation methods: they keep synthetic nodes that were made to act like a task's own."""
+"""Condensation methods, which keep synthetic nodes optimized to act like a task's own."""
 
 # isort: off
 from evergraph.methods.condensation.cat import CaT

@@ -14,22 +14,22 @@ from evergraph.methods.memory.condensation import DistributionMatching
 @METHODS.register
 @dataclass(repr=False)
 class CaT(CondensedMemory):
-    """Condense each task before it is learned, and train on the condensed tasks, old and new, and on nothing else.
+    """Condense each task before learning it, and train only on the condensed tasks, old and new.
 
     Synthetic nodes match the task's training nodes in distribution, class by class, under random encoders
-    (`DistributionMatching`). New and old classes are then equally few, so that no class outweighs another.
+    (`DistributionMatching`). New and old classes then have equally few nodes, so that no class outweighs another.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: synthetic nodes of each class where `memory` is empty.
-        networks: random encoders that are drawn for each task.
+        per_class: synthetic nodes per class if `memory` is empty.
+        networks: random encoders drawn for each task.
         updates: steps of the synthetic nodes under each encoder; 1 in its paper.
         width: hidden units of an encoder.
         condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
             each feature.
-        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
-            model looks, or its own `features`, as in its paper.
-        from_scratch: draw the parameters anew at every task.
+        start: initial features of a synthetic node: those of a random training node, `propagated` to the depth of the
+            model, or the node's own `features`, as in its paper.
+        from_scratch: reset the parameters at every task.
     """
 
     name = "cat"
@@ -44,7 +44,7 @@ class CaT(CondensedMemory):
 
     @property
     def no_validation(self) -> str:  # type: ignore[override]
-        """What is condensed is not validated on."""
+        """Why there are no validation examples: they are not condensed."""
         return f"{self.name} trains on its memory alone"
 
     def start_task(self, context: Context) -> None:
@@ -54,8 +54,8 @@ class CaT(CondensedMemory):
             context.model.start_over()
 
     def training_data(self, context: Context) -> Task | None:
-        """The memory alone."""
+        """Return the memory as the only training data."""
         return self.memory_task(context)
 
     def end_task(self, context: Context) -> None:
-        """The memory has been filled already."""
+        """Do nothing: the memory is already filled."""

@@ -1,4 +1,4 @@
-"""What condensation methods share: a memory of synthetic nodes, within the budget of all memories."""
+"""Base class of condensation methods: a memory of synthetic nodes, with the same budgets as other memories."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from evergraph.methods.propagation import depth, propagated
 
 @dataclass(repr=False)
 class CondensedMemory(MemoryMethod):
-    """A memory of synthetic nodes without edges: `condense` makes each task's training nodes into a few.
+    """A memory of synthetic nodes without edges: `condense` turns each task's training nodes into a few.
 
-    All that is random comes from the method's own random numbers. So a condensation that was broken off is done
-    again from the state before it, and ends in the same bits.
+    All randomness comes from the method's own generator, so an interrupted condensation is repeated from the state
+    before it with bitwise equal results.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: synthetic nodes of each class where `memory` is empty.
-        networks: random networks that are drawn for each task.
+        per_class: synthetic nodes per class if `memory` is empty.
+        networks: random networks drawn for each task.
         updates: steps of the synthetic nodes under each network.
         width: hidden units of a random network.
         condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
             each feature.
-        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
-            model looks, or its own `features`.
+        start: initial features of a synthetic node: those of a random training node, `propagated` to the depth of the
+            model, or the node's own `features`.
     """
 
     family = "condensation"
@@ -49,13 +49,13 @@ class CondensedMemory(MemoryMethod):
     start: Literal["propagated", "features"] = "propagated"
 
     def collect(self, context: Context) -> Piece:
-        """The task's training nodes, condensed."""
+        """Condense the task's training nodes."""
         x, units = self.first_nodes(context)
         real = self.seen_as(context, context.task.train)
         return self.condensed(context, x, units, real, self.units(context))
 
     def condensed(self, context: Context, x: Tensor, units: Tensor, real: Features, real_units: Tensor) -> Piece:
-        """Synthetic nodes that match real ones, from where they stand."""
+        """Optimize synthetic nodes, starting at the features `x`, to match the real ones."""
         device = context.device
         matching = self.matching(real.to(device), real_units.to(device), units.to(device), self.width)
         moved, _ = condense(
@@ -65,7 +65,7 @@ class CondensedMemory(MemoryMethod):
         return Piece(moved.cpu(), units)
 
     def first_nodes(self, context: Context) -> tuple[Tensor, Tensor]:
-        """Where the synthetic nodes begin, at training nodes drawn at random; and their output units."""
+        """Return the initial features of the synthetic nodes, taken from random training nodes, and their units."""
         units, drawn = self.units(context), []
         numbers = self.allotment(context, units)
         for unit, number in numbers.items():
@@ -79,10 +79,10 @@ class CondensedMemory(MemoryMethod):
         return as_dense(take_rows(context.task.graph.x, nodes).to(dtype)), units[chosen]
 
     def allotment(self, context: Context, units: Tensor) -> dict[int, int]:
-        """How many synthetic nodes each of the task's classes gets: at least 1, at most its number of real ones.
+        """Return the number of synthetic nodes of each class of the task: at least 1, at most its real nodes.
 
-        A share of the nodes is divided among the task's classes by their numbers of training nodes; a budget in bytes
-        among all classes known, alike.
+        A share of the nodes is divided among the task's classes in proportion to their training nodes; a budget in
+        bytes is divided equally among all known classes.
         """
         budget, counts = self.budget(), torch.bincount(units)
         if budget.per_class is not None:
@@ -99,6 +99,6 @@ class CondensedMemory(MemoryMethod):
         return {unit: int(numbers[unit]) for unit in torch.nonzero(counts).reshape(-1).tolist()}
 
     def seen_as(self, context: Context, nodes: Tensor) -> Features:
-        """What the model sees of nodes of the task: their features, propagated once for all networks."""
+        """Return what the model sees of the task's nodes: their features, propagated once for all networks."""
         dtype = next(context.model.parameters()).dtype
         return propagated(context.task.graph, nodes, depth(context), dtype)

@@ -19,26 +19,27 @@ from evergraph.methods.memory.condensation import GradientMatching
 @METHODS.register
 @dataclass(repr=False)
 class DeLoMe(CondensedMemory, ReplayMethod):
-    """Replay synthetic nodes that give the gradients that a task's nodes gave, with logits adjusted by frequencies.
+    """Replay synthetic nodes that yield the same gradients as a task's nodes, with logits adjusted by frequencies.
 
     At the end of a task its training nodes are condensed: under random networks, the gradient of each class's mean
-    cross entropy is the same at synthetic and at real nodes (`GradientMatching`). They are replayed with the nodes of
-    later tasks, which are many more; so the loss reads z_c + debiasing · log(π_c), π_c the share of class c in all
-    that is trained on (see `logit-adjustment`).
+    cross entropy is matched between synthetic and real nodes (`GradientMatching`). They are replayed with the far more
+    numerous nodes of later tasks, so the loss reads z_c + debiasing · log(π_c), π_c the share of class c in all that is
+    trained on (see `logit-adjustment`).
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: synthetic nodes of each class where `memory` is empty.
-        networks: random networks that are drawn for each task; 800 in its paper.
+        per_class: synthetic nodes per class if `memory` is empty.
+        networks: random networks drawn for each task; 800 in its paper.
         updates: steps of the synthetic nodes under each network; 1 in its paper.
         width: hidden units of a random network; 256 in its paper.
         condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
             each feature.
-        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
-            model looks, or its own `features`, as in its paper.
+        start: initial features of a synthetic node: those of a random training node, `propagated` to the depth of the
+            model, or the node's own `features`, as in its paper.
         strength: factor on the loss of the replayed nodes; 0 is fine-tuning, without debiasing.
-        weighting: of replayed nodes against the task's, as for `reservoir`; `examples`, each counts 1, is its paper's.
-        replay_size: synthetic nodes drawn from the memory at each step; 0 takes all of them.
+        weighting: weight of replayed nodes relative to the task's, as for `reservoir`; its paper uses `examples` (each
+            counts 1).
+        replay_size: synthetic nodes drawn from the memory at each step; 0 uses all of them.
         debiasing: τ, factor on the logarithm of the shares; 0 for none, 1 in its paper.
     """
 
@@ -56,10 +57,10 @@ class DeLoMe(CondensedMemory, ReplayMethod):
     debiasing: NonNegative = 1.0
 
     def loss_outputs(self, context: Context, outputs: Tensor) -> Tensor:
-        """Adjusted by how often each class is trained on."""
+        """Adjust the outputs by how often each class is trained on."""
         return adjusted(context, outputs, self.debiasing) if self.strength else outputs
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """As replay alone: the adjustment is one addition."""
+        """Return True, as for replay: the adjustment is one addition."""
         return True

@@ -16,32 +16,32 @@ from evergraph.methods.condensation.cat import CaT
 from evergraph.methods.memory import Piece, Replayed
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
-PSEUDO_LABEL_LR = 5e-3  # of the network that gives pseudo-labels
+PSEUDO_LABEL_LR = 5e-3  # of the network that assigns pseudo-labels
 
 
 @METHODS.register
 @dataclass(repr=False)
 class PUMA(CaT):
-    """CaT, with nodes that have no label condensed too, few wide encoders, and a model trained anew at every task.
+    """CaT that also condenses unlabelled nodes, with few wide encoders and a model trained from scratch at every task.
 
     A task is condensed twice. After the first time a network is trained on the memory; where it is confident, its
-    prediction is the label of a node that has none, and the synthetic nodes go on to match these nodes as well.
-    Pseudo-labels are given to nodes of the task's graph that are not for training and *not for testing*: nodes
-    without a label and validation nodes, whose own labels are not read.
+    prediction becomes the label of an unlabelled node, and the synthetic nodes are optimized to match these nodes too.
+    Pseudo-labels are assigned to nodes of the task's graph that are neither training *nor test* nodes: unlabelled
+    nodes and validation nodes, whose own labels are not read.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: synthetic nodes of each class where `memory` is empty.
-        networks: random encoders that are drawn for each task, both times.
+        per_class: synthetic nodes per class if `memory` is empty.
+        networks: random encoders drawn for each task, both times.
         updates: steps of the synthetic nodes under each encoder.
         width: hidden units of an encoder; 4,096 in its paper.
         condensation_lr: Adam's learning rate on the features of the synthetic nodes, in standard deviations of
             each feature.
-        start: what a synthetic node is to begin with: a random training node's features `propagated` as deep as the
-            model looks, or its own `features`, as in its paper.
-        from_scratch: draw the parameters anew at every task.
-        pseudo_label_epochs: of the network that gives pseudo-labels; 0 for no pseudo-labels.
-        confidence: the least probability at which its prediction is taken.
+        start: initial features of a synthetic node: those of a random training node, `propagated` to the depth of the
+            model, or the node's own `features`, as in its paper.
+        from_scratch: reset the parameters at every task.
+        pseudo_label_epochs: training epochs of the network that assigns pseudo-labels; 0 for no pseudo-labels.
+        confidence: minimum probability at which its prediction is used.
     """
 
     name = "puma"
@@ -62,21 +62,21 @@ class PUMA(CaT):
     confidence: Fraction = 0.9
 
     def collect(self, context: Context) -> Piece:
-        """The task condensed by its labels, then by pseudo-labels too."""
+        """Condense the task by its labels, then also by pseudo-labels."""
         labelled = super().collect(context)
         nodes = unlabelled(context)
         if not self.pseudo_label_epochs or not nodes.numel():
             return labelled
         teacher = self.teacher(context, [*self.pieces(), labelled])
         nodes, pseudo_labels = self.pseudo_labelled(context, teacher, nodes)
-        mine = torch.isin(pseudo_labels, labelled.units)  # as an old class's node it can do nothing here
+        mine = torch.isin(pseudo_labels, labelled.units)  # nodes pseudo-labelled as an old class are of no use here
         real = self.seen_as(context, torch.cat([context.task.train, nodes[mine]]))
         real_units = torch.cat([self.units(context), pseudo_labels[mine]])
         assert isinstance(labelled.x, Tensor)
         return self.condensed(context, labelled.x, labelled.units, real, real_units)
 
     def teacher(self, context: Context, pieces: list[Piece]) -> GraphModel:
-        """A network like the model, trained from scratch on the memory."""
+        """Train a network like the model from scratch on the memory."""
         model = copy.deepcopy(context.model)
         model.start_over()
         memory = Replayed.of(context, pieces, self.class_sizes_)
@@ -91,7 +91,7 @@ class PUMA(CaT):
 
     @torch.no_grad()
     def pseudo_labelled(self, context: Context, teacher: GraphModel, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """The nodes at which the teacher is confident, and the classes it names."""
+        """Return the nodes at which the teacher is confident, and its predicted classes."""
         batches = context.batcher.exact().batches(nodes.to(context.device), NODES_AT_ONCE)
         outputs = torch.cat([teacher(batch).cpu() for batch in batches])
         best = context.problem.probabilities(outputs, range(context.num_seen)).max(1)
@@ -100,7 +100,7 @@ class PUMA(CaT):
 
 
 def unlabelled(context: Context) -> Tensor:
-    """Nodes of the task's graph that are neither for training nor for testing."""
+    """Return the nodes of the task's graph that are neither training nor test nodes."""
     task = context.task
     free = torch.ones(task.graph.num_nodes, dtype=torch.bool)
     free[torch.cat([task.train, task.test])] = False

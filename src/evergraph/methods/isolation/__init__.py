@@ -1,4 +1,4 @@
-"""Methods that give tasks parts of their own: parameters, prompts, prototypes, or examples that stand by themselves."""
+"""Methods that give tasks their own parameters, prompts or prototypes, or make examples independent of their graph."""
 
 from evergraph.methods.isolation.pi_gnn import PIGNN
 from evergraph.methods.isolation.tpp import TPP

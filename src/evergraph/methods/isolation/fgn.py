@@ -17,22 +17,22 @@ from evergraph.methods.memory.subgraphs import seen_by_model
 @METHODS.register
 @dataclass(repr=False)
 class FGN(ReplayMethod):
-    """Rehearsal of single nodes, which a feature graph network makes independent examples: loss + strength · old loss.
+    """Rehearse single nodes, which a feature graph network makes independent examples: loss + strength · old loss.
 
     The model (`feature-graph`) reads a node and the features of its direct neighbours, and nothing else of the graph.
-    So a node can be kept with those, and rehearsed long after its graph is gone. The memory holds nodes of all tasks,
-    each ever seen equally likely; a step adds the loss of some of them.
+    So a node can be kept with those, and rehearsed long after its graph is gone. The memory is a uniform random sample
+    of the nodes of all tasks; each step adds the loss of some of them.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-            Neighbours count in bytes alone.
-        per_class: where `memory` is empty, as many nodes are kept as there are classes, times this; 500 in all in the
+            Neighbours count only towards a budget in bytes.
+        per_class: if `memory` is empty, this many nodes times the number of classes are kept; 500 in all in the
             paper. Their neighbours are not counted.
         strength: factor on the loss of the rehearsed nodes; 0 is fine-tuning.
-        weighting: of rehearsed nodes against the task's: `sets`, the memory as a whole counts as the task does, as with
-            equal batches of both; or as for `reservoir`.
-        replay_size: nodes drawn from the memory at each step; 0 takes all of them.
-        neighbours: how many neighbours are kept of each node, drawn at random; empty for all, as in the paper.
+        weighting: weight of rehearsed nodes relative to the task's: `sets`, the memory as a whole counts as much as the
+            task, as with equal batches of both; or as for `reservoir`.
+        replay_size: nodes drawn from the memory at each step; 0 uses all of them.
+        neighbours: how many neighbours of each node are kept, drawn at random; empty for all, as in the paper.
     """
 
     name = "fgn"
@@ -51,5 +51,5 @@ class FGN(ReplayMethod):
     neighbours: tuple[NonNegativeInt, ...] = ()
 
     def store(self, context: Context, nodes: Tensor) -> Piece:
-        """The nodes with their neighbours."""
+        """Keep the nodes with their neighbours."""
         return seen_by_model(context, nodes, self.neighbours)

@@ -1,4 +1,4 @@
-"""Hierarchical prototype networks (Zhang, Song and Tao, TPAMI 2022): how their prototypes are made and trained."""
+"""Hierarchical prototype networks (Zhang, Song and Tao, TPAMI 2022): how their prototypes are created and trained."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ from evergraph.models.prototype_network import LEVELS, PrototypeNetwork
 @METHODS.register
 @dataclass(repr=False)
 class HPN(Method):
-    """Prototypes of atoms, nodes and classes that are added where no old one is near, and matched where one is.
+    """Match atoms, nodes and classes to the nearest prototype, and create a new prototype if none is near.
 
     After the first part of a task's epochs, after each step, an embedding whose cosine with every prototype of its
-    level is below 1 − threshold becomes a prototype itself, and the head learns from what is matched. The loss is the
-    head's cross entropy on prototypes
+    level is below 1 − threshold becomes a prototype itself, and the head learns from matched prototypes. The loss is
+    the head's cross entropy on prototypes
 
         + cross entropy of a head on the embeddings + distance · Σ_levels mean ‖embedding − matched prototype‖²
         + diversity · mean squared cosine between the columns of different extractors.
 
-    The extractors and the prototypes of earlier tasks stand still, so that old nodes go on matching what they matched.
-    Every atom prototype remembers which classes matched it, with which atom.
+    The extractors and the prototypes of earlier tasks are frozen, so that old nodes keep matching the same prototypes.
+    For every atom prototype it is recorded which classes matched it, and with which atom.
 
     Args:
-        prediction: `prototypes` takes the class c with the largest Σ_i max cos(a_i, p), over a node's atoms a_i and the
-            prototypes p that nodes of c matched with their i-th atom; `head` is the paper's linear head on what is
-            matched, which a new task's classes overwrite unless the task is known.
-        extractors: `random` ones serve all tasks alike; those of the `first-task` learn to classify it, and then stand
-            still. The paper's code trains some for every task and is told the task when it predicts.
-        threshold: how far (1 − cosine) an embedding is from all prototypes to become one; 0.2 in the paper's code.
-        embedding_share: share of a task's epochs that comes before prototypes are made; 35 of 90 there.
+        prediction: `prototypes` predicts the class c with the largest Σ_i max cos(a_i, p), over a node's atoms a_i and
+            the prototypes p that nodes of c matched with their i-th atom; `head` is the paper's linear head on matched
+            prototypes, which a new task's classes overwrite unless the task is known.
+        extractors: `random` ones serve all tasks; those of the `first-task` learn to classify it, and are then frozen.
+            The paper's code trains some for every task and is told the task at prediction time.
+        threshold: minimum distance (1 − cosine) from all prototypes at which an embedding becomes one; 0.2 in the
+            paper's code.
+        embedding_share: share of a task's epochs before prototypes are created; 35 of 90 there.
         distance: weight of the distance to matched prototypes.
-        diversity: weight of the extractors' likeness.
+        diversity: weight of the similarity between extractors.
     """
 
     name = "hpn"
@@ -68,26 +69,26 @@ class HPN(Method):
     embedding_share: BelowOne = 0.4
     distance: NonNegative = 1.0
     diversity: NonNegative = 0.1
-    matched_: list[Tensor] = state(list)  # by atom of a node: which prototypes the nodes of which output unit matched
-    before_: list[int] = state(list)  # prototypes of each level that earlier tasks have made
+    matched_: list[Tensor] = state(list)  # per atom of a node: a mask (prototypes, output units) of matches
+    before_: list[int] = state(list)  # number of prototypes of earlier tasks, per level
     prototype_bytes_: int = state(int)
     tasks_: int = state(int)
 
     def adapt_model(self, model: GraphModel, task: object) -> None:
-        """Refuse a model without prototypes."""
+        """Raise if the model has no prototypes."""
         network(model)
 
     def epochs(self, context: Context, planned: int) -> int:
-        """Notes when prototypes begin."""
+        """Record the first epoch in which prototypes are created."""
         context.cache["first epoch with prototypes"] = int(self.embedding_share * planned)
         return planned
 
     def epoch_counts(self, context: Context) -> bool:
-        """Once there are prototypes of the task."""
+        """Return whether prototypes of the task are being created."""
         return bool(context.epoch >= context.cache["first epoch with prototypes"])
 
     def penalty(self, step: Step) -> Tensor:
-        """The embeddings' own cross entropy, their distance to prototypes, and the extractors' likeness."""
+        """Return the embeddings' own cross entropy, their distance to prototypes, and the extractors' similarity."""
         model = network(step.model)
         embeddings, matched = levels_of(step)
         outputs = with_ones(embeddings[0].flatten(1)) @ model.embedding_head
@@ -96,7 +97,7 @@ class HPN(Method):
         alike = step.context.cache.get("likeness")
         if alike is None:
             alike = likeness(model.own, model.node_extractors) + likeness(model.around, model.structure_extractors)
-            if not self.extractors_learn:  # then it is the same at every step
+            if not self.extractors_learn:  # constant during the task
                 step.context.cache["likeness"] = alike = alike.detach()
         return step.context.reduced(per_example + self.diversity * alike)
 
@@ -107,11 +108,11 @@ class HPN(Method):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> Answer:
-        """No."""
+        """Return `No`: how many prototypes are created depends on values."""
         return No("hpn makes prototypes one by one, as the values before ask for")
 
     def prepare(self, context: Context) -> None:
-        """What stands still: the extractors, unless they are to learn this task, and the prototypes of earlier ones."""
+        """Store what is frozen: the extractors, unless they learn this task, and the prototypes of earlier tasks."""
         model = network(context.model)
         learns = self.extractors_learn
         counts = [0 if learns else len(model.own), 0 if learns else len(model.around), *self.before_]
@@ -122,14 +123,14 @@ class HPN(Method):
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
-        """Put back what stands still; new prototypes where the batch has embeddings that no old one is near."""
+        """Restore what is frozen, and create prototypes from embeddings of the batch that are near no existing one."""
         model = network(step.model)
         for value, held in zip((model.own, model.around, *model.prototypes), step.context.cache["fixed"]):
             value[: len(held)] = held
         if not self.epoch_counts(step.context):
             return
         embeddings, known = model.atoms(step.batch), model.held_match(step.batch)
-        for level in range(len(LEVELS)):  # each level sees what the one below has just become
+        for level in range(len(LEVELS)):  # each level reads the updated prototypes of the one below
             if level:
                 embeddings, known = model.above(level, model.match(level - 1, embeddings, known)), None
             known = model.nearest(level, embeddings, known)
@@ -137,7 +138,7 @@ class HPN(Method):
 
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
-        """Remember which classes match which atom prototypes."""
+        """Record which classes match which atom prototypes."""
         model = network(context.model)
         model.let_go()
         shape = (int(model.established[0]), model.out_channels or 0)
@@ -154,11 +155,11 @@ class HPN(Method):
         self.tasks_ += 1
 
     def kept_bytes(self) -> int:
-        """The prototypes made so far, which are parameters of the model, and which classes matched them."""
+        """Return the bytes of all prototypes, which are parameters of the model, and of the classes they matched."""
         return super().kept_bytes() + self.prototype_bytes_
 
     def predict(self, view: View) -> Tensor | None:
-        """How near a node's atoms are to the prototypes of each class; None for the head's outputs."""
+        """Return the similarity of a node's atoms to the prototypes of each class; None for the head's outputs."""
         model = network(view.model)
         if self.prediction == "head" or not self.matched_[0].size(0):
             return None
@@ -176,27 +177,27 @@ class HPN(Method):
 
 
 def network(model: GraphModel) -> PrototypeNetwork:
-    """The model, which has to be one of prototypes."""
+    """Return the model as a prototype network; raise if it is not one."""
     if capable(model, "levels") is None:
         raise EvergraphError("hpn needs a model of prototypes; use --model prototype-network, or leave the model out")
     return cast(PrototypeNetwork, model)
 
 
 def levels_of(step: Step) -> tuple[list[Tensor], list[Tensor]]:
-    """The embeddings of a step's examples on all levels, and what they match: as its own pass has made them."""
+    """Return the embeddings of a step's examples on all levels and their matches, from the step's own pass."""
     made = [layer.out for layer in step.layers]
     if len(made) == 2 * len(LEVELS) and made[0].size(0) == step.batch.num_examples:
         return made[: len(LEVELS)], made[len(LEVELS) :]
-    model = network(step.model)  # of a step that several processes share, each has made a part
+    model = network(step.model)  # if processes share a step, each has only its own part
     return model.levels(model.atoms(step.batch), model.held_match(step.batch))
 
 
 def establish(
     model: PrototypeNetwork, level: int, embeddings: Tensor, threshold: float, known: Match | None = None
 ) -> None:
-    """Make prototypes of embeddings, one by one, until each has one with a cosine of at least 1 − threshold.
+    """Turn embeddings into prototypes, one by one, until each has one with a cosine of at least 1 − threshold.
 
-    `known` is what is nearest to each embedding among the prototypes that there are.
+    `known` holds the nearest existing prototype of each embedding.
     """
     count = int(model.established[level])
     known = model.nearest(level, embeddings) if known is None else known
@@ -212,7 +213,7 @@ def establish(
 
 
 def likeness(weight: Tensor, extractors: int) -> Tensor:
-    """The mean squared cosine between columns of different extractors, which stand side by side in the matrix."""
+    """Return the mean squared cosine between columns of different extractors, which are adjacent column blocks."""
     if extractors < 2:
         return weight.new_zeros(())
     columns = F.normalize(weight, dim=0)

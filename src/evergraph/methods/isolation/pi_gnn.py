@@ -28,31 +28,31 @@ from evergraph.models.base import GraphModel
 @METHODS.register
 @dataclass(repr=False)
 class PIGNN(MemoryMethod):
-    """Old parameters are corrected and then stand still; new hidden units learn the new task and read the old ones.
+    """Rectify and then freeze old parameters; new hidden units, which read the old ones, learn the new task.
 
     From the second task on every hidden layer gets `expansion` units, which old units do not read. Then
 
-    1. rectification: for `rectify_epochs` the old parameters alone minimize the loss of stable nodes of the memory
-       minus `unstable_weight` · the loss of unstable ones in their old neighbourhoods. A kept node is unstable if the
-       new task's graph has it with other neighbours (streams with `edges_between_tasks`).
-    2. isolation: the new parameters alone (new hidden units, their weights to the outputs, and output units of classes
-       met for the first time) minimize the loss of the task's nodes + `memory_weight` · the loss of the memory, with
-       unstable nodes in their new neighbourhoods.
+    1. rectification: for `rectify_epochs` only the old parameters are trained, to minimize the loss of stable nodes of
+       the memory minus `unstable_weight` · the loss of unstable ones in their old neighbourhoods. A kept node is
+       unstable if it has other neighbours in the new task's graph (streams with `edges_between_tasks`).
+    2. isolation: only the new parameters (new hidden units, their weights to the outputs, and output units of classes
+       met for the first time) are trained, to minimize the loss of the task's nodes + `memory_weight` · the loss of the
+       memory, with unstable nodes in their new neighbourhoods.
 
-    The memory holds nodes of all tasks, each ever seen equally likely, with the subgraph that the model sees of them.
+    The memory is a uniform random sample of the nodes of all tasks, with the subgraph that the model sees of them.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-            Neighbours count in bytes alone.
-        per_class: where `memory` is empty, as many nodes are kept as there are classes, times this; 64 to 128 in all in
-            the paper. Their neighbours are not counted.
-        expansion: units that each hidden layer gets for a task; 12 in the paper, where layers begin with 12.
-        neighbours: how many neighbours are kept for each node of the hop before, drawn at random, from the kept nodes
-            outwards; empty for all, as in the paper. Where some are left out, a kept node is unstable if the new task's
-            graph has it at all.
+            Neighbours count only towards a budget in bytes.
+        per_class: if `memory` is empty, this many nodes times the number of classes are kept; 64 to 128 in all in the
+            paper. Their neighbours are not counted.
+        expansion: units added to each hidden layer per task; 12 in the paper, where layers start with 12.
+        neighbours: how many neighbours are kept for each node of the previous hop, drawn at random, from the kept nodes
+            outwards; empty for all, as in the paper. If some are left out, every kept node that the new task's graph
+            contains is unstable.
         rectify_epochs: epochs of rectification before those of a task; 10 there.
         unstable_weight: β₁ of rectification; 0.01 in the paper's code.
-        memory_weight: β₂ of isolation, against the loss as it is reduced; 0.1 there.
+        memory_weight: β₂ of isolation, relative to the reduced loss; 0.1 there.
     """
 
     name = "pi-gnn"
@@ -73,7 +73,7 @@ class PIGNN(MemoryMethod):
     unstable_weight: NonNegative = 0.01
     memory_weight: NonNegative = 1.0
     tasks_: int = state(int)
-    expanded_: int = state(int)  # tasks that the model has been widened for
+    expanded_: int = state(int)  # number of tasks the model has been widened for
     units_: list[int] = state(list)  # output units trained so far
     width_: int = state(int)  # hidden units of earlier tasks
 
@@ -87,7 +87,7 @@ class PIGNN(MemoryMethod):
             self.expanded_ = self.tasks_
 
     def prepare(self, context: Context) -> None:
-        """Which entries of the parameters are new, and which kept nodes are unstable."""
+        """Determine which entries of the parameters are new, and which kept nodes are unstable."""
         if not self.tasks_:
             return
         units = context.batcher.y[context.train].unique().tolist()
@@ -101,15 +101,15 @@ class PIGNN(MemoryMethod):
         context.cache["moved"] = (moved.to(context.device), targets[seeds].to(context.device))
 
     def epochs(self, context: Context, planned: int) -> int:
-        """Rectification comes first."""
+        """Return the planned epochs plus those of rectification, which come first."""
         return planned + (self.rectify_epochs if self.tasks_ else 0)
 
     def rectifies(self, context: Context) -> bool:
-        """Whether the old parameters are being corrected."""
+        """Return whether the old parameters are being rectified."""
         return self.tasks_ > 0 and context.epoch < self.rectify_epochs
 
     def loss(self, step: Step) -> Tensor | None:
-        """While rectifying: stable nodes minus unstable ones, reduced as over a batch of the step's size."""
+        """Return the loss of stable minus unstable nodes while rectifying, scaled to a batch of the step's size."""
         if not self.rectifies(step.context):
             return None
         batcher, stable, unstable = step.context.cache["parts"]
@@ -123,13 +123,13 @@ class PIGNN(MemoryMethod):
         return total * (step.batch.num_examples if step.context.reduction == "sum" else 1)
 
     def replay(self, step: Step) -> list[Replay]:
-        """While isolating: nodes of the memory, and unstable ones where they are now."""
+        """Return nodes of the memory while isolating, and unstable ones in their new neighbourhoods."""
         if not self.tasks_ or self.rectifies(step.context) or not self.memory_weight:
             return []
         memory = self.replayed(step.context)
         assert memory is not None
         number = step.batch.num_examples
-        few = number < memory.batch.num_examples  # as many as the step's own, or all where it holds no more
+        few = number < memory.batch.num_examples  # draw as many as the step has, or use all if there are no more
         batches = [memory.drawn(number, step.context.generator)[0] if few else memory.batch]
         nodes, units = step.context.cache["moved"]
         if nodes.numel():
@@ -141,25 +141,25 @@ class PIGNN(MemoryMethod):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Batches of the memory are cut once; a draw takes rows of one, by the device's own random numbers."""
+        """Return True: batches of the memory are built once, and rows are drawn by the device's own random numbers."""
         return True
 
     def phase(self, context: Context) -> bool:
-        """Whether it rectifies."""
+        """Return whether the epoch is one of rectification."""
         return self.rectifies(context)
 
     def epoch_counts(self, context: Context) -> bool:
-        """After rectification."""
+        """Return whether rectification is over."""
         return not self.rectifies(context)
 
     def observe(self, step: Step) -> None:
-        """At the first step of a phase, remember what stands still during it."""
+        """At the first step of a phase, store the parameters to restore what is frozen during it."""
         if self.tasks_ and step.context.cache.get("held", (None,))[0] != self.rectifies(step.context):
             step.context.cache["held"] = (self.rectifies(step.context), copy_params(step.model))
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
-        """Put back what stands still: the new entries while rectifying, all others while isolating."""
+        """Restore what is frozen: all but the old entries while rectifying, all but the new ones while isolating."""
         if not self.tasks_:
             return
         rectifies, held = step.context.cache["held"]
@@ -168,18 +168,18 @@ class PIGNN(MemoryMethod):
             torch.where(old if rectifies else new, value, held[name], out=value)
 
     def store(self, context: Context, nodes: Tensor) -> Piece:
-        """The nodes with what the model sees of their surroundings."""
+        """Keep the nodes with what the model sees of their surroundings."""
         return seen_by_model(context, nodes, self.neighbours)
 
     def end_task(self, context: Context) -> None:
-        """Fill the memory, and note whose output units have been trained."""
+        """Fill the memory, and record which output units have been trained."""
         super().end_task(context)
         self.units_ = sorted({*self.units_, *context.batcher.y[context.train].unique().tolist()})
         self.tasks_ += 1
 
 
 def cut_once(context: Context, batcher: Neighbourhoods, nodes: Tensor) -> Batch:
-    """The batch of nodes that are the same at every step of a task."""
+    """Return the batch of nodes that are the same at every step of a task, built once."""
     if nodes not in context.cache:
         context.cache[nodes] = batcher.batch(nodes)
     batch: Batch = context.cache[nodes]
@@ -187,12 +187,12 @@ def cut_once(context: Context, batcher: Neighbourhoods, nodes: Tensor) -> Batch:
 
 
 def new_entries(context: Context, width: int, expansion: int, fresh: list[int]) -> dict[str, tuple[Tensor, Tensor]]:
-    """For each weight matrix, which entries are old and which are new; weights from new to old units are neither.
+    """Return masks of the old and the new entries of each weight matrix; weights from new to old units are neither.
 
     Args:
         context: the task.
-        width: hidden units of earlier tasks.
-        expansion: hidden units of this one.
+        width: number of hidden units of earlier tasks.
+        expansion: number of hidden units added for this task.
         fresh: output units of classes met for the first time.
     """
     masks = {}
@@ -213,10 +213,10 @@ def new_entries(context: Context, width: int, expansion: int, fresh: list[int]) 
 
 
 def unstable_nodes(memory: Graph, seeds: Tensor, graph: Graph, *, whole: bool = True) -> tuple[Tensor, Tensor]:
-    """Kept nodes that a graph has with another number of neighbours, and their numbers there.
+    """Return kept nodes that have another number of neighbours in a graph, and their indices there.
 
-    Graphs number their nodes anew, so a node is known by its features; those that several nodes share name none. Where
-    the memory does not hold the `whole` neighbourhoods, their numbers of neighbours say nothing.
+    Graphs renumber their nodes, so a node is identified by its features; features shared by several nodes identify
+    none. Unless the memory holds `whole` neighbourhoods, all kept nodes in the graph are returned.
     """
     place: dict[bytes, int] = {}
     for node, key in enumerate(_row_keys(graph.x.to(memory.x.dtype))):
@@ -229,7 +229,7 @@ def unstable_nodes(memory: Graph, seeds: Tensor, graph: Graph, *, whole: bool = 
 
 
 def _row_keys(x: Features) -> list[bytes]:
-    """Each node's features as bytes."""
+    """Return each node's features as bytes."""
     rows = x if isinstance(x, SparseMatrix) else SparseMatrix.from_dense(x)
     ends, columns, values = rows.indptr.tolist(), rows.indices.numpy(), rows.values.numpy()
     return [columns[a:b].tobytes() + values[a:b].tobytes() for a, b in itertools.pairwise(ends)]

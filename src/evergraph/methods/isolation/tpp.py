@@ -25,25 +25,25 @@ from evergraph.models.base import NODES_AT_ONCE, GraphModel
 from evergraph.models.gcn import gcn_operator
 from evergraph.models.prompted import PromptedGCN
 
-NEVER = -30.0  # the output of units of other tasks than the one inferred, beside log-probabilities
+NEVER = -30.0  # output at units outside the inferred task, where the others are log-probabilities
 
 
 @METHODS.register
 @dataclass(repr=False)
 class TPP(Method):
-    """An encoder pretrained on the first task, a prompt and a head for every task, and a guess which task to ask.
+    """An encoder pretrained on the first task, a prompt and a head per task, and inference of the task to predict for.
 
     Pretraining is contrastive: the embeddings of a node in the batch and in a copy with edges and features dropped
-    shall be alike, those of different nodes not (GRACE; Zhu et al., 2020). After that only the task's own prompt and
-    head are trained, so nothing is forgotten. A task's profile is the mean of its training nodes' features after
-    `smoothing` steps of Laplacian smoothing, D^(−½) Ã^s X; at test time the head of the nearest profile answers.
+    should be similar, those of different nodes should not (GRACE; Zhu et al., 2020). After that only the task's own
+    prompt and head are trained, so nothing is forgotten. A task's profile is the mean of its training nodes' features
+    after `smoothing` steps of Laplacian smoothing, D^(−½) Ã^s X; at test time the head of the nearest profile predicts.
 
     Args:
-        inference: whose features are compared with the profiles. `node` compares those of the node asked for, smoothed
-            over its own neighbourhood, by their cosine. `graph` is the published rule: the mean over *all nodes asked
-            for* decides for all of them at once. Where each task is tested on a graph of its own, that gives the task
-            away; asked for nodes of several tasks it is wrong for all tasks but one.
-        smoothing: steps s; 3 in the paper.
+        inference: whose features are compared with the profiles. `node` compares those of each requested node, smoothed
+            over its own neighbourhood, by their cosine. `graph` is the published rule: the mean over *all requested
+            nodes* decides for all of them at once. If each task is tested on a graph of its own, that gives the task
+            away; for requested nodes of several tasks it is wrong for all tasks but one.
+        smoothing: number of smoothing steps s; 3 in the paper.
         pretrain_epochs: epochs of contrastive pretraining before those of the first task.
         drop_edges: share of edges dropped in the copy; 0.2 in the paper's code.
         drop_features: share of features dropped in the copy; 0.3 there.
@@ -69,7 +69,7 @@ class TPP(Method):
     drop_features: BelowOne = 0.3
     temperature: Positive = 0.5
     profiles_: list[Tensor] = state(list)
-    units_: list[list[int]] = state(list)  # the output units of each task's classes
+    units_: list[list[int]] = state(list)  # output units of each task's classes
 
     def __post_init__(self) -> None:
         if self.inference == "graph":
@@ -78,7 +78,7 @@ class TPP(Method):
     # learning
 
     def adapt_model(self, model: GraphModel, task: object) -> None:
-        """A prompt and a head for the task, unless a resumed run has them already."""
+        """Add a prompt and a head for the task, unless a resumed run has them already."""
         if capable(model, "add_task") is None:
             raise EvergraphError("tpp needs a model with prompts; use --model prompted-gcn, or leave the model out")
         prompted = cast(PromptedGCN, model)
@@ -86,14 +86,14 @@ class TPP(Method):
             prompted.add_task()
 
     def epochs(self, context: Context, planned: int) -> int:
-        """Pretraining comes first."""
+        """Return the planned epochs plus those of pretraining, which come first."""
         return planned + self._pretraining(context)
 
     def _pretraining(self, context: Context) -> int:
         return 0 if self.profiles_ else self.pretrain_epochs
 
     def loss(self, step: Step) -> Tensor | None:
-        """While pretraining, the contrastive loss of the batch."""
+        """Return the contrastive loss of the batch while pretraining."""
         if step.context.epoch >= self._pretraining(step.context):
             return None
         model, batch = cast(PromptedGCN, step.model), step.batch
@@ -103,19 +103,19 @@ class TPP(Method):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """What is dropped is drawn on the device, and has the size that it had."""
+        """Return True: what to drop is drawn on the device, and dropping does not change shapes."""
         return True
 
     def phase(self, context: Context) -> bool:
-        """Whether it pretrains."""
+        """Return whether the epoch is one of pretraining."""
         return context.epoch < self._pretraining(context)
 
     def epoch_counts(self, context: Context) -> bool:
-        """After pretraining."""
+        """Return whether pretraining is over."""
         return not self.phase(context)
 
     def perturbed(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """The batch with some edges, and some features of all nodes, dropped; self-loops and the ones stay."""
+        """Return the batch with some edges and feature columns dropped; self-loops and the column of ones are kept."""
         operator, x = batch.operator, batch.x
         device = batch.y.device
         kept = uniform((operator.nnz,), device, generator) >= self.drop_edges
@@ -126,7 +126,7 @@ class TPP(Method):
         return dataclasses.replace(batch, x=thinned, operator=operator.with_values(operator.values * kept), source=None)
 
     def end_task(self, context: Context) -> None:
-        """The task's profile."""
+        """Store the task's profile and its output units."""
         graph, train = context.task.graph, context.task.train
         dtype = next(context.model.parameters()).dtype
         self.profiles_ = [*self.profiles_, profile(graph, train, self.smoothing).to(dtype).to(context.device)]
@@ -135,7 +135,7 @@ class TPP(Method):
     # prediction
 
     def predict(self, view: View) -> Tensor:
-        """Log-probabilities within the task inferred."""
+        """Return log-probabilities within the inferred task."""
         model = cast(PromptedGCN, view.model)
         tasks = self.infer(view.graph, view.nodes)
         width = model.out_channels or 0
@@ -150,18 +150,18 @@ class TPP(Method):
         return outputs
 
     def infer(self, graph: Graph, nodes: Tensor) -> Tensor:
-        """The task of each node: that of the nearest profile."""
+        """Return the task of each node: the one with the nearest profile."""
         profiles = torch.stack(self.profiles_).cpu().double()
         products = smoothed_products(graph, profiles, self.smoothing)[nodes]
         if self.inference == "graph":
-            if graph.joining is None:  # nodes that join the graph alone are not averaged with others
+            if graph.joining is None:  # nodes that join the graph one by one are not averaged with others
                 products = products.mean(0, keepdim=True).expand_as(products)
             return (products - profiles.square().sum(1) / 2).argmax(1)  # argmin ‖mean − profile‖²
         return (products / profiles.norm(dim=1).clamp(min=1e-30)).argmax(1)
 
 
 def contrast(one: Tensor, two: Tensor, temperature: float) -> Tensor:
-    """GRACE's loss of each node, both views in turn: −log of its twin's share among all of both views."""
+    """Return GRACE's loss of each node, averaged over the views: −log of its twin's share among all nodes of both."""
     one, two = F.normalize(one), F.normalize(two)
 
     def half(a: Tensor, b: Tensor) -> Tensor:
@@ -173,13 +173,13 @@ def contrast(one: Tensor, two: Tensor, temperature: float) -> Tensor:
 
 
 def smoother(graph: Graph) -> tuple[SparseMatrix, Tensor]:
-    """Ã, and D^(−½) as a column, in float64; D counts a node itself."""
+    """Return Ã, and D^(−½) as a column, in float64; D counts the node itself."""
     degree = (graph.adjacency.counts() + 1).double()
     return gcn_operator(graph), degree.rsqrt().unsqueeze(1)
 
 
 def profile(graph: Graph, nodes: Tensor, steps: int) -> Tensor:
-    """The mean over the nodes of D^(−½) Ã^s X, by s products with a vector."""
+    """Return the mean over the nodes of D^(−½) Ã^s X, by s products with a vector."""
     operator, scale = smoother(graph)
     weights = torch.zeros(graph.num_nodes, 1, dtype=torch.float64)
     weights[nodes] = scale[nodes] / nodes.numel()
@@ -189,7 +189,7 @@ def profile(graph: Graph, nodes: Tensor, steps: int) -> Tensor:
 
 
 def smoothed_products(graph: Graph, profiles: Tensor, steps: int) -> Tensor:
-    """D^(−½) Ã^s X Pᵀ: the products of every node's smoothed features with each profile."""
+    """Return D^(−½) Ã^s X Pᵀ: the products of every node's smoothed features with each profile."""
     operator, scale = smoother(graph)
     products = graph.x.to(torch.float64) @ profiles.T
     for _ in range(steps):

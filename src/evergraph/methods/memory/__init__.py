@@ -1,4 +1,4 @@
-"""What replay methods share: pieces of memory, budgets in bytes, and the replay itself."""
+"""Shared code of replay methods: pieces of memory, budgets, and the replay itself."""
 
 from evergraph.methods.memory.budget import Budget
 from evergraph.methods.memory.memory_method import MemoryMethod, in_turns

@@ -1,10 +1,10 @@
-"""Condensation: a few synthetic nodes, without edges, that do to a network what many real ones do.
+"""Condensation: a few synthetic nodes, without edges, that affect a network like many real ones.
 
-The features of the synthetic nodes are variables with an optimizer of their own; their targets are fixed. Random
-networks are drawn one after another, and under each the synthetic nodes take some steps towards the real ones. What
-is compared is the `Matching`: mean embeddings of each class (`DistributionMatching`), or the gradient that each class
-gives (`GradientMatching`). Real nodes come as features that are already propagated over their graph, since synthetic
-nodes have no neighbours to read.
+The features of the synthetic nodes are variables with their own optimizer; their targets are fixed. Random networks
+are drawn one after another, and under each the synthetic nodes take some steps towards the real ones. The `Matching`
+defines what is compared: the mean embedding of each class (`DistributionMatching`), or its gradient
+(`GradientMatching`). Features of real nodes are already propagated over their graph, since synthetic nodes have no
+neighbours to read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from evergraph.core.sparse import Features, SparseMatrix
 
 Loss = Callable[[Tensor], Tensor]
-"""From the features of the synthetic nodes to a scalar that is small where they match the real ones."""
+"""Function from the features of the synthetic nodes to a scalar that is small if they match the real ones."""
 
 FEW_ENTRIES = (
     0.1  # share of non-zero features up to which products with a sparse matrix are faster than with a dense one
@@ -29,12 +29,12 @@ FEW_ENTRIES = (
 
 @dataclass(eq=False)
 class Matching:
-    """What synthetic nodes shall have in common with real ones, under a random network.
+    """What synthetic nodes should have in common with real ones, under a random network.
 
     Args:
-        real: features of the real nodes, propagated.
-        real_targets: their output units.
-        targets: the output units of the synthetic nodes; each is the target of some real node.
+        real: propagated features of the real nodes.
+        real_targets: output units of the real nodes.
+        targets: output units of the synthetic nodes; each is also the target of a real node.
         width: hidden units of a random network.
     """
 
@@ -49,18 +49,18 @@ class Matching:
             self.real = self.real.dense()
 
     def draw(self, generator: torch.Generator) -> Loss:
-        """Draw a network; returns its matching loss."""
+        """Draw a network and return its matching loss."""
         raise NotImplementedError
 
     def scale(self) -> Tensor:
-        """The standard deviation of each feature over the real nodes: the unit in which synthetic nodes move."""
+        """Return the standard deviation of each feature over the real nodes: the unit of a synthetic node's steps."""
         ones = torch.ones(self.real.size(0), 1, dtype=self.real.dtype, device=self.real.device)
         squares = self.real.with_values(self.real.values**2) if isinstance(self.real, SparseMatrix) else self.real**2
         mean, mean_square = (rows.t() @ ones / ones.size(0) for rows in (self.real, squares))
         return (mean_square - mean.square()).clamp(min=0).sqrt().reshape(-1)
 
     def weight(self, rows: int, columns: int, generator: torch.Generator) -> Tensor:
-        """A random weight matrix, Glorot-uniform."""
+        """Draw a Glorot-uniform weight matrix."""
         bound = math.sqrt(6 / (rows + columns))
         uniform = torch.rand(rows, columns, generator=generator, dtype=self.real.dtype)
         return ((2 * uniform - 1) * bound).to(self.real.device)
@@ -90,8 +90,8 @@ class DistributionMatching(Matching):
 class GradientMatching(Matching):
     """Σ_c ‖g_c(real) − g_c(synthetic)‖² with g_c the gradient of the mean cross entropy over the nodes of class c.
 
-    The gradient is that of a random two-layer network z = σ(xW₁)W₂, whose softmax is over the classes at hand, with
-    respect to both of its weight matrices. (Niu et al., DeLoMe, ECAI 2024; gradient matching is of Zhao et al.,
+    The gradient is that of a random two-layer network z = σ(xW₁)W₂, whose softmax is over the classes present, with
+    respect to both of its weight matrices. (Niu et al., DeLoMe, ECAI 2024; gradient matching is due to Zhao et al.,
     ICLR 2021.)
     """
 
@@ -111,21 +111,21 @@ class GradientMatching(Matching):
 def condense(
     x: Tensor, matching: Matching, *, networks: int, updates: int, lr: float, generator: torch.Generator
 ) -> tuple[Tensor, list[float]]:
-    """Move synthetic nodes towards the real ones by Adam.
+    """Move synthetic nodes towards the real ones with Adam.
 
     Adam's steps have one size for all features. They are taken in units of each feature's standard deviation, so that
-    features that hardly vary, most words of a large vocabulary, are not drowned in noise.
+    features that hardly vary, such as most words of a large vocabulary, are not drowned in noise.
 
     Args:
-        x: the features to begin with, one row per synthetic node.
+        x: initial features, one row per synthetic node.
         matching: what to match.
-        networks: random networks to draw.
-        updates: steps under each of them.
+        networks: number of random networks to draw.
+        updates: number of steps under each network.
         lr: Adam's learning rate, in standard deviations.
-        generator: of the networks.
+        generator: draws the networks.
 
     Returns:
-        The features, and the matching loss at each network when it was drawn.
+        The optimized features, and the matching loss before the first step under each network.
     """
     with torch.enable_grad():
         start, scale = x.detach(), matching.scale()
@@ -146,14 +146,14 @@ def condense(
 
 
 def embed(x: Features, weight: Tensor) -> Tensor:
-    """σ(xW), rows of length one (rows of zeros stay)."""
+    """Return σ(xW) with rows scaled to length one (rows of zeros stay zero)."""
     return F.normalize(F.relu(x @ weight))
 
 
 def class_gradients(x: Features, targets: Tensor, classes: Tensor, first: Tensor, second: Tensor) -> list[Tensor]:
-    """Gradients of each class's mean cross entropy at z = σ(xW₁)W₂: for W₁ of every class, then for W₂ of every class.
+    """Return the gradients of each class's mean cross entropy at z = σ(xW₁)W₂: every class's for W₁, then for W₂.
 
-    Written out, so that it can be differentiated once more by x at the price of one backward pass.
+    Written out explicitly, so that they can be differentiated with respect to x at the cost of one backward pass.
     """
     before = x @ first
     hidden = F.relu(before)
@@ -168,6 +168,6 @@ def class_gradients(x: Features, targets: Tensor, classes: Tensor, first: Tensor
 
 
 def _averaging(targets: Tensor, classes: Tensor, dtype: torch.dtype) -> Tensor:
-    """One row per class: 1 / (nodes of the class) at each of its nodes. A product with it averages over classes."""
+    """Return a matrix that averages over each class: one row per class, 1 / (nodes of the class) at its nodes."""
     member = (targets.unsqueeze(0) == classes.unsqueeze(1)).to(dtype)
     return member / member.sum(1, keepdim=True)

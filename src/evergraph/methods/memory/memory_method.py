@@ -1,4 +1,4 @@
-"""What methods with a memory share: examples of earlier tasks within a budget, chosen at the end of each task."""
+"""Base class of methods with a memory: examples of earlier tasks within a budget, chosen at the end of each task."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from evergraph.methods.state import count_bytes, state
 class MemoryMethod(Method):
     """A method that keeps examples of earlier tasks.
 
-    At the end of a task `collect` offers examples, the most wanted first, and the budget takes as many as it holds:
+    At the end of a task `collect` offers examples in order of priority, and as many are kept as the budget allows:
     classes take turns, so that when new classes arrive all old ones give up the same number of examples. A subclass
-    says which examples (`rank`), what is kept of each (`store`), or both at once (`collect`); and what the memory is
-    good for.
+    defines which examples are kept (`rank`), what is kept of each (`store`), or both at once (`collect`); and how the
+    memory is used.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: examples of each class that are kept where `memory` is empty; where examples have no classes, so many
-            in all (of a single label, so many that have it and so many that do not).
+        per_class: examples kept per class if `memory` is empty; if examples have no classes, the number kept in all
+            (with a single label, the number of positive and of negative examples each).
     """
 
     family = "replay"
@@ -47,11 +47,11 @@ class MemoryMethod(Method):
     kinds: ClassVar[tuple[str, ...]] = ("classes",)
 
     by_chance: ClassVar[bool] = False
-    """Whether chance alone decides which examples stay; otherwise classes take turns."""
+    """Whether examples are kept purely at random; otherwise classes take turns."""
 
     memory: str | PositiveInt = ""
     per_class: PositiveInt = 20
-    memory_: list[dict[str, Any]] = state(list, replaced=True)  # packed pieces, one of each task that has any left
+    memory_: list[dict[str, Any]] = state(list, replaced=True)  # packed pieces, one per task with examples left
     nodes_met_: int = state(int)
     class_sizes_: list[int] = state(list)  # training examples met, by output unit
 
@@ -59,37 +59,37 @@ class MemoryMethod(Method):
         self.budget()
 
     def budget(self) -> Budget:
-        """The limit that `memory` or `per_class` sets."""
+        """Return the limit set by `memory` or `per_class`."""
         return Budget.of(self.name, self.memory, self.per_class)
 
     def pieces(self) -> list[Piece]:
-        """What is kept, task by task."""
+        """Return what is kept, one piece per task."""
         return [Piece.unpack(packed) for packed in self.memory_]
 
     def kept_bytes(self) -> int:
-        """The examples, which the budget limits; a name and a count for each class come on top."""
+        """Return the bytes of the examples, which the budget limits; per-class names and counts are extra."""
         return count_bytes(self.memory_)
 
     # filling the memory
 
     def end_task(self, context: Context) -> None:
-        """Add the task's examples, and let go of what the budget does not hold."""
+        """Add the task's examples, and drop what exceeds the budget."""
         self.meet(context)
         self.keep([*self.pieces(), self.collect(context)])
 
     def meet(self, context: Context) -> None:
-        """Take note of what arrived: its nodes and its classes."""
+        """Count the task's nodes, and the training examples of each of its classes."""
         counts = torch.bincount(self.units(context), minlength=len(self.class_sizes_))
         counts[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long)
         self.nodes_met_ += context.task.graph.num_nodes
         self.class_sizes_ = counts.tolist()
 
     def units(self, context: Context) -> Tensor:
-        """The training examples' output units; where they have no classes, the groups they are counted in."""
+        """Return the training examples' output units; if they have no classes, the groups they are counted in."""
         return unit_or_group(context)
 
     def memory_task(self, context: Context) -> Task:
-        """The memory as a task, for methods that train on it alone."""
+        """Return the memory as a task, for methods that train only on it."""
         return memory_task(self.pieces(), context.class_names, context.task)
 
     def keep(self, pieces: Sequence[Piece]) -> None:
@@ -99,12 +99,12 @@ class MemoryMethod(Method):
 
     @property
     def classes_met(self) -> int:
-        """Classes of the examples met; where they have none, the groups they are counted in."""
+        """Number of classes met; if examples have no classes, of the groups they are counted in."""
         return sum(met > 0 for met in self.class_sizes_)
 
     @torch.no_grad()
     def collect(self, context: Context) -> Piece:
-        """Examples of the task, in the order in which they are wanted: at least as many as the budget could hold."""
+        """Return examples of the task in order of priority, at least as many as the budget could hold."""
         if self.by_chance:
             return self.collect_by_chance(context)
         units = self.units(context)
@@ -115,9 +115,10 @@ class MemoryMethod(Method):
         return self.store(context, in_turns(ranked))
 
     def collect_by_chance(self, context: Context) -> Piece:
-        """Training examples with the smallest random numbers; those of all tasks are compared as long as they stay.
+        """Return the training examples with the smallest random keys, which are later compared with other tasks' keys.
 
-        For a memory of fixed size that is a reservoir (Vitter, 1985; Li, 1994): every one met is equally likely in it.
+        For a memory of fixed size this is a reservoir (Vitter, 1985; Li, 1994): every example met is equally likely to
+        be in it.
         """
         key = torch.rand(context.task.train.numel(), generator=context.generator, dtype=torch.float64)
         most = self.most_examples(context) * (self.classes_met if self.budget().per_class is not None else 1)
@@ -126,24 +127,24 @@ class MemoryMethod(Method):
         return dataclasses.replace(self.store(context, context.task.train[order]), key=key[order].to(dtype))
 
     def most_examples(self, context: Context) -> int:
-        """How many examples of one class the budget could hold if there were nothing else."""
+        """Return how many examples of one class the budget could hold if there were nothing else."""
         x, size = context.task.graph.x, next(context.model.parameters()).element_size()
         entries = x.counts() if isinstance(x, SparseMatrix) else torch.count_nonzero(x, dim=1)
         if context.problem.level == "node":
             sizes = entries[context.task.train] * size
-        else:  # graphs have a node at least; links share their ends
+        else:  # a graph has at least one node; links may share their ends
             smallest = int(entries.min()) * size if context.problem.level == "graph" else 8
             sizes = torch.full((context.num_train,), smallest)
         return self.budget().most_examples(self.nodes_met_, sizes)
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
-        """The `number` most wanted of the examples of one class, in order; by default at random."""
+        """Return the `number` examples of one class with the highest priority, in order; by default at random."""
         return nodes[torch.randperm(nodes.numel(), generator=context.generator)[:number]]
 
     def store(self, context: Context, examples: Tensor) -> Piece:
-        """What is kept of the examples: of nodes their features alone; graphs as they are; of links their two ends.
+        """Return what is kept of the examples: only the features of nodes, whole graphs, or the two ends of links.
 
-        Of links, the edges of the task's graph between the ends kept are kept too: messages pass along them.
+        For links, the edges of the task's graph between the kept ends are kept too, since messages pass along them.
         """
         graph, dtype = context.task.graph, next(context.model.parameters()).dtype
         place = torch.full((graph.num_examples,), -1)
@@ -170,13 +171,13 @@ class MemoryMethod(Method):
             ends=ends,
         )
 
-    # reading it
+    # reading the memory
 
     def replayed(self, context: Context) -> Replayed | None:
-        """The memory as the model reads it, made once per task; None while there is none."""
+        """Return the memory as the model reads it, built once per task; None while it is empty."""
         if not self.memory_:
             return None
-        key = self.memory_[-1]["units"]  # another tensor after every end of a task
+        key = self.memory_[-1]["units"]  # a new tensor after every task
         if key not in context.cache:
             context.cache[key] = Replayed.of(context, self.pieces(), self.class_sizes_)
         made: Replayed = context.cache[key]
@@ -184,12 +185,12 @@ class MemoryMethod(Method):
 
     @capability(rests_on=("replayed",))
     def stand_ins(self, context: Context) -> tuple[Batch, Tensor] | None:
-        """A batch of all examples, and how many training examples each stands for; None while there are none."""
+        """Return a batch of all kept examples and how many training examples each represents; None if empty."""
         replayed = self.replayed(context)
         return None if replayed is None else (replayed.batch, replayed.stands_for)
 
 
 def in_turns(ranked: Sequence[Tensor]) -> Tensor:
-    """Lists of nodes as one: the first of each, then the second of each, and so on."""
+    """Interleave lists of nodes: the first of each, then the second of each, and so on."""
     rank = torch.cat([torch.arange(nodes.numel()) for nodes in ranked])
     return torch.cat(list(ranked))[rank.argsort(stable=True)]

@@ -1,8 +1,7 @@
-"""A piece of memory: some examples of earlier tasks, with all that a model needs to compute their outputs.
+"""A piece of memory: some examples of earlier tasks, with everything a model needs to compute their outputs.
 
-One form serves all replay methods. Nodes without edges are a piece; so are nodes with a few of their neighbours,
-propagated features in place of the nodes' own, nodes that were never real, whole small graphs, and links with their
-ends.
+One form serves all replay methods: nodes without edges, nodes with a few of their neighbours, propagated features in
+place of the nodes' own, synthetic nodes, whole small graphs, and links with their ends.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.data.graph import Graph
 from evergraph.methods.state import count_bytes
 
-SHORT = torch.int32  # of node and unit numbers as they are kept: half the bytes, and still two thousand million nodes
+SHORT = torch.int32  # stored node and unit indices: half the bytes, and still room for two billion nodes
 
 WHOLE_NUMBERS = ("seeds", "edge_index", "owner", "labels", "sizes", "ends")
 OTHERS = ("key", "edge_weight", "rows")
@@ -25,23 +24,23 @@ OTHERS = ("key", "edge_weight", "rows")
 
 @dataclass(eq=False)
 class Piece:
-    """Examples and their surroundings, the examples in the order in which they are wanted: the last go first.
+    """Examples and their surroundings, with the examples in order of priority: the last are dropped first.
 
     Args:
         x: features of all nodes.
-        units: the target of each example, as an output unit; where an example has a row of targets (`rows`), the number
-            of the group that it is counted in.
-        seeds: the node that each example is; None where they are the first nodes, one after another.
-        edge_index: sources above targets; None where there are no edges.
-        owner: for each node the example that brought it; None where every node is an example. A node leaves with
-            its owner, unless it is an example itself.
-        labels: for each node its target, -1 for none, where nodes that came with an example are trained on too; None
-            where the examples alone are.
-        key: a random number for each example where chance decides which go first; None where their order does.
-        edge_weight: of each edge; None where all are 1.
-        rows: the labels or numbers of each example, a column per output unit, where it has no single class; else None.
-        sizes: how many nodes each example has, one example's after another's, where examples are graphs; else None.
-        ends: `(2, examples)`, the nodes that each example joins, where examples are links; else None.
+        units: target of each example, as an output unit; if examples have a row of targets (`rows`), the number of the
+            group that the example is counted in.
+        seeds: node of each example; None if the examples are the first nodes, in order.
+        edge_index: sources above targets; None if there are no edges.
+        owner: for each node, the example that brought it; None if every node is an example. A node is dropped with its
+            owner, unless it is an example itself.
+        labels: target of each node, -1 for none, if nodes that came with an example are trained on too; None if only
+            the examples are.
+        key: a random number for each example, if examples are dropped at random; None if they are dropped in order.
+        edge_weight: weight of each edge; None if all are 1.
+        rows: labels or numbers of each example, one column per output unit, if it has no single class; else None.
+        sizes: number of nodes of each example, whose nodes are consecutive, if examples are graphs; else None.
+        ends: `(2, examples)`, the nodes that each example joins, if examples are links; else None.
     """
 
     x: Features
@@ -68,20 +67,20 @@ class Piece:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, examples and others."""
+        """Number of nodes, including those that are not examples."""
         return self.x.size(0)
 
     @property
     def num_bytes(self) -> int:
-        """What it takes to keep it."""
+        """Size of the packed piece in bytes."""
         return count_bytes(self.pack())
 
     def nodes_of_examples(self) -> Tensor:
-        """The node of each example."""
+        """Return the node of each example."""
         return torch.arange(self.num_examples) if self.seeds is None else self.seeds.long()
 
     def targets(self) -> tuple[Tensor, Tensor]:
-        """The examples to train on (nodes, graphs or links), and their units."""
+        """Return the examples to train on (nodes, graphs or links), and their units."""
         if self.level != "node":
             return torch.arange(self.num_examples), self.units
         if self.labels is None:
@@ -90,7 +89,7 @@ class Piece:
         return nodes, self.labels[nodes].long()
 
     def take(self, examples: Tensor) -> Piece:
-        """Some of the examples, in ascending order, with the nodes that they brought and the edges between those."""
+        """Return some examples, given in ascending order, with the nodes they brought and the edges between those."""
         if examples.numel() == self.num_examples:
             return self
         key, rows = (None if part is None else part[examples] for part in (self.key, self.rows))
@@ -113,7 +112,7 @@ class Piece:
         owner = None
         if self.owner is not None:
             place = chosen.long().cumsum(0) - 1
-            # a seed whose owner has left is its own
+            # a seed whose owner was dropped becomes its own owner
             place_of_seed = torch.full((self.num_nodes,), -1, dtype=torch.long)
             place_of_seed[seeds] = torch.arange(examples.numel())
             old = self.owner.long()
@@ -127,7 +126,7 @@ class Piece:
         return Piece(x, units, placed, edges, owner, labels, key, weights, rows, sizes, ends)
 
     def _nodes_read(self, chosen: Tensor) -> Tensor:
-        """The nodes of the chosen graphs or links, as a mask; of nodes none."""
+        """Return a mask of the nodes of the chosen graphs or links; all False if examples are nodes."""
         if self.sizes is not None:
             return torch.repeat_interleave(chosen, self.sizes.long())
         read = torch.zeros(self.num_nodes, dtype=torch.bool)
@@ -136,7 +135,7 @@ class Piece:
         return read
 
     def members(self) -> SparseMatrix | None:
-        """The nodes that each graph or link reads, as `Graph.members` has them; None where examples are nodes."""
+        """Return the nodes that each graph or link reads, in the form of `Graph.members`; None at node level."""
         if self.sizes is not None:
             indptr = torch.cat([torch.zeros(1, dtype=torch.long), self.sizes.long().cumsum(0)])
             nodes = torch.arange(self.num_nodes)
@@ -147,7 +146,7 @@ class Piece:
         return SparseMatrix(indptr, nodes, torch.ones(nodes.numel()), self.num_nodes)
 
     def graph(self) -> Graph:
-        """The nodes and edges as a graph; its targets are left open, being output units."""
+        """Return the nodes and edges as a graph; its targets are unset, since a piece stores output units."""
         number = self.num_nodes
         edges = torch.zeros(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index.long()
         order = torch.argsort(edges[1] * number + edges[0])
@@ -159,7 +158,7 @@ class Piece:
         return Graph(self.x, adjacency, y, [0], "memory", level=self.level, members=self.members())
 
     def pack(self) -> dict[str, Any]:
-        """As a method's state keeps it: tensors by name, whole numbers in short form, unknown targets as infinity."""
+        """Return the piece in stored form: tensors by name, int32 for integers, infinity for unknown targets."""
         kept: dict[str, Any] = {"units": self.units.to(SHORT)}
         if isinstance(self.x, SparseMatrix):
             kept["x_indptr"], kept["x_indices"] = self.x.indptr.to(SHORT), self.x.indices.to(SHORT)
@@ -177,7 +176,7 @@ class Piece:
 
     @classmethod
     def unpack(cls, packed: dict[str, Any]) -> Piece:
-        """The piece that `pack` took apart, on the CPU."""
+        """Rebuild a piece from the result of `pack`, on the CPU."""
         kept: dict[str, Any] = {
             name: value.cpu() if isinstance(value, Tensor) else value for name, value in packed.items()
         }
@@ -194,7 +193,7 @@ class Piece:
 
 
 def smaller_form(x: Features) -> Features:
-    """Features in the form that takes fewer bytes, dense or sparse."""
+    """Return the features in the form that takes fewer bytes, dense or sparse."""
     entries = x.nnz if isinstance(x, SparseMatrix) else int(torch.count_nonzero(x))
     size = x.values.element_size() if isinstance(x, SparseMatrix) else x.element_size()
     sparse = entries * (size + 4) + (x.size(0) + 1) * 4

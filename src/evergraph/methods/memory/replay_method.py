@@ -1,4 +1,4 @@
-"""What replay methods share: they train on the memory again, in the same backward pass as on the new task."""
+"""Base class of replay methods, which train on the memory again in the same backward pass as on the new task."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from evergraph.methods.memory.replayed import Replayed, Weighting
 
 @dataclass(repr=False)
 class ReplayMethod(MemoryMethod):
-    """Training on the new task and, in the same backward pass, on the memory of the old ones.
+    """Train on the new task and, in the same backward pass, on the memory of the old ones.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: examples of each class that are kept where `memory` is empty.
+        per_class: examples kept per class if `memory` is empty.
         strength: factor on the loss of the replayed examples; 0 is fine-tuning.
-        weighting: of replayed examples against the task's: `classes`, every old class counts as one of the task's
-            classes does on average; `nodes`, an example counts as many as the training nodes it stands for; `sets`,
-            the memory as a whole counts as the task does; `examples`, each counts 1.
-        replay_size: examples drawn from the memory at each step; 0 takes all of them.
+        weighting: weight of replayed examples relative to the task's: `classes`, every old class counts as much as one
+            of the task's on average; `nodes`, an example counts as many training nodes as it represents; `sets`, the
+            memory as a whole counts as much as the task; `examples`, each counts 1.
+        replay_size: examples drawn from the memory at each step; 0 uses all of them.
     """
 
     besides = "the graph of the memory"
@@ -35,7 +35,7 @@ class ReplayMethod(MemoryMethod):
     replay_size: NonNegativeInt = 0
 
     def replay(self, step: Step) -> list[Replay]:
-        """The memory, or a draw from it; over an epoch each example has its weight once, as the task's have theirs."""
+        """Return the memory or a draw from it; as for the task's examples, each one's weight counts once per epoch."""
         context = step.context
         replayed = self.replayed(context)
         if replayed is None or not self.strength:
@@ -51,7 +51,7 @@ class ReplayMethod(MemoryMethod):
         return [Replay(batch, weights=scale * weights, problem=replayed.problem)]
 
     def weights(self, context: Context, replayed: Replayed) -> Tensor:
-        """The weight of each example by the `weighting`, found once per task."""
+        """Return the weight of each example under `weighting`, computed once per task."""
         key = (replayed, self.weighting)
         if key not in context.cache:
             context.cache[key] = replayed.weights(context, self.weighting)
@@ -59,7 +59,7 @@ class ReplayMethod(MemoryMethod):
         return found
 
     def replayed_weight(self, context: Context) -> Tensor | None:
-        """The weights of each class's examples, added up; None where they have no classes."""
+        """Return the total weight of each class's examples; None if there are none or they have no classes."""
         replayed = self.replayed(context)
         if replayed is None or not self.strength or context.problem.kind != "classes":
             return None
@@ -69,5 +69,5 @@ class ReplayMethod(MemoryMethod):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        """Return True: the memory is one batch, and its rows are drawn by the device's own random numbers."""
         return True

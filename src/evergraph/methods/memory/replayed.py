@@ -20,11 +20,11 @@ from evergraph.methods.memory.piece import Piece
 from evergraph.problems.base import Problem
 
 Weighting = Literal["classes", "nodes", "sets", "examples"]
-"""How replayed examples count against those of the task; see `Replayed.weights`."""
+"""How replayed examples count relative to those of the task; see `Replayed.weights`."""
 
 
 def joined(pieces: Sequence[Piece]) -> tuple[Graph, Tensor, Tensor]:
-    """The pieces side by side as one graph; the examples to train on, and every example's unit (-1 for none)."""
+    """Join the pieces into one graph; also return the examples to train on, and every example's unit (-1 for none)."""
     graphs = [piece.graph() for piece in pieces]
     x, adjacency = stack_features([graph.x for graph in graphs]), block_diagonal([graph.adjacency for graph in graphs])
     members = [graph.members for graph in graphs if graph.members is not None]
@@ -38,9 +38,9 @@ def joined(pieces: Sequence[Piece]) -> tuple[Graph, Tensor, Tensor]:
 
 
 def rows_of(pieces: Sequence[Piece], width: int) -> Tensor | None:
-    """The rows of labels or numbers of all examples, a column per output unit; None where examples have classes.
+    """Return the labels or numbers of all examples, one column per output unit; None if examples have classes.
 
-    A column that came with a later task is not known of earlier examples.
+    Columns that a later task added are unknown (NaN) for earlier examples.
     """
     rows = [piece.rows for piece in pieces if piece.rows is not None]
     if not rows:
@@ -49,7 +49,7 @@ def rows_of(pieces: Sequence[Piece], width: int) -> Tensor | None:
 
 
 def memory_task(pieces: Sequence[Piece], names: Sequence[ClassName], like: Task) -> Task:
-    """The memory as a task of its own, to be trained on in the place of `like`; `names[unit]` are the classes."""
+    """Return the memory as a task to train on in place of `like`; `names[unit]` are the class names."""
     graph, examples, units = joined(pieces)
     rows, none = rows_of(pieces, len(names)), examples[:0]
     graph = graph.altered(y=units if rows is None else rows, class_names=list(names))
@@ -59,16 +59,16 @@ def memory_task(pieces: Sequence[Piece], names: Sequence[ClassName], like: Task)
 
 @dataclass(eq=False)
 class Replayed:
-    """A memory as one task's model reads it, on the model's device.
+    """The memory as the model reads it during one task, on the model's device.
 
     Args:
-        batcher: makes batches of its examples.
-        examples: which of its nodes, graphs or links are examples.
+        batcher: makes batches of the memory's examples.
+        examples: which of the memory's nodes, graphs or links are examples.
         batch: all examples in one batch.
-        units: the output unit (or the group) of each example.
-        tasks: for each example the piece, that is the task, that it comes from.
-        stands_for: the number of training examples that each stands for: those of its class, shared out.
-        problem: the task's; where the label scope leaves old classes out, with these in its scope too.
+        units: output unit (or group) of each example.
+        tasks: for each example, the piece, and so the task, that it comes from.
+        stands_for: number of training examples that each example represents: those of its class, divided equally.
+        problem: the task's problem, with old classes added if the label scope leaves them out.
     """
 
     batcher: Neighbourhoods
@@ -81,7 +81,7 @@ class Replayed:
 
     @classmethod
     def of(cls, context: Context, pieces: Sequence[Piece], class_sizes: Sequence[int]) -> Replayed:
-        """The memory in the context of a task; `class_sizes[unit]` is how many examples of a class were trained on."""
+        """Build the memory for a task; `class_sizes[unit]` is the number of examples of the class trained on so far."""
         graph, examples, units = joined(pieces)
         targets = units
         if context.problem.kind != "classes":
@@ -102,19 +102,20 @@ class Replayed:
         return cls(batcher, examples, batch, units, tasks.to(context.device), stands_for, problem)
 
     def drawn(self, number: int, generator: torch.Generator) -> tuple[Batch, Tensor]:
-        """A batch of so many examples, drawn without replacement; and which they are."""
+        """Draw `number` examples without replacement; return their batch and their positions."""
         chosen = random_subset(number, self.examples.numel(), self.examples.device, generator)
-        if own_numbers(self.examples.device):  # rows of one pass over all of them: the same shapes at every step
+        if own_numbers(self.examples.device):  # rows of one pass over all examples: the same shapes at every step
             return self.batch.choose(chosen, self.batch.y[chosen]), chosen
         return self.batcher.batch(self.examples[chosen]), chosen
 
     def weights(self, context: Context, weighting: Weighting) -> Tensor:
-        """The weight of each example against 1 for a training example of the task, over an epoch.
+        """Return the weight of each example over an epoch, relative to 1 for a training example of the task.
 
-        `classes`: every class in memory counts as much as one of the task's classes does on average, |D|/(C n_c) for
-        one of n_c examples, with |D| the task's examples and C its classes. `nodes`: an example counts as many as it
-        stands for, N_c/n_c with N_c the training nodes of its class that were met; so the loss estimates that of joint
-        training. `sets`: the memory as a whole counts as much as the task, |D|/|M|. `examples`: each counts 1.
+        `classes`: every class in memory counts as much as one of the task's classes on average, |D|/(C n_c) for one of
+        its n_c examples, with |D| the number of the task's examples and C of its classes. `nodes`: an example counts
+        as many as it represents, N_c/n_c with N_c the training nodes of its class met so far; so the loss estimates
+        that of joint training. `sets`: the memory as a whole counts as much as the task, |D|/|M|. `examples`: each
+        counts 1.
         """
         if weighting == "nodes":
             return self.stands_for
@@ -128,14 +129,14 @@ class Replayed:
 
 
 def unit_or_group(context: Context) -> Tensor:
-    """For each training example of the task the output unit of its class, on the CPU.
+    """Return the output unit of each training example's class, on the CPU.
 
-    Where examples have a row of targets and no class: of a single label whether it holds, 0 or 1; else 0 for all.
+    If examples have a row of targets and no class: the value of a single label, 0 or 1; otherwise 0 for all.
     """
     targets = context.batcher.y.cpu()[context.task.train]
     if targets.dim() == 1:
         return targets
-    if context.task.graph.has_classes:  # one against the rest
+    if context.task.graph.has_classes:  # one-versus-rest targets
         return targets.nan_to_num(0.0).argmax(1)
     if context.problem.kind == "labels" and targets.size(1) == 1:
         return (targets[:, 0] > 0).long()
@@ -143,7 +144,7 @@ def unit_or_group(context: Context) -> Tensor:
 
 
 def _widened(context: Context, units: Tensor) -> Problem:
-    """The task's problem, with the given units in its scope."""
+    """Return the task's problem with the given units added to its scope."""
     outputs = torch.ones(1, int(context.model.out_channels or 0), device=units.device)
     inside = context.problem.in_scope(outputs)[0] > 0
     if bool(inside[units].all()):

@@ -7,14 +7,14 @@ from scipy import sparse as sp
 
 from evergraph.core.sparse import SparseMatrix
 
-ROWS_AT_ONCE = 512  # of the squared matrix, which has many more entries
+ROWS_AT_ONCE = 512  # of the squared adjacency matrix, which has many more entries
 
 
 class EdgeCurvature:
     """Ricci curvature of the edges of an undirected graph.
 
     Args:
-        adjacency: of the graph; an edge in either direction counts.
+        adjacency: adjacency matrix; an edge in either direction counts.
     """
 
     def __init__(self, adjacency: SparseMatrix) -> None:
@@ -27,14 +27,14 @@ class EdgeCurvature:
         self._bounds: sp.csr_matrix | None = None
 
     def neighbours(self, node: int) -> np.ndarray:
-        """The neighbours of a node."""
+        """Return the neighbours of a node."""
         return self.matrix.indices[self.matrix.indptr[node] : self.matrix.indptr[node + 1]]
 
     def bounds(self) -> sp.csr_matrix:
-        """For every edge the lower bound of Jost and Liu (2014) on Ollivier's curvature, from degrees and triangles.
+        """Return the lower bound of Jost and Liu (2014) on Ollivier's curvature of every edge.
 
         κ ≥ −(1 − 1/d_v − 1/d_u − t/min(d_v, d_u))₊ − (1 − 1/d_v − 1/d_u − t/max(d_v, d_u))₊ + t/max(d_v, d_u), with t
-        the number of common neighbours. It is exact on trees.
+        the number of common neighbours: degrees and triangles suffice. It is exact on trees.
         """
         degree = np.diff(self.matrix.indptr)
         rows = np.repeat(np.arange(degree.size), degree)
@@ -47,26 +47,26 @@ class EdgeCurvature:
         return sp.csr_matrix((values, self.matrix.indices, self.matrix.indptr), self.matrix.shape)
 
     def triangles(self) -> np.ndarray:
-        """The number of common neighbours across each edge, in the order of the matrix's entries."""
+        """Return the number of common neighbours across each edge, in the order of the matrix's entries."""
         counts = []
         for start in range(0, self.matrix.shape[0], ROWS_AT_ONCE):
             block = self.matrix[start : start + ROWS_AT_ONCE]
-            common = block + (block @ self.matrix).multiply(block)  # an entry for every edge, also without triangles
+            common = block + (block @ self.matrix).multiply(block)  # an entry for every edge, even without triangles
             common.sort_indices()
             counts.append(common.data - 1)
         return np.concatenate(counts)
 
     def bound(self, node: int, others: np.ndarray) -> np.ndarray:
-        """The bounds at a node's edges to some of its neighbours; all bounds are found the first time."""
+        """Return the bounds of a node's edges to some of its neighbours; the first call computes all bounds."""
         if self._bounds is None:
             self._bounds = self.bounds()
         start, end = self._bounds.indptr[node : node + 2]
         return self._bounds.data[start + np.searchsorted(self._bounds.indices[start:end], others)]
 
     def ollivier(self, node: int, other: int) -> float:
-        """κ = 1 − W₁(m_v, m_u), m_v uniform on the neighbours of v; W₁ by linear programming. For small degrees."""
+        """Return κ = 1 − W₁(m_v, m_u), m_v uniform on v's neighbours; W₁ by linear programming, for small degrees."""
         mine, theirs = self.neighbours(node), self.neighbours(other)
-        # at most three steps apart, through the edge itself: fewer where they are the same, adjacent, or share one
+        # at most three steps apart, via the edge itself; fewer if equal, adjacent, or with a common neighbour
         adjacent = self.matrix[mine][:, theirs].toarray() > 0
         shared = (self.matrix[mine] @ self.matrix[theirs].T).toarray() > 0
         same = mine[:, None] == theirs[None, :]
@@ -75,7 +75,7 @@ class EdgeCurvature:
         leaves = sp.kron(sp.identity(rows), np.ones((1, columns)))
         arrives = sp.kron(np.ones((1, rows)), sp.identity(columns))
         amounts = np.concatenate([np.full(rows, 1 / rows), np.full(columns, 1 / columns)])
-        from scipy.optimize import linprog  # slow to import, and needed here alone
+        from scipy.optimize import linprog  # slow to import, and needed only here
 
         solved = linprog(cost.ravel(), A_eq=sp.vstack([leaves, arrives]).tocsr(), b_eq=amounts)
         return float(1 - solved.fun)

@@ -1,4 +1,4 @@
-"""Which nodes of a class to keep: the samplers of ER-GNN and TEM, as pure functions, most wanted first."""
+"""Which nodes of a class to keep: the samplers of ER-GNN and TEM, as pure functions."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ ROWS_AT_ONCE = 512
 
 
 def nearest_to_mean(x: Tensor) -> Tensor:
-    """Rows in order of their distance from the mean of all rows, the nearest first."""
+    """Return the rows' indices in order of distance from the mean of all rows, the nearest first."""
     return (x - x.mean(0)).norm(dim=1).argsort(stable=True)
 
 
 def strangers_within(x: Tensor, others: Tensor, radius: float) -> Tensor:
-    """For each row of x, the number of rows of `others` nearer than the radius."""
+    """Return, for each row of x, the number of rows of `others` closer than the radius."""
     parts = [(torch.cdist(rows, others) < radius).sum(1) for rows in x.split(ROWS_AT_ONCE)]
     return torch.cat(parts)
 
 
 def mean_distance(x: Tensor, generator: torch.Generator, pairs: int = 4096) -> float:
-    """The mean distance between rows, estimated from random pairs."""
+    """Estimate the mean distance between rows from random pairs."""
     left, right = torch.randint(x.size(0), (2, pairs), generator=generator)
     return float((x[left] - x[right]).norm(dim=1).mean())
 
 
 def covered(adjacency: SparseMatrix, hops: int) -> Tensor:
-    """How many nodes lie within so many hops of each node, itself included."""
+    """Return the number of nodes within `hops` hops of each node, including itself."""
     one = adjacency.to_scipy().astype(np.float32)
     step = (one + sp.identity(one.shape[0], dtype=np.float32, format="csr")).tocsr()
     counts = []
@@ -58,20 +58,20 @@ def influences(
     damping: float,
     iterations: int,
 ) -> Tensor:
-    """By how much the loss on judged examples grows if a training example is left out: ∇L(J)ᵀ H⁻¹ ∇ℓ_v / n.
+    """Return how much the loss on judged examples grows if a training example is left out: ∇L(J)ᵀ H⁻¹ ∇ℓ_v / n.
 
-    The influence function of Koh and Liang (ICML 2017). H is the Fisher matrix of the n training examples divided by
-    n, that is the Gauss-Newton part of the Hessian, plus `damping` on its diagonal; H⁻¹ ∇L(J) comes from conjugate
-    gradients, and one forward-mode pass gives the products with all ∇ℓ_v at once.
+    This is the influence function of Koh and Liang (ICML 2017). H is the Fisher matrix of the n training examples
+    divided by n, that is, the Gauss-Newton part of the Hessian, plus `damping` on its diagonal; H⁻¹ ∇L(J) comes from
+    conjugate gradients, and one forward-mode pass gives the products with all ∇ℓ_v at once.
 
     Args:
-        function: from parameters to the outputs of the training examples.
-        params: where.
-        problem: what the outputs mean.
-        targets: of the training examples.
-        judged: the function and the targets of the examples whose summed loss is L(J).
-        damping: on the diagonal of H.
-        iterations: of conjugate gradients, at most.
+        function: maps parameters to the outputs of the training examples.
+        params: parameters at which to evaluate.
+        problem: defines the loss of the outputs.
+        targets: targets of the training examples.
+        judged: function and targets of the examples whose summed loss is L(J).
+        damping: added to the diagonal of H.
+        iterations: maximum number of conjugate-gradient iterations.
     """
     number = targets.numel()
     with torch.no_grad():
@@ -89,7 +89,7 @@ def influences(
 def conjugate_gradients(
     product: Callable[[Params], Params], right: Params, iterations: int, tolerance: float = 1e-6
 ) -> Params:
-    """x with A x = right for a positive definite A, given as a function."""
+    """Solve A x = right for a positive definite A, given as a function."""
     x = {name: torch.zeros_like(value) for name, value in right.items()}
     residual = {name: value.clone() for name, value in right.items()}
     direction, size = dict(residual), _dot(residual, residual)

@@ -1,4 +1,4 @@
-"""Examples with some of their neighbours: computation subgraphs, made sparse."""
+"""Sparsified computation subgraphs: examples with some of their neighbours."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece, smaller_form
 
 Pick = Callable[[int, Tensor, int], Tensor]
-"""From a node, its neighbours and a number to so many of the neighbours, or all."""
+"""Function from a node, its neighbours and a number to that many of the neighbours, or all if there are fewer."""
 
 
 def drawn_neighbours(context: Context, weights: Tensor | None = None, first: Tensor | None = None) -> Pick:
-    """Picks neighbours at random without replacement: uniformly or by weights, those of `first` before all others.
+    """Return a function that picks neighbours at random without replacement, those marked in `first` before others.
 
     Args:
         context: the task.
-        weights: of the graph's nodes; None for all alike.
-        first: whether a node comes before others; None for no such order.
+        weights: sampling weights of the graph's nodes; None for uniform sampling.
+        first: 1 for nodes that come before others, else 0; None for no such order.
     """
 
     def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
@@ -39,7 +39,7 @@ def drawn_neighbours(context: Context, weights: Tensor | None = None, first: Ten
 
 
 def seen_by_model(context: Context, nodes: Tensor, neighbours: Sequence[int]) -> Piece:
-    """The nodes with drawn neighbours; where no numbers are named, with the whole subgraph that the model sees."""
+    """Return the nodes with drawn neighbours or, if `neighbours` is empty, with the whole subgraph the model sees."""
     graph, units = context.task.graph, context.batcher.y.cpu()
     hops = context.problem.batcher(context.model, graph, show_edges=True).num_hops
     numbers = neighbours or [graph.num_nodes] * hops
@@ -56,19 +56,19 @@ def with_neighbours(
     dtype: torch.dtype,
     labels: Tensor | None = None,
 ) -> Piece:
-    """The examples with picked neighbours, and all edges of the graph between the nodes kept.
+    """Return the examples with picked neighbours, and all edges of the graph between the kept nodes.
 
     Args:
-        graph: where they are.
-        nodes: the examples, the most wanted first.
-        units: their targets.
-        numbers: how many neighbours to pick for each node of the hop before, hop by hop outwards.
-        pick: picks them.
-        dtype: of the features kept.
-        labels: a target for each node of the graph, -1 for none, to be kept with the nodes; None keeps the examples'.
+        graph: graph of the examples.
+        nodes: the examples, in order of priority.
+        units: targets of the examples.
+        numbers: how many neighbours to pick for each node of the previous hop, hop by hop outwards.
+        pick: picks the neighbours.
+        dtype: dtype of the kept features.
+        labels: target of each node of the graph, -1 for none, to keep with the nodes; None keeps only the examples'.
     """
     adjacency, place, owner = graph.adjacency, dict[int, int](), list[int]()
-    picked: dict[int, list[int]] = {}  # of a node met twice, the neighbours are the same
+    picked: dict[int, list[int]] = {}  # a node reached twice has the same neighbours
 
     def bring(node: int, example: int) -> None:
         if node not in place:

@@ -1,4 +1,4 @@
-"""The paper's method, split by idea: over the batch, from a queue, at stand-ins, between anchors and now."""
+"""The paper's method, by where F is evaluated: over the batch, from a queue, at stand-ins, or between anchors and θ."""
 
 from evergraph.methods.online_curvature.batch import BatchCurvature
 from evergraph.methods.online_curvature.between import InterpolatedCurvature

@@ -1,4 +1,4 @@
-"""The curvature regularizer over the current batch: the paper's equation «Ours», in the loss's own backward pass."""
+"""The curvature regularizer over the current batch: the paper's equation "Ours", in the loss's own backward pass."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class BatchCurvature(AnchoredCurvature):
 
     Args:
         strength: λ; 0.1 in the paper.
-        over_tasks: `sum-of-squares` (equation «Ours») has the gradient F D, `square-of-sum` (the batch loss
+        over_tasks: `sum-of-squares` (equation "Ours") has the gradient F D, `square-of-sum` (the batch loss
             and Algorithm 1) has (τ−1) F D.
-        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation «Ours») and
+        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation "Ours") and
             `mean` fix it.
-        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
-            uses θ_{τ−1} alone.
+        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as in the batch loss; `latest`
+            uses only θ_{τ−1}.
         estimator: `exact` (expectation over labels in closed form) or `sampled` (one label drawn per node).
     """
 
@@ -39,11 +39,11 @@ class BatchCurvature(AnchoredCurvature):
     estimator: Estimator = "exact"
 
     def directions(self, context: Context) -> list[Direction]:
-        """D."""
+        """Return the displacement D."""
         return [self.displacement(context)] if self.active else []
 
     def logit_cotangent(self, step: Step) -> Tensor | None:
-        """c_v = strength · H_v J_v D."""
+        """Return c_v = strength · H_v J_v D."""
         if not step.tangents:
             return None
         generator, labels = step.context.generator, labels_of(self.estimator)
@@ -53,15 +53,15 @@ class BatchCurvature(AnchoredCurvature):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Drawn labels come from the device's own random numbers."""
+        """Return True: drawn labels come from the device's own random numbers."""
         return True
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> Answer:
-        """Labels are drawn from each learner's numbers where the problem draws scores in a kernel."""
+        """Return True if no labels are drawn, or if the problem can draw them for several learners at once."""
         return self.estimator == "exact" or draws_for_several(context)
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """Nothing, where there is nothing to hold on to."""
+        """Return an empty list while the regularizer is inactive, else None."""
         return None if self.active else []

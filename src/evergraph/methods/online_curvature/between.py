@@ -1,4 +1,4 @@
-"""The curvature regularizer with F taken somewhere between the anchors and the current parameters."""
+"""The curvature regularizer with F evaluated between the anchors and the current parameters."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from evergraph.methods.state import state
 class InterpolatedCurvature(AnchoredCurvature):
     """strength Σ_t F(θ̄_t)(θ − θ_t) with θ̄_t = θ_t + point (θ − θ_t), F summed over the nodes of the step.
 
-    Every anchor is kept, and each costs a product with F of its own.
+    Every anchor is stored, and each costs its own product with F.
 
     Args:
         strength: λ.
-        over_tasks: `sum-of-squares` alone: there is one Fisher matrix per task.
+        over_tasks: only `sum-of-squares`, since there is one Fisher matrix per task.
         over_nodes: as for `batch-curvature`.
         anchors: as for `batch-curvature`.
         estimator: as for `batch-curvature`.
-        point: 0 is EWC's point θ_t; 1 would be the paper's θ, which `batch-curvature` computes at once.
+        point: 0 is EWC's point θ_t; 1 would be the paper's θ, where `batch-curvature` handles all anchors at once.
     """
 
     name = "interpolated-curvature"
@@ -46,21 +46,21 @@ class InterpolatedCurvature(AnchoredCurvature):
             raise EvergraphError(f"{self.name}: over_tasks=square-of-sum needs one Fisher for all tasks; use point=1")
 
     def drop_anchors(self) -> None:
-        """Forget all anchors."""
+        """Drop all anchors."""
         super().drop_anchors()
         self.anchor_list_ = []
 
     def add_anchor(self, anchor: Params) -> None:
-        """One more anchor, kept on its own."""
+        """Add an anchor to the list."""
         self.anchor_list_ = [*self.anchor_list_, anchor]
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """A product with the Fisher matrix for each anchor; drawn labels come from the device's own random numbers."""
+        """Return True: one Fisher product per anchor, and drawn labels come from the device's own random numbers."""
         return True
 
     def edit_grads(self, step: Step) -> None:
-        """Add the regularizer's gradient itself."""
+        """Add the regularizer's gradient."""
         if not self.active:
             return
 

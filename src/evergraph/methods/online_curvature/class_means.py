@@ -1,7 +1,7 @@
-"""Class means: where the Fisher matrix of earlier tasks can be evaluated when their nodes are gone.
+"""Class means, at which the Fisher matrix of earlier tasks can be evaluated when their nodes are gone.
 
-A sum of features and a number of nodes for each class: that is all that is kept, whatever the number of
-nodes, and it is small beside the first weight matrix as long as there are fewer classes than hidden units.
+Only a sum of features and a number of nodes are kept per class, whatever the number of nodes. This is small compared
+with the first weight matrix as long as there are fewer classes than hidden units.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evergraph.problems.base import Problem
 
 
 def class_sums(x: Features, units: Tensor, nodes: Tensor) -> Tensor:
-    """[Σ x_v, number of nodes] over the nodes v of each output unit up to the largest: one row per unit."""
+    """Return [Σ x_v, number of nodes] over the nodes v of each output unit, one row per unit up to the largest."""
     order = units[nodes].argsort(stable=True)
     counts = torch.bincount(units[nodes])
     start = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -27,21 +27,21 @@ def class_sums(x: Features, units: Tensor, nodes: Tensor) -> Tensor:
 
 
 def add_sums(before: Tensor | None, new: Tensor) -> Tensor:
-    """The sums over two sets of nodes; classes may have arrived in between."""
+    """Add the sums over two sets of nodes, which may differ in their number of classes."""
     if before is None:
         return new
     total = new.new_zeros(max(before.size(0), new.size(0)), new.size(1))
-    for part in (before.to(new.device), new):  # a loaded state lies on the learner's device
+    for part in (before.to(new.device), new):  # a loaded state is on the learner's device
         total[: part.size(0)] += part
     return total
 
 
 def mean_batch(problem: Problem, model: GraphModel, sums: Tensor, device: torch.device) -> tuple[Batch, Tensor]:
-    """A batch with one seed for each row of sums that has nodes: their mean features; and the numbers of nodes.
+    """Return a batch with one seed, the mean features, for each row of sums with nodes; and the numbers of nodes.
 
-    Each mean has a twin as its only neighbour, as if a node stood among its like: layers with self-loops
-    see the mean itself, and layers that read neighbours alone find the same features there. Where the model reads a
-    node that is its own neighbour in the same way, it is its own twin.
+    Each mean has a twin as its only neighbour, like a node among similar nodes: layers with self-loops see the mean
+    itself, and layers that read only neighbours find the same features there. If the model reads a node that is its
+    own neighbour in the same way, the mean is its own twin.
     """
     present = sums[sums[:, -1] > 0]
     counts = present[:, -1]

@@ -1,8 +1,8 @@
-"""Gradients of single nodes as factors: a weight's is XᵀΔ, and a node has few rows of X and Δ.
+"""Gradients of single nodes as factors: a weight's gradient is XᵀΔ, and a node has few rows of X and Δ.
 
-Where inputs are sparse, a node's gradient at the first weight matrix is written out almost all zeros. Its factors are
-the cotangents Δ at the rows that the node reads, and which nodes those are: the rows of inputs stand in the graph. Of
-later layers the rows of inputs, which move with the parameters, are kept as they were.
+With sparse inputs, a node's dense gradient at the first weight matrix is almost all zeros. Its factors are the
+cotangents Δ at the rows that the node reads, and the nodes of those rows, whose inputs are in the graph. The inputs of
+later layers change with the parameters, so their rows are stored.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from evergraph.methods.base import Context, Step
 from evergraph.models.fixed_products import first_layer_product
 
 SEEDS, NODES, INPUTS, NUMBER = "seeds", "nodes", "inputs of ", "rows of "
-"""Beside each weight's cotangents, under its name: whose gradients, the nodes of the first layer's rows; the inputs of
-other layers; how many rows each gradient has of a weight."""
+"""Keys of a queue besides the weights' names, which hold the cotangents: the node of each gradient; the nodes of the
+first layer's rows; the inputs of other layers; how many rows each gradient has for a weight."""
 
 
 def factors_pay(context: Context) -> bool:
-    """Whether gradients of single nodes are to be kept as factors: sparse inputs, a model that shows how, all of it."""
+    """Return whether to keep single nodes' gradients as factors: sparse inputs, a supported model, nothing frozen."""
     batcher = context.batcher
     exact = batcher.fan_out is None and batcher.members is None
     at_hand = context.device.type == "cpu" and isinstance(batcher.x, SparseMatrix) and workers().size == 1
@@ -35,7 +35,7 @@ def factors_pay(context: Context) -> bool:
 
 
 def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> Params:
-    """The factors of the gradient of score · outputs at one node of a step's batch."""
+    """Return the factors of the gradient of score · outputs at one node of a step's batch."""
     after = capable(context.model, "after_first_layer")
     assert after is not None
     factors: Params
@@ -43,7 +43,7 @@ def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> P
     first = next(iter(names.values()))
     batch = _beyond_first_layer(context).batch(seed)
     nodes = batch.nodes
-    if step.layers:  # the pass over the batch has the first layer's output
+    if step.layers:  # the pass over the batch has computed the first layer's output
         out = step.layers[0].out.detach()
         hidden = out.index_select(0, _places(context, step.batch, out.size(0), nodes))
     else:
@@ -71,7 +71,7 @@ def node_factors(context: Context, seed: Tensor, score: Tensor, step: Step) -> P
 
 
 def _by_the_last_layer(context: Context, batch: Batch, hidden: Tensor, score: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of outputs P [σ(H) 1] W at one node: P [σ(H) 1], and score · Wᵀ at H; None where outputs are something else."""
+    """Return P [σ(H) 1] and the gradient at H for outputs P [σ(H) 1] W at one node; None for other outputs."""
     last_layer, output_weight = capable(context.model, "last_layer"), capable(context.model, "output_weight")
     operator = None if last_layer is None or output_weight is None else last_layer(batch)
     if operator is None or output_weight is None:
@@ -82,24 +82,24 @@ def _by_the_last_layer(context: Context, batch: Batch, hidden: Tensor, score: Te
 
 
 def _beyond_first_layer(context: Context) -> Neighbourhoods:
-    """Cuts batches for all layers but the first; they hold no inputs."""
+    """Return a batcher for all layers but the first, whose batches hold no inputs."""
     if "beyond first layer" not in context.cache:
         whole = context.batcher
         nothing = whole.operator.values.new_empty(whole.operator.num_rows, 0)
-        hops = len(context.params) - 1  # a weight matrix for each layer
+        hops = len(context.params) - 1  # one weight matrix per layer
         context.cache["beyond first layer"] = Neighbourhoods(nothing, whole.operator, whole.y, hops)
     batcher: Neighbourhoods = context.cache["beyond first layer"]
     return batcher
 
 
 def _first_layer_rows(context: Context, seed: Tensor, rows: int) -> Tensor:
-    """The first layer's output at the first rows of a node's batch, computed."""
+    """Compute the first layer's output at the first rows of a node's batch."""
     weight = next(iter(context.params.values())).detach()
     return first_layer_product(context.model, context.batcher.batch(seed), weight)[:rows]
 
 
 def pushed(queue: Params, new: Params, capacity: int) -> Params:
-    """A queue with one gradient more, and without the first where it would hold more than it may."""
+    """Return the queue with one more gradient, without the oldest if it would exceed its capacity."""
     if not queue:
         return new
     full = queue[SEEDS].numel() == capacity
@@ -113,12 +113,12 @@ def pushed(queue: Params, new: Params, capacity: int) -> Params:
 
 
 def _first_weight(queue: Params) -> str:
-    """The weight whose inputs stand in the graph."""
+    """Return the name of the weight whose inputs are in the graph."""
     return next(key for key in queue if NUMBER + key in queue and INPUTS + key not in queue)
 
 
 def pull(context: Context, queue: Params, displacement: Direction, scale: Tensor | float) -> Params:
-    """scale · Σ_q (g_q · D) g_q over the queue's gradients g_q, by weight, from a batch of the queue's nodes."""
+    """Return scale · Σ_q (g_q · D) g_q over the queue's gradients g_q, by weight, from a batch of the queue's nodes."""
     first_layer = capable(context.model, "first_layer")
     assert first_layer is not None
     batch = context.batcher.batch(queue[SEEDS].unique())
@@ -139,10 +139,10 @@ def pull(context: Context, queue: Params, displacement: Direction, scale: Tensor
 
 
 def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tensor | float) -> Tensor | None:
-    """A term of the step's objective whose gradient is `pull`, where the step's batch holds the queue's nodes.
+    """Return a term of the step's objective whose gradient is `pull`, if the step's batch holds the queue's nodes.
 
-    Then the products of the first layer, forwards and backwards, serve the step and the queue at once. None where the
-    batch does not hold them, or its pass did not carry the tangent along D.
+    The first layer's forward and backward products then serve both the step and the queue. None if the batch does not
+    hold the nodes, or its pass did not compute the tangent along D.
     """
     layer = next((each for each in step.layers if each.direction is displacement), None)
     if layer is None or layer.tangent is None:
@@ -154,7 +154,7 @@ def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tenso
     params, terms = step.context.params, []
     for name, cotangent in cotangents.items():
         inputs = queue.get(INPUTS + name)
-        if inputs is None:  # gathered by row, so that nothing of the layer's output is picked, forwards or backwards
+        if inputs is None:  # summed by row, so that no rows of the layer's output are picked, forwards or backwards
             cotangent = torch.zeros_like(layer.out).index_add_(0, place, cotangent)
         rows = layer.out if inputs is None else inputs @ params[name]
         terms.append(rows.flatten() @ cotangent.flatten())
@@ -162,7 +162,7 @@ def pull_within(step: Step, queue: Params, displacement: Direction, scale: Tenso
 
 
 def _places(context: Context, batch: Batch, rows: int, nodes: Tensor) -> Tensor:
-    """Where nodes stand among the first rows of a batch; −1 where they do not."""
+    """Return the positions of nodes among the first rows of a batch; −1 for nodes not there."""
     if "places" not in context.cache:
         context.cache["places"] = torch.full((context.batcher.operator.num_rows,), -1, device=nodes.device)
     places: Tensor = context.cache["places"]
@@ -173,7 +173,7 @@ def _places(context: Context, batch: Batch, rows: int, nodes: Tensor) -> Tensor:
 
 
 def _weighted(queue: Params, first: Tensor, displacement: Direction, scale: Tensor | float) -> Params:
-    """scale · (g_q · D) times the cotangents of each g_q, by weight; `first` is the first layer's tangent along D."""
+    """Return scale · (g_q · D) times each g_q's cotangents, by weight; `first` is the first layer's tangent along D."""
     weights = [name for name in displacement if NUMBER + name in queue]
     gradients = torch.arange(queue[SEEDS].numel(), device=first.device)
     owner = {name: gradients.repeat_interleave(queue[NUMBER + name]) for name in weights}

@@ -1,7 +1,7 @@
-"""A queue of single nodes' gradients of P [σ(H) 1] W on a GPU: one more pushed, and the pull of all: Triton kernels.
+"""Triton kernels for a queue of single nodes' gradients of P [σ(H) 1] W: push one gradient, and compute their pull.
 
-Imported where Triton is at hand; `evergraph.methods.online_curvature.gradient_rows` says what they compute. Networks
-side by side are the second dimension of every table, and of H and W.
+Imported only if Triton is available; `evergraph.methods.online_curvature.gradient_rows` describes what they compute.
+Stacked networks are the second dimension of every table, and of H and W.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def push_gradient(  # type: ignore[no-untyped-def]
     rows, nodes, numbers, grads, places, seeds, scores, hidden, weight, indptr, indices, values, names, networks, units,
     room, inputs: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, at_once: tl.constexpr,
 ):  # fmt: skip
-    """Some inputs of the gradient of score · outputs at a network's seed, into its place of the tables."""
+    """Write a block of inputs of the gradient of score · outputs at a network's seed to its place in the tables."""
     network, block = tl.program_id(0), tl.program_id(1)
     k, c, number = block * depth + tl.arange(0, depth), tl.arange(0, width), tl.arange(0, at_once)
     slot = tl.load(places + network) * networks + network
@@ -57,7 +57,7 @@ def push_gradient(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def note_numbers(numbers, places, seeds, indptr, networks, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many rows the gradient just pushed has, of each network."""
+    """Store the number of rows of the gradient just pushed, for each network."""
     network = tl.arange(0, width)
     there = network < networks
     seed = tl.load(seeds + network, mask=there, other=0)
@@ -71,7 +71,7 @@ def pull_rows(  # type: ignore[no-untyped-def]
     gathered, inner, rows, nodes, numbers, grads, moved, weight, total, count, scales, row_of, networks, units, room,
     inputs: tl.constexpr, whole: tl.constexpr, at_once: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
-    """scale · (g · D) for one gradient g of one network, and that times its rows added where they belong.
+    """Compute scale · (g · D) for one gradient g of one network, and add that times g's rows to their nodes' rows.
 
     D is `moved` at the first layer's output, and count · W − total at the weight.
     """
@@ -112,7 +112,7 @@ def pull_rows(  # type: ignore[no-untyped-def]
 def pull_weight(  # type: ignore[no-untyped-def]
     out, inner, grads, capacity, networks, size, at_once: tl.constexpr, some: tl.constexpr,
 ):  # fmt: skip
-    """Some numbers of Σ_q inner_q g_q at the weight, of one network."""
+    """Compute a block of Σ_q inner_q g_q at the weight, for one network."""
     i, network = tl.program_id(0) * some + tl.arange(0, some), tl.program_id(1)
     total = tl.zeros((some,), dtype=grads.dtype.element_ty)
     for first in range(0, capacity, at_once):
@@ -128,18 +128,18 @@ def push(
     tables: tuple[Tensor, Tensor, Tensor, Tensor], places: Tensor, seeds: Tensor, scores: Tensor, hidden: Tensor,
     weight: Tensor, operator: tuple[Tensor, Tensor, Tensor], names: Tensor,
 ) -> None:  # fmt: skip
-    """Put the gradient of score · outputs at each network's seed at its place of the tables.
+    """Write the gradient of score · outputs at each network's seed to its place in the tables.
 
     Args:
-        tables: rows of the first layer's cotangent `(capacity, networks, room, inputs)`, whose nodes they are, how many
-            a gradient has (int32), and the gradients of the weight `(capacity, networks, inputs + 1, units)`.
-        places: in the tables, one for each network.
+        tables: rows of the first layer's cotangent `(capacity, networks, room, inputs)`, their nodes, the number of
+            rows per gradient (int32), and the gradients of the weight `(capacity, networks, inputs + 1, units)`.
+        places: positions in the tables, one per network.
         seeds: rows of P.
         scores: `(networks, units)`.
         hidden: H, `(rows, networks, inputs)`.
         weight: W, `(inputs + 1, networks, units)`.
         operator: row pointers, columns and entries of P.
-        names: the node of each row of H, as the tables know it.
+        names: node of each row of H, as stored in the tables.
     """
     rows, _, numbers, _ = tables
     networks, inputs, units = hidden.size(1), hidden.size(2), weight.size(2)
@@ -158,16 +158,16 @@ def pull(
     tables: tuple[Tensor, Tensor, Tensor, Tensor], moved: Tensor, weight: Tensor, total: Tensor, count: float,
     scales: Tensor, row_of: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """scale · Σ_q (g_q · D) g_q at the first layer's output and at the weight, of each network.
+    """Return scale · Σ_q (g_q · D) g_q at the first layer's output and at the weight, for each network.
 
     Args:
-        tables: as above.
+        tables: as for `push`.
         moved: the first layer's tangent along D, in the shape of H.
         weight: W.
         total: D at the weight is count · W − total.
-        count: see there.
-        scales: of each network.
-        row_of: from nodes, as the tables know them, to rows of `moved`.
+        count: see `total`.
+        scales: one per network.
+        row_of: maps nodes, as stored in the tables, to rows of `moved`.
     """
     rows, _, _, grads = tables
     capacity, networks, room, inputs = rows.shape

@@ -1,10 +1,10 @@
-"""Gradients of single nodes, in tables of one shape, so that a step that reads them can be captured.
+"""Gradients of single nodes, in tables of fixed shape, so that a step that reads them can be captured.
 
 With sparse inputs a node's gradient at the first weight matrix of a two-layer network is XᵀΔ, where Δ has a row for
-each of the node's neighbours: some ten rows of a hidden layer's width, in place of a matrix as large as the weights. A
-table has as many rows for every gradient as the node with the most neighbours needs; those beyond a node's own are
-zero. Gradients of all other parameters, which are small, are written out. Where the outputs are P [σ(H) 1] W of the
-first layer's output H, a GPU has kernels that write a gradient and read all of them.
+each of the node's neighbours: some ten rows of a hidden layer's width, instead of a matrix as large as the weights. A
+table has as many rows per gradient as the node with the most neighbours needs; unused rows are zero. Gradients of all
+other parameters, which are small, are stored in full. If the outputs are P [σ(H) 1] W of the first layer's output H,
+kernels on a GPU write a gradient and read all of them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from evergraph.data.batching import Batch
 from evergraph.methods.base import Context, Step
 from evergraph.models.fixed_products import first_layer_product
 
-NODES = "nodes"  # beside the rows of each gradient's Δ, under the first weight's name: whose rows they are
-NUMBERS = "rows"  # how many of them a gradient has
-LARGEST = 2**28  # numbers in a table
-ROW_OF = "row of each node in the batch that lasts"  # in a task's cache
+NODES = "nodes"  # nodes of the rows of each gradient's Δ, which is stored under the first weight's name
+NUMBERS = "rows"  # number of rows of each gradient
+LARGEST = 2**28  # maximum number of entries in a table
+ROW_OF = "row of each node in the batch that lasts"  # cache key
 
 
 def rows_pay(context: Context, capacity: int) -> bool:
-    """Whether to keep gradients as rows of the first layer if one batch serves all steps: sparse inputs, two layers."""
+    """Return whether to keep gradients as first-layer rows if one batch serves all steps: sparse inputs, two layers."""
     batcher = context.batcher
     known = isinstance(batcher.x, SparseMatrix) and batcher.members is None and batcher.fan_out is None
     shown = capable(context.model, "first_layer") is not None and all_trained(context.model)
@@ -44,7 +44,7 @@ def rows_pay(context: Context, capacity: int) -> bool:
 
 
 def kernels_suit(context: Context) -> bool:
-    """Whether the kernels for such tables can be had: on a GPU, for outputs P [σ(H) 1] W."""
+    """Return whether the kernels for such tables apply: on a GPU, for outputs P [σ(H) 1] W."""
     dtypes = {value.dtype for value in context.params.values()}
     kind = dtypes in ({torch.float32}, {torch.float64})
     return kind and capable(context.model, "last_layer") is not None and fused_kernels(context.device)
@@ -55,12 +55,12 @@ def _most_neighbours(context: Context) -> int:
 
 
 def _width(context: Context) -> int:
-    """Of the first layer."""
+    """Return the width of the first layer."""
     return next(iter(context.params.values())).size(1)
 
 
 def empty_table(context: Context, capacity: int) -> Params:
-    """Room for so many gradients."""
+    """Return a table with room for `capacity` gradients."""
     (first, weight), *others = context.params.items()
     weight, most = weight.detach(), _most_neighbours(context)
     table = {
@@ -72,24 +72,24 @@ def empty_table(context: Context, capacity: int) -> Params:
 
 
 def know_rows(context: Context, batch: Batch) -> None:
-    """Note where the nodes of the batch that lasts stand in it."""
+    """Store the row of each node in the batch that serves all steps."""
     row_of = torch.zeros(context.batcher.operator.num_rows, dtype=torch.long, device=batch.nodes.device)
     row_of[batch.nodes] = torch.arange(batch.nodes.numel(), device=batch.nodes.device)
     context.cache[ROW_OF] = row_of
 
 
 def known(context: Context, table: Params) -> bool:
-    """Whether this task's steps can read a table: they read one batch, and it has all that is kept today."""
+    """Return whether this task's steps can read a table: they share one batch, and the table has all current fields."""
     return ROW_OF in context.cache and NUMBERS in table
 
 
 def push_and_pull(
     step: Step, table: Params, place: Tensor, example: Tensor, score: Tensor, displacement: Direction, scale: Tensor
 ) -> Tensor:
-    """Push the gradient of score · outputs at one example; a term whose gradient is the pull of all in the table.
+    """Push the gradient of score · outputs at one example; return a term whose gradient is the pull of the table.
 
-    That is scale · Σ_q (g_q · D) g_q over the table's gradients g_q. The first layer's products serve the step and the
-    queue at once: backwards, and forwards where the step's pass carried the tangent along D.
+    The pull is scale · Σ_q (g_q · D) g_q over the table's gradients g_q. The first layer's products serve both the step
+    and the queue: backwards, and forwards if the step's pass computed the tangent along D.
     """
     layer, last = step.layers[0], capable(step.model, "last_layer")
     shown = last(step.batch) if last is not None and kernels_suit(step.context) else None
@@ -114,7 +114,7 @@ def push_and_pull(
 
 
 class _PushAndPull(torch.autograd.Function):
-    """The kernels, for one network or several: writes into the tables, and takes no gradient."""
+    """Run the kernels for one network or several; writes into the tables and is not differentiable."""
 
     @staticmethod
     def forward(
@@ -126,7 +126,7 @@ class _PushAndPull(torch.autograd.Function):
 
         alone = hidden.dim() == 2
         tables = tuple(value.unsqueeze(1) if alone else value for value in (rows, nodes, numbers, grads))
-        assert all(value.is_contiguous() for value in tables)  # they are written to
+        assert all(value.is_contiguous() for value in tables)  # written in place
         h, m, w, t = ((value.unsqueeze(1) if alone else value).contiguous() for value in (hidden, moved, weight, total))
         push(tables, place.contiguous(), seed.contiguous(), score.contiguous(), h, w, operator.parts(), names)  # type: ignore[arg-type]
         found = pull(tables, m, w, t, count, scale.contiguous(), row_of)  # type: ignore[arg-type]
@@ -143,11 +143,11 @@ class _PushAndPull(torch.autograd.Function):
         return _PushAndPull.apply(*small, *large, *values[12:]), (1, 1)
 
 
-vars(_PushAndPull.forward)["__signature__"] = inspect.signature(_PushAndPull.forward)  # found out once
+vars(_PushAndPull.forward)["__signature__"] = inspect.signature(_PushAndPull.forward)  # computed once, not per call
 
 
 def push(step: Step, table: Params, place: Tensor, seed: Tensor, cotangent: Tensor) -> None:
-    """Put the gradient for a cotangent at the outputs of one example at a place of the table."""
+    """Write the gradient for a cotangent at the outputs of one example to a place in the table."""
     (first, _), *others = step.context.params.items()
     layer = step.layers[0].out
     found = torch.autograd.grad(step.logits, [layer, *(value for _, value in others)], cotangent, retain_graph=True)
@@ -165,7 +165,7 @@ def push(step: Step, table: Params, place: Tensor, seed: Tensor, cotangent: Tens
 
 
 def pull(step: Step, table: Params, moved: Tensor, displacement: Direction, scale: Tensor | float) -> Tensor:
-    """A term of the step's objective whose gradient is scale · Σ_q (g_q · D) g_q over the table's gradients g_q."""
+    """Return a term of the objective whose gradient is scale · Σ_q (g_q · D) g_q over the table's gradients g_q."""
     (first, _), *others = step.context.params.items()
     layer = step.layers[0]
     rows = table[first]

@@ -1,4 +1,4 @@
-"""The paper's method under its name: a form of the curvature regularizer, composed with a moving average."""
+"""The paper's method, `curvature`: a form of the curvature regularizer composed with a moving average."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class OnlineCurvature(Compose):
     Args:
         strength: λ; 0.1 in the paper.
         estimator: `exact` (expectation over labels in closed form; recommended), `sampled` (one label drawn
-            per node: the paper's equation «Ours»), `queue` (one gradient per step, M kept: Algorithm 1).
-        nodes: `batch` takes F over the nodes of the step (the paper), `means` over the means of the old classes,
-            `prototypes` over several prototypes of each; the paper counts what they keep as replay. `memory` takes F
+            per node: the paper's equation "Ours"), `queue` (one gradient per step, M kept: Algorithm 1).
+        nodes: `batch` sums F over the nodes of the step (the paper), `means` over the means of the old classes,
+            `prototypes` over several prototypes of each; the paper counts what they keep as replay. `memory` sums F
             over the memory of the replay method that this one is composed with (`ssm+curvature`).
-        queue_size: M of the queue; 128 in the paper.
+        queue_size: M, the length of the queue; 128 in the paper.
         ema: β of the moving average after each task; 0 turns it off (the paper's ablation).
         point: where between θ_t and θ the Fisher is evaluated: 1 is the paper's θ, 0 is EWC's θ_t. Below 1
-            every anchor is kept and each costs a product of its own.
-        over_tasks: `sum-of-squares` (equation «Ours») has the gradient F D, `square-of-sum` (the batch loss
+            every anchor is stored and each costs its own product.
+        over_tasks: `sum-of-squares` (equation "Ours") has the gradient F D, `square-of-sum` (the batch loss
             and Algorithm 1) has (τ−1) F D.
-        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation «Ours») and
-            `mean` fix it. With the queue, `loss` estimates the same quantity (|B|/|Q| Σ_Q against a summed loss,
-            1/|Q| Σ_Q against a mean), `mean` is its line in the paper taken literally (1/|Q| Σ_Q against either), and
+        over_nodes: `loss` reduces the regularizer over nodes as the loss is reduced; `sum` (equation "Ours") and
+            `mean` fix it. With the queue, `loss` estimates the same quantity (|B|/|Q| Σ_Q for a summed loss,
+            1/|Q| Σ_Q for a mean), `mean` is the paper's queue line taken literally (1/|Q| Σ_Q for either), and
             `sum` is the plain sum over the queue.
-        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as the batch loss writes; `latest`
-            uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown. By
-            default `stored` with the batch, `latest` elsewhere.
+        anchors: `stored` uses θ_1 … θ_{τ−1}; `previous` uses θ_0 … θ_{τ−2}, as in the batch loss; `latest`
+            uses only θ_{τ−1}, so that nothing pulls back to a time when later classes were unknown. By
+            default `stored` with the batch, `latest` otherwise.
         queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
             before a push, so it can hold M+1.
-        prototypes: how many of each class, for `nodes="prototypes"` alone.
+        prototypes: number of prototypes per class, only for `nodes="prototypes"`.
         ema_from_first_task: average the first task with the initial parameters, as Algorithm 1 does.
     """
 
@@ -81,7 +81,7 @@ class OnlineCurvature(Compose):
         super().__init__(EMA(self.ema, self.ema_from_first_task), self._regularizer())
 
     def _regularizer(self) -> AnchoredCurvature:
-        """The form of the regularizer that the settings ask for."""
+        """Create the form of the regularizer that the settings ask for."""
         shared: dict[str, Any] = {
             key: getattr(self, key) for key in ("strength", "over_tasks", "over_nodes", "anchors")
         }
@@ -97,13 +97,13 @@ class OnlineCurvature(Compose):
 
     @property
     def search_space(self) -> SearchSpace:  # type: ignore[override]
-        """The form's own range of strengths, and the average's decay."""
+        """Search space of the regularizer, with the decay of the average."""
         average, form = (method.search_space for method in self.methods)
         return {**form, "ema": average["decay"]}
 
     @property
     def training(self) -> Mapping[str, Any]:  # type: ignore[override]
-        """The form's own: at stand-ins old classes compete while it trains, over the batch only new ones do."""
+        """Training settings of the regularizer: old classes compete in training with stand-ins, not with the batch."""
         return self.methods[1].training
 
     model = Method.model

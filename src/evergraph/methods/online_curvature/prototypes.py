@@ -1,7 +1,7 @@
-"""Prototypes: several stand-ins per class, at the centres of what a model sees of the class's nodes.
+"""Prototypes: several stand-ins per class, at the cluster centres of what a model sees of the class's nodes.
 
-A model reads a node through its neighbours, and a prototype has none but its twin; so nodes are clustered, and
-averaged, by features that are propagated as deep as the model looks.
+A model reads a node through its neighbours, and a prototype's only neighbour is its twin; so nodes are clustered and
+averaged by features propagated to the depth of the model.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FEW_ENTRIES = 0.05  # share of non-zero features up to which k-means is faster o
 
 
 def prototype_sums(context: Context, number: int) -> Params:
-    """At most `number` prototypes of each class of the task: see `cluster_sums`."""
+    """Return at most `number` prototypes of each class of the task; see `cluster_sums`."""
     dtype = next(context.model.parameters()).dtype
     x = propagated(context.task.graph, context.task.train, depth(context), dtype)
     return cluster_sums(x, context.batcher.y.cpu()[context.task.train], number, context.generator)
 
 
 def add_prototypes(before: Params, new: Params) -> Params:
-    """The prototypes of two sets of nodes, one below the other; a class may have some in both."""
+    """Concatenate the prototypes of two sets of nodes; a class may have some in both."""
     return {key: torch.cat([before[key].to(rows.device), rows]) if before else rows for key, rows in new.items()}
 
 
 def cluster_sums(x: Features, units: Tensor, number: int, generator: torch.Generator) -> Params:
-    """The rows of each unit in at most `number` clusters.
+    """Group the rows of each unit into at most `number` clusters.
 
     Returns:
         `x`: [Σ x_v, number of nodes] over the nodes v of each cluster, one row per cluster; its prototype is their
@@ -52,7 +52,7 @@ def cluster_sums(x: Features, units: Tensor, number: int, generator: torch.Gener
 
 
 def k_means(x: Features, number: int, seed: int) -> Tensor:
-    """The cluster of each row, numbered from 0 without gaps: as many as asked for, or as there are different rows."""
+    """Return the cluster of each row, numbered from 0 without gaps: `number`, or as many as distinct rows if fewer."""
     if x.size(0) <= number:
         return torch.arange(x.size(0))
     from sklearn.cluster import KMeans
@@ -67,6 +67,6 @@ def k_means(x: Features, number: int, seed: int) -> Tensor:
     else:
         points = x.float().numpy()
     with threadpool_limits(1), warnings.catch_warnings():  # with several threads, sums would depend on their timing
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different rows than clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct rows than clusters
         found = KMeans(number, n_init=1, random_state=seed).fit_predict(points)
     return torch.from_numpy(found).unique(return_inverse=True)[1]

@@ -33,19 +33,19 @@ QueueRule = Literal["text", "algorithm"]
 @METHODS.register
 @dataclass(repr=False)
 class QueueCurvature(AnchoredCurvature):
-    """The F of `batch-curvature`, estimated from gradients of single nodes' sampled log-likelihoods in recent steps.
+    """Estimate the F of `batch-curvature` from gradients of single nodes' sampled log-likelihoods in recent steps.
 
     Each step adds the gradient of one random node of the batch B to the queue Q, which is emptied between tasks. The
-    regularizer is n/(2|Q|) · strength · Σ_{g∈Q} (g · D)², with n = |B| where the loss is summed over the batch and 1
-    where it is averaged. At fixed parameters its gradient has that of `batch-curvature` as its mean, whatever the
-    queue's length: M changes the noise and not the strength.
+    regularizer is n/(2|Q|) · strength · Σ_{g∈Q} (g · D)², with n = |B| if the loss is summed over the batch and 1 if
+    it is averaged. At fixed parameters the mean of its gradient is that of `batch-curvature`, whatever the queue's
+    length: M changes the noise and not the strength.
 
     Args:
         strength: λ; 0.1 in the paper.
         over_tasks: as for `batch-curvature`.
-        over_nodes: `loss` is that unbiased reading. `mean` is the paper's queue line taken literally, 1/|Q| however the
-            loss is reduced: against a summed loss it weighs |B| times less than equation «Ours». `sum` is the plain
-            sum over the queue, so that M is a factor on the strength; for |Q| = |B| and a summed loss it equals `loss`.
+        over_nodes: `loss` is this unbiased reading. `mean` is the paper's queue line taken literally, 1/|Q| however the
+            loss is reduced: for a summed loss it weighs |B| times less than equation "Ours". `sum` is the plain sum
+            over the queue, so that M is a factor on the strength; for |Q| = |B| and a summed loss it equals `loss`.
         anchors: as for `batch-curvature`.
         queue_size: M; 128 in the paper.
         queue_rule: `text` holds at most M gradients; `algorithm` pops only when more than M are held
@@ -59,21 +59,21 @@ class QueueCurvature(AnchoredCurvature):
 
     queue_size: PositiveInt = 128
     queue_rule: QueueRule = "text"
-    queue_: Params = state(dict)  # a ring of gradients, written out or in rows; or their factors
+    queue_: Params = state(dict)  # ring buffer of gradients, in full or as rows; or their factors
     pushed_: Params = state(dict)  # count: gradients pushed so far, on the device, so that no step waits for it
 
     def start_task(self, context: Context) -> None:
-        """An empty queue."""
+        """Empty the queue."""
         self.queue_, self.pushed_ = {}, {}
         super().start_task(context)
 
     def end_task(self, context: Context) -> None:
-        """An empty queue."""
+        """Add the task's anchor and empty the queue."""
         super().end_task(context)
         self.queue_, self.pushed_ = {}, {}
 
     def for_many_steps(self, context: Context, batch: Batch) -> None:
-        """Room for gradients as rows of the first layer, where that pays."""
+        """Allocate a table for gradients as first-layer rows, if that pays off."""
         if not self.active or self._factored(context):
             return
         gradient_rows.know_rows(context, batch)
@@ -82,14 +82,14 @@ class QueueCurvature(AnchoredCurvature):
             self.pushed_ = _none_pushed(context)
 
     def further_examples(self, context: Context) -> Tensor | None:
-        """The queue's nodes, where gradients are kept as factors: one pass serves them and the step."""
+        """Return the queue's nodes if gradients are kept as factors, so that one pass serves them and the step."""
         if not (self.active and self._factored(context)):
             return None
         return self.queue_[SEEDS] if self.queue_ else context.train[:0]
 
     def directions(self, context: Context) -> list[Direction]:
-        """D, where the pass over the batch is to serve the queue."""
-        if self._in_rows and not gradient_rows.known(context, self.queue_):  # begun on a device that steps otherwise
+        """Return D if the pass over the batch is to serve the queue."""
+        if self._in_rows and not gradient_rows.known(context, self.queue_):  # filled on another kind of device
             tell("the queue's gradients were kept for steps on a GPU: it begins anew for this task")
             self.queue_, self.pushed_ = {}, {}
         if not (self.active and (self._factored(context) or self._in_rows)):
@@ -99,10 +99,10 @@ class QueueCurvature(AnchoredCurvature):
         return [direction]
 
     def penalty(self, step: Step) -> Tensor | None:
-        """The gradient of one random node's sampled log-likelihood into the queue.
+        """Push the gradient of one random node's sampled log-likelihood into the queue.
 
-        Where gradients are kept as factors or as rows of the first layer, returns a term whose gradient is the pull; of
-        factors if the step's batch has their nodes.
+        Returns a term whose gradient is the pull if gradients are kept as first-layer rows, or as factors whose nodes
+        are in the step's batch.
         """
         if not self.active:
             return None
@@ -123,7 +123,7 @@ class QueueCurvature(AnchoredCurvature):
         return term
 
     def _drawn(self, step: Step) -> tuple[Tensor, Tensor]:
-        """A random node of the batch and the gradient of its sampled log-likelihood at its outputs; counted."""
+        """Draw and count a random node; return it and the gradient of its sampled log-likelihood at its outputs."""
         context, logits = step.context, step.logits.detach()
         if not self.pushed_:
             self.pushed_ = _none_pushed(context)
@@ -132,16 +132,16 @@ class QueueCurvature(AnchoredCurvature):
         return node, step.problem.sampled_score(logits.index_select(0, node), context.generator)
 
     def _factored(self, context: Context) -> bool:
-        """Whether gradients are kept as factors: a queue that is begun goes on as it is."""
+        """Return whether gradients are kept as factors; a non-empty queue keeps its form."""
         return SEEDS in self.queue_ if self.queue_ else factors_pay(context)
 
     @property
     def _in_rows(self) -> bool:
-        """Whether gradients are kept as rows of the first layer."""
-        return gradient_rows.NODES in self.queue_ and SEEDS not in self.queue_  # which factors have
+        """Whether gradients are kept as first-layer rows."""
+        return gradient_rows.NODES in self.queue_ and SEEDS not in self.queue_  # which only factors have
 
     def _push(self, step: Step, cotangent: Tensor) -> None:
-        """The gradient for a cotangent at the outputs, written out, into the ring."""
+        """Push the full gradient for a cotangent at the outputs into the ring buffer."""
         params = step.context.params
         grads = torch.autograd.grad(step.logits, list(params.values()), cotangent, retain_graph=True, allow_unused=True)
         if not self.queue_:
@@ -154,19 +154,19 @@ class QueueCurvature(AnchoredCurvature):
 
     @property
     def capacity(self) -> int:
-        """Gradients held at most; Algorithm 1 pops before a push when more than M are held: M+1 after the push."""
+        """Maximum number of gradients held; Algorithm 1 pops before a push if more than M are held: M+1 after it."""
         return self.queue_size + (1 if self.queue_rule == "algorithm" else 0)
 
     def _scale(self, step: Step) -> Tensor:
-        """n/|Q| · strength."""
-        held = self.pushed_["count"].clamp(max=self.capacity).to(step.logits.dtype)  # rows beyond are zero
+        """Return n/|Q| · strength."""
+        held = self.pushed_["count"].clamp(max=self.capacity).to(step.logits.dtype)  # further rows are zero
         scale = self.scale(1, "mean") / (torch.ones_like(held) if self.over_nodes == "sum" else held)
         if self.over_nodes == "loss" and step.context.reduction == "sum":
-            scale = scale * step.batch.num_examples  # the mean over the queue stands for the mean over the batch
+            scale = scale * step.batch.num_examples  # the mean over the queue estimates the mean over the batch
         return scale
 
     def edit_grads(self, step: Step) -> None:
-        """Add n/|Q| · strength · Σ_q (g_q · D) g_q, unless the step's own pass has."""
+        """Add n/|Q| · strength · Σ_q (g_q · D) g_q, unless the step's own pass has already added it."""
         if not self.active or step.context.cache["queue pulled"]:
             return
         displacement, scale = self.displacement(step.context), self._scale(step)
@@ -181,18 +181,18 @@ class QueueCurvature(AnchoredCurvature):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Nodes and labels are drawn on the device, and the queue's place is counted there."""
+        """Return True: nodes and labels are drawn on the device, and the queue's position is counted there."""
         return True
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> Answer:
-        """Where gradients are rows of the first layer, with kernels of their own."""
+        """Return whether the regularizer is inactive, or gradients are first-layer rows with their own kernels."""
         rows = gradient_rows.rows_pay(context, self.capacity) and gradient_rows.kernels_suit(context)
         return not self.active or rows or No("gradients are queued one by one")
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """Nothing, where there is nothing to hold on to."""
+        """Return an empty list while the regularizer is inactive, else None."""
         return None if self.active else []
 
 

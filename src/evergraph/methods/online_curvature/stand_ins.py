@@ -1,4 +1,4 @@
-"""The curvature regularizer at stand-ins for the old nodes, which are gone."""
+"""The curvature regularizer evaluated at stand-ins for the old nodes, which are no longer available."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ from evergraph.methods.state import state
 class StandInCurvature(AnchoredCurvature):
     """F summed over stand-ins for the old nodes: Σ_s n_s J_sᵀ H_s J_s, n_s the number of nodes that s stands for.
 
-    The nodes of the current batch are of the new task; what the old tasks' nodes lose is not in their F. With the
-    label scope `seen`, F at stand-ins is what keeps old classes. A stand-in's only neighbour is a copy of itself. Its
-    features are the mean over a class learned so far, or over a cluster of it: one row of features is kept for each,
-    which the paper counts as replay.
+    The nodes of the current batch are of the new task, so their F does not cover what the old tasks' nodes lose. With
+    the label scope `seen`, F at stand-ins is what preserves old classes. A stand-in's only neighbour is a copy of
+    itself. Its features are the mean over a class learned so far, or over a cluster of it: one row of features is kept
+    for each, which the paper counts as replay.
 
     Args:
         strength: λ.
         over_tasks: as for `batch-curvature`.
         over_nodes: as for `batch-curvature`.
-        anchors: `latest` uses θ_{τ−1} alone, so that nothing pulls back to a time when later classes were unknown;
+        anchors: `latest` uses only θ_{τ−1}, so that nothing pulls back to a time when later classes were unknown;
             `stored` and `previous` as for `batch-curvature`.
         estimator: `exact` and `sampled` as for `batch-curvature`, with H_s at the current parameters. `integrated`
-            takes the mean of H_s over the way that the stand-in's outputs have gone since the anchor, from z_s − J_s D
-            to z_s: H̄_s J_s D = p(z_s) − p(z_s − J_s D). To second order in D the three agree. But H_s vanishes where a
-            stand-in has been given to a new class with certainty, and with it the pull back; H̄_s does not.
-        prototypes: 0 takes one stand-in per class, the mean of its nodes' features. k ≥ 1 takes k prototypes per
+            averages H_s over the path of the stand-in's outputs since the anchor, from z_s − J_s D to z_s:
+            H̄_s J_s D = p(z_s) − p(z_s − J_s D). To second order in D the three agree. But H_s, and with it the pull
+            back, vanishes if a stand-in is assigned to a new class with certainty; H̄_s does not.
+        prototypes: 0 uses one stand-in per class, the mean of its nodes' features. k ≥ 1 uses k prototypes per
             class: the centres of k-means over the training nodes' features, propagated with GCN's Ã as many steps as
             the model has layers (for other models, hops). A class with fewer nodes keeps each of them. New examples
-            of an old class move its mean, or add prototypes of their own.
-        from_memory: take the examples in the memory of the replay method that it is composed with (`ssm+curvature`);
-            no stand-in is kept here. Each stands for the training nodes of its class, shared out among them.
+            of an old class change its mean, or add prototypes of their own.
+        from_memory: use the examples in the memory of the replay method that this one is composed with
+            (`ssm+curvature`); no stand-in is kept here. The training nodes of a class are divided equally among its
+            examples.
     """
 
     name = "stand-in-curvature"
@@ -56,14 +57,14 @@ class StandInCurvature(AnchoredCurvature):
     kinds = ("classes",)
     training = MappingProxyType({**AnchoredCurvature.training, "label_scope": "seen"})
     search_space = search_over(strength=(1e-1, 1e6))
-    measures_while_training = False  # stand-ins are seen in evaluation mode
+    measures_while_training = False  # stand-ins are run in evaluation mode
 
     strength: NonNegative = 10.0
     anchors: Anchors = "latest"
     estimator: Literal["exact", "sampled", "integrated"] = "exact"
     prototypes: NonNegativeInt = 32
     from_memory: bool = False
-    stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] by output unit; or by prototype, and units: theirs
+    stand_ins_: Params = state(dict)  # x: [Σ x, number of nodes] per output unit, or per prototype with units
 
     def __post_init__(self) -> None:
         if self.estimator == "integrated" and self.anchors != "latest":
@@ -73,11 +74,11 @@ class StandInCurvature(AnchoredCurvature):
 
     @property
     def access(self) -> Access:  # type: ignore[override]
-        """A memory is kept, and declared, by whoever has it."""
+        """What is kept here; a memory is declared by the method that keeps it."""
         return Access(("parameters",)) if self.from_memory else Access(("parameters", "prototypes"), old_labels=True)
 
     def start_task(self, context: Context) -> None:
-        """Refuse to begin without the memory that is asked for."""
+        """Raise if stand-ins are to come from a memory and there is none."""
         super().start_task(context)
         if self.from_memory and context.capability_of_a_part("stand_ins") is None:
             raise EvergraphError(
@@ -86,7 +87,7 @@ class StandInCurvature(AnchoredCurvature):
             )
 
     def end_task(self, context: Context) -> None:
-        """Add the task's nodes to the sums of their classes, or their clusters to the prototypes."""
+        """Add the task's anchor, and its nodes to the class sums or their clusters to the prototypes."""
         super().end_task(context)
         if self.from_memory:
             return
@@ -99,9 +100,9 @@ class StandInCurvature(AnchoredCurvature):
         self.stand_ins_ = {"x": add_sums(self.stand_ins_.get("x"), new)}
 
     def replay(self, step: Step) -> list[Replay]:
-        """The stand-ins, with the cotangent n_s · strength · H_s J_s D at s, n_s its number of nodes.
+        """Return the stand-ins, with the cotangent n_s · strength · H_s J_s D at s, n_s its number of nodes.
 
-        n_s is weighed as the loss is: an epoch counts every old node once.
+        n_s is weighted as the loss is: an epoch counts every old node once.
         """
         if not self.active:
             return []
@@ -120,7 +121,7 @@ class StandInCurvature(AnchoredCurvature):
         return [Replay(batch, directions=[self.displacement(context)], cotangent=cotangent, training=False)]
 
     def examples(self, context: Context) -> tuple[Batch, Tensor]:
-        """The stand-ins, and how many nodes each stands for."""
+        """Return the stand-ins, and how many nodes each stands for."""
         if self.from_memory:
             memory = context.capability_of_a_part("stand_ins")
             assert memory is not None
@@ -134,15 +135,15 @@ class StandInCurvature(AnchoredCurvature):
 
     @capability(rests_on=("examples",))
     def own_stand_ins(self, context: Context) -> tuple[Batch, Tensor] | None:
-        """As `examples`; None where there are none, or a memory has them."""
+        """Return the stand-ins as `examples` does; None if there are none, or they come from a memory."""
         return self.examples(context) if self.stand_ins_ else None
 
     @capability(rests_on=(*STEP_HOOKS, "further_examples"))
     def steps_depend_on(self, context: Context) -> list[Any] | None:
-        """Nothing, where there is nothing to hold on to."""
+        """Return an empty list while the regularizer is inactive, else None."""
         return None if self.active else []
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Drawn labels come from the device's own random numbers."""
+        """Return True: drawn labels come from the device's own random numbers."""
         return True

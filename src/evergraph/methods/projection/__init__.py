@@ -1,4 +1,4 @@
-"""Methods that choose the direction of a step: out of what the past uses, or by the metric of the past."""
+"""Methods that change the direction of a step: orthogonal to old tasks' inputs, or by the metric of past curvature."""
 
 from evergraph.methods.projection.gpm import GPM
 from evergraph.methods.projection.ncl import NCL

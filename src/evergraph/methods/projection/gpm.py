@@ -25,23 +25,24 @@ from evergraph.methods.state import state
 @METHODS.register
 @dataclass(repr=False)
 class GPM(Method):
-    """Steps orthogonal to the inputs of old tasks: where BᵀΔW = 0, a layer answers inputs in span(B) as before.
+    """Take steps orthogonal to old tasks' inputs: if BᵀΔW = 0, a layer's output for inputs in span(B) is unchanged.
 
-    The inputs of a layer are the rows that its weight multiplies; in a graph layer they are propagated, so a row is
-    a node with its neighbours. After each task B grows by the leading left singular vectors of the new inputs'
-    part outside of span(B), as few as it takes for B to hold `threshold` of the inputs' squared norm. Gradients lose
-    their part in span(B); since Adam scales single entries, which turns a step back into span(B), the step loses it
-    too: BᵀW stays what it was at the task's start, whatever the optimizer, weight decay and other methods do.
+    The inputs of a layer are the rows that its weight multiplies; in a graph layer they are propagated, so a row
+    covers a node and its neighbours. After each task B grows by the leading left singular vectors of the new inputs'
+    component outside span(B), as few as needed for B to capture `threshold` of the inputs' squared norm. The component
+    in span(B) is removed from gradients and also from steps, since Adam scales single entries, which turns a step back
+    into span(B). So BᵀW keeps its value at the start of the task, whatever the optimizer, weight decay and other
+    methods do.
 
-    Parameters that multiply no rows (attention vectors) stand still from the second task on.
+    Parameters that multiply no rows (attention vectors) are frozen from the second task on.
 
     Args:
-        threshold: share of the inputs' squared norm that the basis holds after the first task; 0.97 in the paper's
+        threshold: share of the inputs' squared norm that the basis captures after the first task; 0.97 in the paper's
             ten-task runs.
-        threshold_step: added to it for every later task; 0.003 there.
-        samples: examples drawn from a task, and rows taken of each layer's inputs, to find the basis from.
-        head: `project` treats the output layer as any other, so that neither old nor new units change their answer
-            to old inputs; `tasks` is the paper's head per task: the old classes' units stand still, new ones are free.
+        threshold_step: added to `threshold` for every later task; 0.003 there.
+        samples: number of examples drawn from a task, and of rows taken from each layer's inputs, to compute the basis.
+        head: `project` treats the output layer like any other, so that neither old nor new units change their output
+            for old inputs; `tasks` is the paper's head per task: old classes' units are frozen, new ones are free.
     """
 
     name = "gpm"
@@ -57,12 +58,12 @@ class GPM(Method):
     threshold_step: NonNegative = 0.003
     samples: PositiveInt = 300
     head: Literal["project", "tasks"] = "project"
-    basis_: Params = state(dict)  # orthonormal columns, by weight; without a column for what stands still
-    held_: Params = state(dict)  # BᵀW at the task's start; of what stands still, the values
+    basis_: Params = state(dict)  # orthonormal columns, by weight; no entry for frozen parameters
+    held_: Params = state(dict)  # BᵀW at the start of the task; values of frozen parameters
     num_tasks_: int = state(int)
 
     def start_task(self, context: Context) -> None:
-        """What has to stay as it is."""
+        """Store what must not change during the task."""
         require_shown_layers(context, self.name, "ewc")
         now = {name: value.detach() for name, value in named_params(context.model).items()}
         if self.num_tasks_:
@@ -75,12 +76,12 @@ class GPM(Method):
                 self.held_[name] = now[name][:, context.old].clone()
 
     def observe(self, step: Step) -> None:
-        """What comes back to the first layer gives Bᵀ∇ there."""
+        """Record the gradient at the first layer's output, which gives Bᵀ∇ of the first weight."""
         if self.num_tasks_:
             watch_first_layer(self, step)
 
     def edit_grads(self, step: Step) -> None:
-        """∇ ← ∇ − B Bᵀ∇."""
+        """Project the gradients: ∇ ← ∇ − B Bᵀ∇."""
         for name, value in step.context.params.items():
             if value.grad is not None and name in self.basis_ and self.num_tasks_:
                 basis = self.basis_[name]
@@ -88,7 +89,7 @@ class GPM(Method):
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
-        """W ← W − B (BᵀW − what it was)."""
+        """Restore the held values: W ← W − B (BᵀW − held)."""
         if not self.num_tasks_:
             return
         for name, value in step.context.params.items():
@@ -103,12 +104,12 @@ class GPM(Method):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Two thin matrix products per weight, twice."""
+        """Return True: a step computes two thin matrix products per weight, twice."""
         return True
 
     @torch.no_grad()
     def end_task(self, context: Context) -> None:
-        """Let the basis of each layer grow by what the task's inputs need."""
+        """Extend the basis of each layer by the directions that the task's inputs need."""
         share = min(self.threshold + self.threshold_step * self.num_tasks_, 1.0)
         for name, rows in layer_inputs(context, self.samples).items():
             self.basis_[name] = grown_basis(self.basis_.get(name), rows, share)
@@ -116,7 +117,7 @@ class GPM(Method):
 
 
 def layer_inputs(context: Context, samples: int) -> Params:
-    """By trained weight, at most `samples` of the rows that it multiplies for at most `samples` training examples."""
+    """Return, by trained weight, at most `samples` of its input rows for at most `samples` training examples."""
     names = {id(value): name for name, value in context.params.items()}
     order = torch.randperm(context.num_train, generator=context.generator)[:samples].to(context.device)
     batch = context.batcher.exact().batch(context.train[order])
@@ -132,7 +133,7 @@ def layer_inputs(context: Context, samples: int) -> Params:
 
 
 def grown_basis(basis: Tensor | None, rows: Tensor, share: float) -> Tensor:
-    """The basis with as few more orthonormal columns as hold the share of the rows' squared norm."""
+    """Extend the basis by as few orthonormal columns as capture the given share of the rows' squared norm."""
     exact = rows.double()
     before = exact.new_zeros(exact.size(1), 0) if basis is None else basis.double()
     inside = (exact @ before).square().sum()
@@ -145,12 +146,12 @@ def grown_basis(basis: Tensor | None, rows: Tensor, share: float) -> Tensor:
     if not number:
         return before.to(rows.dtype)
     columns = torch.linalg.qr(torch.cat([before, directions[:number].T], dim=1)).Q
-    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # a column and its negative serve alike
-    return (columns * largest.sign()).to(rows.dtype).contiguous()  # as in a checkpoint: products of the same bits
+    largest = columns.gather(0, columns.abs().argmax(0, keepdim=True))  # the sign of a column is arbitrary
+    return (columns * largest.sign()).to(rows.dtype).contiguous()  # as in a checkpoint: bitwise equal products
 
 
 def head_name(context: Context) -> str:
-    """The name of the weight matrix that makes the outputs."""
+    """Return the name of the weight matrix that computes the outputs."""
     with torch.no_grad(), recorded_products() as products:
         context.model(next(context.batches(1)))
     return next(name for name, value in context.model.named_parameters() if value is products[-1].weight)

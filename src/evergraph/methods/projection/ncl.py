@@ -20,7 +20,7 @@ from evergraph.methods.quadratic import in_pieces
 @METHODS.register
 @dataclass(repr=False)
 class NCL(KroneckerMemory):
-    """Steps of gradient descent in the metric of the prior, which past tasks have made: θ ← θ − γ (Λ⁻¹∇ℓ + θ − μ).
+    """Gradient descent in the metric of the prior formed by past tasks: θ ← θ − γ (Λ⁻¹∇ℓ + θ − μ).
 
     Bayes' rule makes the last posterior, N(μ, Λ⁻¹), the prior of this task. With the precision per example
     Λ = prior · I + F, F the past tasks' Fisher as A ⊗ G in every layer, and ∇ℓ the gradient of the loss per example,
@@ -32,15 +32,15 @@ class NCL(KroneckerMemory):
     has some. In the eigenvectors U of A and V of G, with eigenvalues a and g, the inverse is exact:
     Λ⁻¹ ∇ = U [(Uᵀ ∇ V)_ij / (prior + a_i g_j)] Vᵀ.
 
-    Of a factor with more rows than `rank` the leading eigenvectors alone are found, by subspace iteration, and along
-    the others, where the past's inputs hardly reach, the gradient is left as it is. So a step costs
-    features × rank × width, and not features² × width.
+    For a factor with more rows than `rank`, only the leading eigenvectors are computed, by subspace iteration; along
+    the others, where past inputs hardly reach, the gradient is left unchanged. So a step costs features × rank × width
+    instead of features² × width.
 
     Args:
-        prior: precision of the very first prior, per example (p_w⁻² in the paper, divided by the number of examples).
-            The smaller, the more firmly old tasks are held; the larger, the more every parameter stays at μ.
-        labels: of the Fisher: `empirical`, `sample`, `pred` or `exact`.
-        rank: eigenvectors of each factor that are found at most; factors with no more rows are inverted exactly.
+        prior: precision of the initial prior, per example (p_w⁻² in the paper, divided by the number of examples).
+            The smaller, the more firmly old tasks are preserved; the larger, the closer every parameter stays to μ.
+        labels: labels of the Fisher: `empirical`, `sample`, `pred` or `exact`.
+        rank: maximum number of eigenvectors computed per factor; factors with no more rows are inverted exactly.
     """
 
     name = "ncl"
@@ -56,19 +56,19 @@ class NCL(KroneckerMemory):
     rank: PositiveInt = 256
 
     def prepare(self, context: Context) -> None:
-        """The factors' eigenvectors: they stand still during a task."""
+        """Compute the factors' eigenvectors, which are fixed during a task."""
         context.cache["eigenvectors"] = {
             name: tuple(leading_eigenvectors(factor[side], self.rank) for side in ("inputs", "outputs"))
             for name, factor in self.factors_.items()
         }
 
     def observe(self, step: Step) -> None:
-        """What comes back to the first layer gives Uᵀ∇ there."""
+        """Record the gradient at the first layer's output, which gives Uᵀ∇ of the first weight."""
         if self.anchor_:
             watch_first_layer(self, step)
 
     def edit_grads(self, step: Step) -> None:
-        """prior · (Λ⁻¹ ∇ + θ − μ) in the gradient's place; against a summed loss, times the batch's size."""
+        """Replace the gradient by prior · (Λ⁻¹ ∇ + θ − μ), with θ − μ times the batch size if the loss is summed."""
         if not self.anchor_:
             return
         scale = self.prior * (step.batch.num_examples if step.context.reduction == "sum" else 1)
@@ -84,22 +84,22 @@ class NCL(KroneckerMemory):
                     grad.add_(now - then, alpha=scale)
 
     def precondition(self, step: Step, name: str, grad: Tensor) -> None:
-        """prior · Λ⁻¹ ∇ for one parameter, in the gradient's place."""
+        """Replace one parameter's gradient by prior · Λ⁻¹ ∇."""
         context = step.context
         if name not in self.factors_:
             grad.mul_(self.prior / (self.prior + self.diagonal_[name]))
             return
         key = ("preconditioner", name, grad.dtype)
-        if key not in context.cache:  # once per task: a step shall do products alone
+        if key not in context.cache:  # once per task, so that steps compute only products
             (a, u), (g, v) = context.cache["eigenvectors"][name]
             curvature = a.clamp(min=0).unsqueeze(1) * g.clamp(min=0)
             taken = curvature / (self.prior + curvature)  # 1 − prior / (prior + curvature)
             context.cache[key] = (u.to(grad.dtype), v.to(grad.dtype), taken.to(grad.dtype))
         u, v, taken = context.cache[key]
         inner = inner_products(step, name, u, grad)
-        grad.addmm_(u, (taken * (inner @ v)) @ v.T, alpha=-1)  # in the order that is cheapest for thin u
+        grad.addmm_(u, (taken * (inner @ v)) @ v.T, alpha=-1)  # the cheapest order for thin u
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """Four matrix products per weight."""
+        """Return True: a step computes four matrix products per weight."""
         return True

@@ -1,4 +1,4 @@
-"""Replay methods: they keep examples of earlier tasks and train on them again, or let them judge a step."""
+"""Replay methods, which keep examples of earlier tasks and train on them again, or constrain steps by them."""
 
 # isort: off
 from evergraph.methods.replay.reservoir import Reservoir

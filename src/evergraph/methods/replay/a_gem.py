@@ -14,12 +14,12 @@ from evergraph.methods.replay.gem import add_to_gradient, flat_gradient, memory_
 @METHODS.register
 @dataclass(repr=False)
 class AGEM(MemoryMethod):
-    """g̃ = g − min(⟨g, m⟩, 0)/⟨m, m⟩ · m: the step may not raise the mean loss on the memory, whose gradient is m.
+    """g̃ = g − min(⟨g, m⟩, 0)/⟨m, m⟩ · m: a step must not raise the mean loss on the memory, whose gradient is m.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: examples of each class that are kept where `memory` is empty.
-        replay_size: examples drawn from the memory at each step for m; 0 takes all of them.
+        per_class: examples kept per class if `memory` is empty.
+        replay_size: examples drawn from the memory at each step for m; 0 uses all of them.
     """
 
     name = "a-gem"
@@ -32,7 +32,7 @@ class AGEM(MemoryMethod):
     replay_size: NonNegativeInt = 0
 
     def edit_grads(self, step: Step) -> None:
-        """Take out of the gradient what the memory objects to; without waiting for the device."""
+        """Remove the component that raises the loss on the memory, without waiting for the device."""
         context, replayed = step.context, self.replayed(step.context)
         if replayed is None:
             return
@@ -45,5 +45,5 @@ class AGEM(MemoryMethod):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
-        """The memory is one batch; a draw takes rows of it, by the device's own random numbers."""
+        """Return True: the memory is one batch, and its rows are drawn by the device's own random numbers."""
         return True

@@ -25,24 +25,25 @@ Sampler = Literal["mean-of-feature", "coverage", "influence"]
 @METHODS.register
 @dataclass(repr=False)
 class ERGNN(ReplayMethod):
-    """β L(D) + (1−β) L(M), β = |M|/(|D|+|M|), L summed over the task's nodes D and the memory M.
+    """Minimize β L(D) + (1−β) L(M), β = |M|/(|D|+|M|), with L summed over the task's nodes D and the memory M.
 
-    So both sets count alike: relative to 1 for a node of the task, a node in memory counts |D|/|M| (`weighting=sets`).
+    So both sets have equal weight: relative to 1 for a node of the task, a node in memory counts |D|/|M|
+    (`weighting=sets`).
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: examples of each class that are kept where `memory` is empty.
+        per_class: examples kept per class if `memory` is empty.
         strength: factor on the loss of the replayed examples; 0 is fine-tuning.
-        weighting: of replayed examples against the task's: `sets` is the paper's; `classes`, every old class counts
-            as one of the task's does on average; `nodes`, an example counts as many as the training nodes it stands
-            for; `examples`, each counts 1.
-        replay_size: examples drawn from the memory at each step; 0 takes all of them.
+        weighting: weight of replayed examples relative to the task's: `sets` is the paper's; `classes`, every old class
+            counts as much as one of the task's on average; `nodes`, an example counts as many training nodes as it
+            represents; `examples`, each counts 1.
+        replay_size: examples drawn from the memory at each step; 0 uses all of them.
         sampler: `mean-of-feature` keeps the nodes nearest to the mean of their class; `coverage` those with the fewest
-            nodes of other classes of the task within a radius; `influence` those that the loss on the task's
-            validation nodes would miss most.
-        space: where distances are taken: `features` of the nodes, or `embeddings`, what the model's last weight
-            matrix multiplies.
-        radius: of `coverage`; 0 takes half the mean distance between the task's training nodes.
+            nodes of other classes of the task within a radius; `influence` those whose removal would raise the loss on
+            the task's validation nodes the most.
+        space: where distances are measured: `features` of the nodes, or `embeddings`, the inputs of the model's last
+            weight matrix.
+        radius: of `coverage`; 0 uses half the mean distance between the task's training nodes.
         damping: of `influence`: added to the diagonal of the Hessian.
     """
 
@@ -57,7 +58,7 @@ class ERGNN(ReplayMethod):
     damping: Positive = 0.01
 
     def rank(self, context: Context, nodes: Tensor, number: int) -> Tensor:
-        """By the rule of `sampler`."""
+        """Return the `number` nodes of one class with the highest priority under `sampler`, in order."""
         if self.sampler == "influence":
             return nodes[self.influence(context)[nodes].argsort(descending=True, stable=True)[:number]]
         x = self.vectors(context, nodes)
@@ -70,7 +71,7 @@ class ERGNN(ReplayMethod):
         return nodes[strangers_within(x, strangers, radius).argsort(stable=True)[:number].cpu()]
 
     def vectors(self, context: Context, nodes: Tensor) -> Tensor:
-        """A row for each node, in which distances are taken, on the model's device."""
+        """Return the rows between which distances are measured, one per node, on the model's device."""
         if self.space == "features":
             return as_dense(take_rows(context.task.graph.x, nodes).to(context.device)).float()
         features = capable(context.model, "features")
@@ -81,7 +82,7 @@ class ERGNN(ReplayMethod):
             return torch.cat([features(batch).detach() for batch in batches]).float()
 
     def influence(self, context: Context) -> Tensor:
-        """The influence of each node of the graph on the loss at validation nodes; of training nodes alone."""
+        """Return the influence of each node of the graph on the validation loss; zero except at training nodes."""
         if "influence" not in context.cache:
             batcher, problem = context.batcher.exact(), context.problem
             train = batcher.batch(context.train)

@@ -13,13 +13,13 @@ from evergraph.methods.memory import MemoryMethod
 @METHODS.register
 @dataclass(repr=False)
 class GDumb(MemoryMethod):
-    """Keep a balanced random sample of all examples met; at each task train a new model on it, and on nothing else.
+    """Keep a balanced random sample of all examples met, and at each task train a new model on it alone.
 
-    It learns nothing from the stream but what the memory holds: a floor for methods with an equal memory.
+    It learns nothing from the stream beyond the memory: a baseline for methods with an equal memory.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: examples of each class that are kept where `memory` is empty.
+        per_class: examples kept per class if `memory` is empty.
     """
 
     name = "gdumb"
@@ -29,13 +29,13 @@ class GDumb(MemoryMethod):
     training = MappingProxyType({**MemoryMethod.training, "epochs": 100, "lr": 5e-3})  # there is nothing to forget
 
     def start_task(self, context: Context) -> None:
-        """Take the task's examples into the memory, and forget the parameters."""
+        """Add the task's examples to the memory, and reset the parameters."""
         super().end_task(context)
         context.model.start_over()
 
     def training_data(self, context: Context) -> Task | None:
-        """The memory alone."""
+        """Return the memory as the only training data."""
         return self.memory_task(context)
 
     def end_task(self, context: Context) -> None:
-        """The memory has been filled already."""
+        """Do nothing: the memory is already filled."""

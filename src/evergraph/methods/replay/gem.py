@@ -1,4 +1,4 @@
-"""Gradient episodic memory (Lopez-Paz and Ranzato, NeurIPS 2017): a step that no old task's memory objects to."""
+"""Gradient episodic memory (Lopez-Paz and Ranzato, NeurIPS 2017): steps that raise no old task's loss."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Method, Step, s
 from evergraph.methods.memory import MemoryMethod
 from evergraph.problems.base import Problem
 
-ROUNDING = 1e-10  # added to the diagonal of the gradients' products, relative to its mean: they may be dependent
+ROUNDING = 1e-10  # added to the Gram matrix's diagonal, relative to its mean: gradients may be dependent
 
 
 @METHODS.register
 @dataclass(repr=False)
 class GEM(MemoryMethod):
-    """min ½‖g̃ − g‖² over g̃ with ⟨g̃, g_t⟩ ≥ 0 for every old task t: the step may not raise the loss on any memory.
+    """min ½‖g̃ − g‖² over g̃ with ⟨g̃, g_t⟩ ≥ 0 for every old task t: a step must not raise the loss on any memory.
 
-    g_t is the gradient of the loss on the memory of task t. The programme is solved in its dual, of one variable for
-    each old task: v = argmin ½ vᵀGGᵀv + gᵀGᵀv over v ≥ 0, and g̃ = g + Gᵀ(v + margin). Losses are means over examples;
-    against a loss that is summed over a batch of n, the margin is n · margin, so that g̃ is n times the same.
+    g_t is the gradient of the loss on the memory of task t. The programme is solved in its dual, with one variable per
+    old task: v = argmin ½ vᵀGGᵀv + gᵀGᵀv over v ≥ 0, and g̃ = g + Gᵀ(v + margin). Losses are means over examples; if
+    the training loss is summed over a batch of n, the margin is n · margin, so that g̃ is simply n times as large.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-        per_class: examples of each class that are kept where `memory` is empty.
-        margin: γ, added to v where a constraint is violated: pulls beyond its boundary, towards lower losses on old
-            tasks. Theirs is 0.5; with 0 the products are non-negative, and no more.
+        per_class: examples kept per class if `memory` is empty.
+        margin: γ, added to v if a constraint is violated: pulls beyond its boundary, towards lower losses on old
+            tasks. 0.5 in the paper; with 0 the products are merely non-negative.
     """
 
     name = "gem"
@@ -46,13 +46,13 @@ class GEM(MemoryMethod):
     margin: NonNegative = 0.5
 
     def edit_grads(self, step: Step) -> None:
-        """Project the gradient where an old task objects."""
+        """Project the gradient if a step along it would raise the loss of an old task."""
         replayed = self.replayed(step.context)
         if replayed is None:
             return
         gradients = memory_gradients(step.context, replayed.problem, replayed.batch, replayed.tasks, len(self.memory_))
         gradient = flat_gradient(step.context.params)
-        per_example = step.context.reduction == "mean"  # as the memories' are; v grows with a summed loss by itself
+        per_example = step.context.reduction == "mean"  # like the memory's losses; v scales with a summed loss
         margin = self.margin * (1 if per_example else step.batch.num_examples)
         move = projection(gradients, gradient, margin)
         if move is not None:
@@ -60,12 +60,12 @@ class GEM(MemoryMethod):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> Answer:
-        """As long as there is no memory."""
+        """Return True only while there is no memory."""
         return not self.memory_ or No("gem solves its quadratic programme on the CPU")
 
 
 def memory_gradients(context: Context, problem: Problem, batch: Batch, groups: Tensor, number: int) -> Tensor:
-    """The gradient of the mean loss on each group of examples, one row per group."""
+    """Return the gradient of the mean loss on each group of examples, one row per group."""
     params = list(context.params.values())
     with in_mode(context.model, training=False), torch.enable_grad():
         losses = problem.loss(context.model(batch), batch.y)
@@ -76,8 +76,8 @@ def memory_gradients(context: Context, problem: Problem, batch: Batch, groups: T
 
 
 def projection(gradients: Tensor, gradient: Tensor, margin: float = 0.0) -> Tensor | None:
-    """What to add to the gradient, Gᵀ(v + margin); None where no constraint is violated."""
-    from scipy.linalg import cholesky, solve_triangular  # where it is needed: importing it takes a quarter of a second
+    """Return what to add to the gradient, Gᵀ(v + margin); None if no constraint is violated."""
+    from scipy.linalg import cholesky, solve_triangular  # imported lazily: it takes a quarter of a second
     from scipy.optimize import nnls
 
     products = (gradients @ gradient).double().cpu().numpy()
@@ -92,7 +92,7 @@ def projection(gradients: Tensor, gradient: Tensor, margin: float = 0.0) -> Tens
 
 
 def flat_gradient(params: Params) -> Tensor:
-    """The parameters' gradients side by side."""
+    """Return the parameters' gradients, flattened and concatenated."""
     return _flat([value.grad for value in params.values()], list(params.values()))
 
 

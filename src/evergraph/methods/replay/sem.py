@@ -17,22 +17,22 @@ from evergraph.methods.replay.ssm import SubgraphMemory
 @METHODS.register
 @dataclass(repr=False)
 class SEM(SubgraphMemory):
-    """Random nodes of each class with those neighbours whose edges have the highest Ricci curvature.
+    """Replay random nodes of each class with the neighbours whose edges have the highest Ricci curvature.
 
     The curvature of an edge grows with the overlap of the two neighbourhoods: a neighbour across an edge of high
-    curvature tells much about the node itself.
+    curvature says much about the node itself.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-            Neighbours count in bytes alone.
-        per_class: examples of each class that are kept where `memory` is empty; their neighbours are not counted.
+            Neighbours count only towards a budget in bytes.
+        per_class: examples kept per class if `memory` is empty; their neighbours are not counted.
         strength: factor on the loss of the replayed examples; 0 is fine-tuning.
-        weighting: of replayed examples against the task's: `classes`, every old class counts as one of the task's
-            classes does on average; `nodes`, an example counts as many as the training nodes it stands for; `sets`,
-            the memory as a whole counts as the task does; `examples`, each counts 1.
-        replay_size: examples drawn from the memory at each step; 0 takes all of them.
-        neighbours: how many neighbours are kept for each node of the hop before, from the examples outwards.
-        label_neighbours: train on kept neighbours too if they are training nodes; the paper trains on examples alone.
+        weighting: weight of replayed examples relative to the task's: `classes`, every old class counts as much as one
+            of the task's on average; `nodes`, an example counts as many training nodes as it represents; `sets`, the
+            memory as a whole counts as much as the task; `examples`, each counts 1.
+        replay_size: examples drawn from the memory at each step; 0 uses all of them.
+        neighbours: how many neighbours are kept for each node of the previous hop, from the examples outwards.
+        label_neighbours: also train on kept neighbours that are training nodes; the paper trains on examples only.
         curvature: `bound` is the lower bound of Jost and Liu, from degrees and triangles; `ollivier` is Ollivier's
             curvature itself, by linear programming, for graphs with small degrees.
     """
@@ -43,7 +43,7 @@ class SEM(SubgraphMemory):
     curvature: Literal["bound", "ollivier"] = "bound"
 
     def pick(self, context: Context) -> Pick:
-        """The neighbours across the edges of highest curvature; of equal ones the first."""
+        """Return a function that picks the neighbours across the edges of highest curvature, the first among equals."""
         edges = EdgeCurvature(context.task.graph.adjacency)
 
         def pick(node: int, neighbours: Tensor, number: int) -> Tensor:

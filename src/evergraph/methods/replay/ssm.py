@@ -18,10 +18,10 @@ from evergraph.methods.memory.subgraphs import Pick, drawn_neighbours, with_neig
 
 @dataclass(repr=False)
 class SubgraphMemory(ReplayMethod):
-    """Replay of random nodes of each class, each with a few of its neighbours; a subclass picks which."""
+    """Replay random nodes of each class, each with a few of its neighbours, which a subclass picks."""
 
     access = Access(keeps=("real nodes", "graphs"), old_labels=True)
-    # small steps: what no kept example reads shall not drift; and enough of them for dense features
+    # small steps, so that weights that no kept example reads do not drift; enough of them for dense features
     training = MappingProxyType({**ReplayMethod.training, "lr": 3e-4, "epochs": 200})
     search_space = MappingProxyType({**ReplayMethod.search_space, "lr": (1e-5, 1e-3)})
 
@@ -30,7 +30,7 @@ class SubgraphMemory(ReplayMethod):
     label_neighbours: bool = True
 
     def store(self, context: Context, nodes: Tensor) -> Piece:
-        """The nodes, the neighbours picked hop by hop, and the edges between all of these."""
+        """Keep the nodes, the neighbours picked hop by hop, and the edges between all of these."""
         graph, units, train = context.task.graph, context.batcher.y.cpu(), context.task.train
         labels = None
         if self.label_neighbours:
@@ -40,29 +40,29 @@ class SubgraphMemory(ReplayMethod):
         return with_neighbours(graph, nodes, units[nodes], self.neighbours, pick, dtype, labels)
 
     def pick(self, context: Context) -> Pick:
-        """How neighbours are picked."""
+        """Return the function that picks neighbours."""
         raise NotImplementedError
 
 
 @METHODS.register
 @dataclass(repr=False)
 class SSM(SubgraphMemory):
-    """Random nodes of each class with their computation subgraphs, made sparse by drawing a few neighbours at each hop.
+    """Replay random nodes of each class with computation subgraphs sparsified by drawing a few neighbours per hop.
 
-    A subgraph takes O(1) nodes in place of O(d^L), and a replayed node is still read through neighbours of its own.
+    A subgraph has O(1) nodes instead of O(d^L), and a replayed node is still read through its own neighbours.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
-            Neighbours count in bytes alone.
-        per_class: examples of each class that are kept where `memory` is empty; their neighbours are not counted.
+            Neighbours count only towards a budget in bytes.
+        per_class: examples kept per class if `memory` is empty; their neighbours are not counted.
         strength: factor on the loss of the replayed examples; 0 is fine-tuning.
-        weighting: of replayed examples against the task's: `classes`, every old class counts as one of the task's
-            classes does on average; `nodes`, an example counts as many as the training nodes it stands for; `sets`,
-            the memory as a whole counts as the task does; `examples`, each counts 1.
-        replay_size: examples drawn from the memory at each step; 0 takes all of them.
-        neighbours: how many neighbours are kept for each node of the hop before, from the examples outwards.
-        label_neighbours: train on kept neighbours too if they are training nodes, which are then drawn first; the paper
-            trains on examples alone.
+        weighting: weight of replayed examples relative to the task's: `classes`, every old class counts as much as one
+            of the task's on average; `nodes`, an example counts as many training nodes as it represents; `sets`, the
+            memory as a whole counts as much as the task; `examples`, each counts 1.
+        replay_size: examples drawn from the memory at each step; 0 uses all of them.
+        neighbours: how many neighbours are kept for each node of the previous hop, from the examples outwards.
+        label_neighbours: also train on kept neighbours that are training nodes, which are then drawn first; the paper
+            trains on examples only.
         sampler: draws neighbours `uniform`ly, or with probability proportional to their `degree`.
     """
 
@@ -72,7 +72,10 @@ class SSM(SubgraphMemory):
     sampler: Literal["uniform", "degree"] = "uniform"
 
     def pick(self, context: Context) -> Pick:
-        """At random, without replacement; if neighbours are trained on, training nodes first: they count twice."""
+        """Return a random pick without replacement.
+
+        If neighbours are trained on, training nodes come first, since they serve twice.
+        """
         degrees, first = context.task.graph.adjacency.counts().double(), None
         if self.label_neighbours:
             first = torch.zeros_like(degrees)
