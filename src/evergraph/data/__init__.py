@@ -1,4 +1,4 @@
-"""Graphs, streams of tasks, datasets, and the mini-batches cut from them."""
+"""Graphs, streams of tasks, datasets, and mini-batches."""
 
 from evergraph.data.arrays import ClassName
 from evergraph.data.attributes import Attribute

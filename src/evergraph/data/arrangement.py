@@ -1,4 +1,4 @@
-"""How examples are arranged: which classes arrive when, and which examples train, validate and test."""
+"""Arrangement of examples: the order in which classes arrive, and the split into training, validation and test."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, tell, unknown
 
 Order = str | Sequence[Any]
-LEAST_TO_SPLIT = 5  # labelled nodes of a class
+LEAST_TO_SPLIT = 5  # fewest labelled nodes of a class that can be split
 ORDERS = ("labelled", "random", "random:SEED", "size", "a list of classes")
 
 
 def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """60/20/20 of the nodes of each class for training, validation and tests, by seed; sorted node numbers.
+    """Split the nodes of each class 60/20/20 into training, validation and test, by seed; return sorted node numbers.
 
-    Every class has random numbers of its own, so the split does not depend on which classes are asked for,
-    nor on their order. Shares are rounded down; what is left over is for tests.
+    Every class has its own random numbers, so the split does not depend on which classes are requested,
+    nor on their order. Shares are rounded down; the rest is for testing.
     """
     parts: tuple[list[Tensor], ...] = ([], [], [])
     for position in classes:
@@ -42,7 +42,7 @@ def split_nodes(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor
 
 
 def split_what_can_be(graph: Graph, classes: Sequence[int], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`split_nodes`, but classes with too few nodes to split are trained on whole, and not tested; it is said."""
+    """Like `split_nodes`, but classes with too few nodes to split are only trained on, with a warning."""
     sizes = graph.class_sizes().tolist()
     small = [position for position in classes if sizes[position] < LEAST_TO_SPLIT]
     if not small:
@@ -58,7 +58,7 @@ def split_what_can_be(graph: Graph, classes: Sequence[int], seed: int) -> tuple[
 
 
 def group_classes(graph: Graph, order: Order, classes_per_task: int, min_class_size: int, seed: int) -> list[list[int]]:
-    """The classes in groups, one per task, in the order of arrival; see `TaskStream` for the arguments."""
+    """Group the classes by task, in order of arrival; see `TaskStream` for the arguments."""
     kept = _large_classes(graph, min_class_size)
     if isinstance(order, str):
         arranged = _arrange(graph, kept, order, seed)
@@ -79,7 +79,7 @@ def group_classes(graph: Graph, order: Order, classes_per_task: int, min_class_s
 
 
 def _large_classes(graph: Graph, min_class_size: int) -> list[int]:
-    """Classes with enough nodes, as labelled."""
+    """Return the classes with enough nodes, in label order."""
     sizes = graph.class_sizes().tolist()
     if not any(sizes):
         raise EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn")
@@ -93,7 +93,7 @@ def _large_classes(graph: Graph, min_class_size: int) -> list[int]:
 
 
 def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:
-    """The kept classes by a named rule."""
+    """Order the kept classes by a named rule."""
     rule, colon, number = order.partition(":")
     if order == "labelled":
         return kept
@@ -107,14 +107,14 @@ def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:
 
 
 def _named_groups(graph: Graph, kept: list[int], order: Sequence[Sequence[Any]]) -> list[list[int]]:
-    """The tasks themselves, from a list of lists; a class may come again in a later task."""
+    """Return the tasks given as a list of lists of names; a class may occur again in a later task."""
     if not all(order):
         raise EvergraphError(f"task {list(map(len, order)).index(0)} of the order has no class; give it one or drop it")
     return [_positions(graph, kept, group) for group in order]
 
 
 def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]:
-    """Classes by their names, each once."""
+    """Return the positions of classes given by name, without repeats."""
     if not names:
         raise EvergraphError("the class order is empty; name at least one class, or use 'labelled'")
     position_of = {str(graph.class_names[position]): position for position in kept}
@@ -129,12 +129,12 @@ def _positions(graph: Graph, kept: list[int], names: Sequence[Any]) -> list[int]
 
 
 def given_split(graph: Graph, seed: int) -> Tensor | None:
-    """The part of each example in the split that the data came with; of several splits, the seed's."""
+    """Return the part of each example in the data's own split; if there are several splits, the seed selects one."""
     return None if graph.splits is None else graph.splits[:, seed % graph.splits.size(1)].clone()
 
 
 def trained_classes(graph: Graph, classes: Sequence[int], sizes: Tensor) -> list[int]:
-    """Those of the classes that have training examples, of which `sizes` counts each class's; others are named."""
+    """Return the classes that have training examples, counted per class in `sizes`; warn about the others."""
     without = [graph.class_names[position] for position in classes if not sizes[position]]
     if without:
         listed = ", ".join(map(repr, without[:8])) + (f" and {len(without) - 8} more" if len(without) > 8 else "")
@@ -146,9 +146,9 @@ def trained_classes(graph: Graph, classes: Sequence[int], sizes: Tensor) -> list
 
 
 def split_within_tasks(graph: Graph, task_of: Tensor, seed: int) -> Tensor:
-    """60/20/20 of each task's examples, where they have classes of each class in it; the part of each example.
+    """Split each task's examples 60/20/20, within each class if there are classes; return the part of each example.
 
-    Shares are rounded down for validation, and to at least one for training; what is left over is for tests.
+    Shares are rounded down, but at least one example is for training; the rest is for testing.
     """
     part = torch.full((graph.num_examples,), -1)
     kinds = graph.y if graph.has_classes else torch.zeros(graph.num_examples, dtype=torch.long)
@@ -163,7 +163,7 @@ def split_within_tasks(graph: Graph, task_of: Tensor, seed: int) -> Tensor:
 
 
 def tasks_of_classes(graph: Graph, groups: Sequence[Sequence[int]], part: Tensor, seed: int) -> Tensor:
-    """The task of each example by its class; a class that comes in several tasks has its examples shared out evenly."""
+    """Return the task of each example by its class; examples of a class in several tasks are divided evenly."""
     owners: dict[int, list[int]] = {}
     for task, group in enumerate(groups):
         for position in group:
@@ -171,7 +171,7 @@ def tasks_of_classes(graph: Graph, groups: Sequence[Sequence[int]], part: Tensor
     first = torch.full((graph.num_classes + 1,), -1)
     for position, tasks in owners.items():
         first[position] = tasks[0]
-    task_of = first[graph.y]  # an unlabelled example's -1 meets the last entry, also -1
+    task_of = first[graph.y]  # -1 (no label) indexes the last entry, also -1
     for position, tasks in owners.items():
         if len(tasks) < 2:
             continue

@@ -1,4 +1,4 @@
-"""Arrays as people have them, checked and as the package works with them: features, targets, names, edges, weights."""
+"""Check user-given arrays and convert them to the package's types: features, targets, names, edges, weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from evergraph.errors import EvergraphError, first_line, shown, tell
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
-SMALLEST = 1e-18  # where all features are smaller, or one larger than its inverse, their squares are lost in float32
-LARGEST = 1 / SMALLEST  # of features and of edge weights
-EXACT = 2**24  # whole numbers up to this one are float32 numbers; beyond, neighbouring ones become one
+SMALLEST = 1e-18  # if all features are smaller, or one larger than its inverse, their squares are lost in float32
+LARGEST = 1 / SMALLEST  # for features and edge weights
+EXACT = 2**24  # float32 represents whole numbers up to this one; beyond, neighbouring ones coincide
 FAINT = 1e-3  # sum of a typical node's edge weights below which its neighbours hardly count beside the node itself
-UNEVEN = 100.0  # times the typical size of a column, above which it outweighs the others
+UNEVEN = 100.0  # a column larger than this times the typical size outweighs the others
 
 
 def as_array(values: Any) -> np.ndarray:
-    """As a numpy array of this machine's types, from wherever it is."""
+    """Convert values on any device to a NumPy array of native types."""
     try:
         return native(values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values))
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
@@ -32,16 +32,16 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def native(array: np.ndarray) -> np.ndarray:
-    """An array in this machine's byte order; long doubles, which torch does not know, as doubles."""
+    """Convert an array to native byte order, and long doubles, which torch does not support, to doubles."""
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None) -> Features:
-    """Finite numbers, one row per node; float64 stays, all else becomes float32; sparse stays sparse."""
+    """Check that features are finite, one row per node; convert all but float64 to float32. Sparse stays sparse."""
     if isinstance(x, Tensor) and x.dtype != torch.float64 and x.is_floating_point():
-        x = x.float()  # numpy does not know all of torch's short floats
+        x = x.float()  # NumPy does not support all of torch's short floats
     if isinstance(x, Tensor) and x.layout != torch.strided:
         coo = x.detach().cpu().to_sparse_coo().coalesce()
         x = sp.coo_matrix((coo.values().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
@@ -77,7 +77,7 @@ def read_features(x: Any, name: str, feature_names: Sequence[str] | None = None)
 
 
 def tell_of_lost_digits(x: np.ndarray, feature_names: Sequence[str] | None, name: str) -> None:
-    """Say which columns become coarse in single precision: time stamps and long ids differ in their last digits."""
+    """Warn about columns too coarse in single precision: timestamps and long ids differ only in their last digits."""
     lost = []
     for column in np.nonzero(np.nanmax(np.abs(x), axis=0, initial=0) > EXACT)[0].tolist():
         values = np.unique(x[:, column])
@@ -91,7 +91,7 @@ def tell_of_lost_digits(x: np.ndarray, feature_names: Sequence[str] | None, name
 
 
 def outweighing_column(x: Tensor) -> int | None:
-    """The column that outweighs the others, by the root mean squares of what is not zero in each; None for none."""
+    """Return the column that outweighs the others, by the root mean square of its non-zero entries; None for none."""
     counts = x.count_nonzero(0)
     sizes = torch.linalg.vector_norm(x, dim=0, dtype=torch.float64) / counts.clamp(min=1).sqrt()
     typical, largest = float(sizes[counts > 0].median()) if bool(counts.any()) else 0.0, int(sizes.argmax())
@@ -105,7 +105,7 @@ def targets_and_names(
     name: str,
     columns: bool = False,
 ) -> tuple[Tensor, list[ClassName]]:
-    """Targets of examples and the names of their classes or columns, checked."""
+    """Check and convert the targets of examples and the names of their classes or columns."""
     if isinstance(class_names, (set, frozenset)):
         raise EvergraphError(f"{name}: class_names are a set, which has no order; give a list, or {{label: name}}")
     values = None if y is None else as_array(y)
@@ -129,14 +129,14 @@ def targets_and_names(
 
 
 def _several(values: np.ndarray) -> bool:
-    """Whether targets have columns; one column of whole numbers holds classes."""
+    """Whether targets are columns of labels or numbers; a single column of whole numbers holds classes."""
     if values.ndim != 2 or values.shape[1] != 1:
         return values.ndim == 2
     return values.dtype.kind == "f" and bool((values[np.isfinite(values)] % 1).any())
 
 
 def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
-    """One integer per node, -1 or more."""
+    """Check and convert labels: one integer per node, -1 or more."""
     if y is None:
         return torch.full((num_nodes,), -1)
     values = as_array(y).reshape(-1)
@@ -154,7 +154,7 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     labels = torch.as_tensor(values.astype(np.int64))
     if int(labels.min()) < -1:
         raise EvergraphError(f"{name}: label {int(labels.min())} is out of range; labels are 0, 1, 2, … or -1 for none")
-    if torch.unique(labels).tolist() == [-1, 1]:  # as classes are often called where there are two
+    if torch.unique(labels).tolist() == [-1, 1]:  # two classes are often labelled like this
         unlabelled = int((labels < 0).sum())
         tell(
             f"{name}: labels are -1 and 1, and -1 stands for no label ({unlabelled:,} of {num_nodes:,} have none); if "
@@ -174,7 +174,7 @@ def _check_count(values: np.ndarray, num_nodes: int, name: str) -> None:
 def _text_labels(
     values: np.ndarray, count: int, class_names: Sequence[ClassName] | Mapping[Any, Any] | None, name: str
 ) -> tuple[Tensor, list[ClassName]]:
-    """Labels that are names of classes; classes are numbered in the order of `class_names`, else of the alphabet."""
+    """Convert labels that are class names; classes are numbered in the order of `class_names`, else alphabetically."""
     values = values.reshape(-1)
     _check_count(values, count, name)
     labels = [value.decode() if isinstance(value, bytes) else value for value in values.tolist()]
@@ -191,14 +191,14 @@ def _text_labels(
 
 
 def nearly_alike(names: Iterable[Any], others: Iterable[Any]) -> tuple[Any, Any] | None:
-    """A name and another one that differ in spaces or capitals alone; None where there are none."""
+    """Return a name and another one that differ only in surrounding spaces or case; None if there are none."""
     known = {str(other).strip().casefold(): other for other in others}
     pairs = ((name, known.get(str(name).strip().casefold(), name)) for name in names)
     return next(((name, other) for name, other in pairs if str(name) != str(other)), None)
 
 
 def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
-    """Names by label, from {label: name} or {name: label}; a label without a name keeps its number."""
+    """List names by label, from {label: name} or {name: label}; a label without a name keeps its number."""
     pairs = list(class_names.items())
     for turn in (lambda pair: pair, lambda pair: pair[::-1]):
         by_label = dict(map(turn, pairs)) if all(_whole(turn(pair)[0]) for pair in pairs) else None
@@ -219,7 +219,7 @@ def _whole(value: Any) -> bool:
 def _class_names(
     class_names: Sequence[ClassName] | Mapping[Any, Any] | None, labels: Tensor, name: str
 ) -> list[ClassName]:
-    """One name per class, no two alike; the labels' own numbers where no names are given."""
+    """Return one unique name per class; by default the label numbers."""
     largest = int(labels.max())
     if class_names is None:
         if largest >= MOST_CLASSES:
@@ -237,7 +237,7 @@ def _class_names(
 
 
 def _names(class_names: Any, name: str) -> list[ClassName]:
-    """Names of classes or columns as a list, no two alike."""
+    """Return the names of classes or columns as a list, after checking that they are unique."""
     if isinstance(class_names, Mapping):
         class_names = _listed(class_names, name)
     if isinstance(class_names, (str, bytes)) or not isinstance(class_names, Iterable):
@@ -254,7 +254,7 @@ def _names(class_names: Any, name: str) -> list[ClassName]:
 
 
 def read_edges(edge_index: Any, num_nodes: int, name: str, argument: str = "edge_index") -> np.ndarray:
-    """Pairs of node numbers within range; `argument` is what people call them."""
+    """Check and convert pairs of node numbers; `argument` is their name in messages."""
     edges = as_array(edge_index)
     if edges.ndim != 2 or edges.shape[0] != 2:
         raise EvergraphError(f"{name}: {argument} has shape {tuple(edges.shape)}; it must be (2, number of edges)")
@@ -268,7 +268,7 @@ def read_edges(edge_index: Any, num_nodes: int, name: str, argument: str = "edge
 
 
 def read_weights(edge_weight: Any, num_edges: int, name: str) -> np.ndarray | None:
-    """One finite number of at least 0 per edge; None where edges have none."""
+    """Check and convert edge weights: one finite, non-negative number per edge; None if edges have none."""
     if edge_weight is None:
         return None
     weights = as_array(edge_weight)
@@ -299,7 +299,7 @@ def make_adjacency(
     weights: np.ndarray | None = None,
     name: str = "graph",
 ) -> SparseMatrix:
-    """In-neighbour lists of a clean graph: each edge once, sorted, no self-loops."""
+    """Return the in-neighbour lists of a clean graph: each edge once, sorted, no self-loops."""
     source, target = (np.asarray(side, dtype=np.int64) for side in edges)
     keep = source != target
     values = np.ones(int(keep.sum()), dtype=np.float32) if weights is None else weights[keep]
@@ -325,7 +325,7 @@ def make_adjacency(
 
 
 def _tell_of_faint_edges(matrix: sp.csr_matrix, name: str) -> None:
-    """Say so where the weights of a typical node's edges are next to nothing beside its own, which is 1."""
+    """Warn if the edge weights of a typical node are negligible compared with its own weight, which is 1."""
     sums = np.asarray(matrix.sum(1)).reshape(-1)
     typical = float(np.median(sums[sums > 0])) if matrix.nnz else 1.0
     if typical < FAINT:

@@ -1,4 +1,4 @@
-"""What is known of examples besides features and targets: attributes, and the splits they were published with."""
+"""Attributes and published splits: what is known about examples besides features and targets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evergraph.errors import EvergraphError, tell
 
 @dataclass(eq=False)
 class Attribute:
-    """Something known of every example besides its features: a year, a country, a time stamp.
+    """A value known for every example besides its features: a year, a country, a timestamp.
 
     Args:
-        values: a number for each example.
-        names: what the numbers 0, 1, 2, … stand for, where they are names.
+        values: one number per example.
+        names: names that the numbers 0, 1, 2, … stand for; None if they are just numbers.
     """
 
     values: Tensor
@@ -28,7 +28,7 @@ class Attribute:
 
 
 def read_attributes(given: Mapping[str, Any], count: int, name: str) -> dict[str, Attribute]:
-    """A number (or a name) for each example."""
+    """Check and convert attributes: one number (or name) per example."""
     known = {}
     for key, values in given.items():
         if isinstance(values, Attribute):
@@ -46,7 +46,7 @@ def read_attributes(given: Mapping[str, Any], count: int, name: str) -> dict[str
 
 
 def read_splits(given: Any, count: int, name: str) -> Tensor | None:
-    """0, 1, 2 or -1 for each example, a column for each split."""
+    """Check and convert splits: 0, 1, 2 or -1 for each example, one column per split."""
     if given is None:
         return None
     splits = torch.as_tensor(as_array(given)).long()
@@ -57,7 +57,7 @@ def read_splits(given: Any, count: int, name: str) -> Tensor | None:
 
 
 def masks_as_splits(data: Any, count: int, name: str) -> Tensor | None:
-    """PyG's `train_mask`, `val_mask` and `test_mask` (one column per split, where there are several) as splits."""
+    """Convert PyG's `train_mask`, `val_mask` and `test_mask` (one column per split, if there are several) to splits."""
     given = {part: getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")}
     masks = {part: torch.as_tensor(mask) for part, mask in given.items() if mask is not None}
     if not masks:
@@ -82,12 +82,12 @@ def masks_as_splits(data: Any, count: int, name: str) -> Tensor | None:
 
 
 def tell_of_edge_features(objects: Sequence[Any], name: str, *, weighed: bool = True) -> None:
-    """One line where PyG objects have `edge_attr`, which no model here reads.
+    """Warn if PyG objects have `edge_attr`, which no model here reads.
 
     Args:
-        objects: one, or one for each graph.
-        name: what they are called.
-        weighed: whether `edge_weight` is read in its place, and is the way out.
+        objects: a single object, or one per graph.
+        name: their name in messages.
+        weighed: whether `edge_weight` is read instead, so that the warning can suggest it.
     """
     having = [one for one in objects if getattr(one, "edge_attr", None) is not None]
     if not having or (weighed and all(getattr(one, "edge_weight", None) is not None for one in having)):
@@ -97,7 +97,7 @@ def tell_of_edge_features(objects: Sequence[Any], name: str, *, weighed: bool = 
 
 
 def extra_values(data: Any, count: int) -> dict[str, Any]:
-    """The object's further tensors with a number for each node."""
+    """Return the object's other tensors that hold `count` numbers, by name."""
     known = {"x", "edge_index", "edge_attr", "edge_weight", "y", "class_names", "batch", "ptr"}
     known |= {"train_mask", "val_mask", "test_mask"}
     keys = data.keys() if callable(getattr(data, "keys", None)) else vars(data)

@@ -1,7 +1,7 @@
 """Mini-batches of examples over their seed nodes: exact neighbourhoods by default, sampled ones on request.
 
 The nodes of a batch are ordered by their distance from the seeds, seeds first. So one CSR matrix
-serves every layer: layer after layer, a shorter prefix of its rows is needed.
+serves every layer: each layer needs a shorter prefix of its rows than the one before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evergraph.core.sparse import Features, SparseMatrix, as_dense, sparse_produ
 from evergraph.data.fixed_sampling import distinct
 from evergraph.errors import EvergraphError
 
-MARKED = 16  # nodes of the graph for each that is met, up to which all are marked to find the different ones
+MARKED = 16  # up to this many graph nodes per neighbour read, duplicates are found by marking instead of sorting
 
 
 @dataclass(eq=False)
@@ -30,14 +30,14 @@ class Batch:
         x: the model's inputs at the batch's nodes.
         operator: row v holds the weights with which v reads its neighbours.
         sizes: `sizes[k]` nodes lie within k hops of the seeds; `sizes[0]` is the number of seeds.
-        nodes: the batch's nodes in the graph, seeds first.
+        nodes: the batch's nodes, as numbers in the graph, seeds first.
         y: the examples' targets, as output units.
-        source: where the batch was cut from; None for a batch that was put together in another way.
+        source: the `Neighbourhoods` that made the batch; None for a batch built in another way.
         members: row e holds the seeds that example e reads; None where examples are the seeds.
-        examples: the examples in the graph; None where they are the seeds.
-        chosen: the examples asked for, as numbers among those that the batch has; None for all. `y` holds the targets
+        examples: the examples, as numbers in the graph; None where they are the seeds.
+        chosen: the requested examples, as positions among the batch's examples; None for all. `y` holds the targets
             of the chosen ones.
-        lasting: whether all steps of a task are on this one batch, or on examples chosen of it.
+        lasting: whether all steps of a task use this batch, or examples chosen from it.
     """
 
     x: Features
@@ -51,7 +51,7 @@ class Batch:
     chosen: Tensor | None = None
     lasting: bool = False
     needed: NeededRows | None = field(default=None, init=False, repr=False)
-    """What the chosen examples read, where a step says; None for all. Batches that are made of this one are whole."""
+    """Rows that the chosen examples read, if a step sets them; None for all. Batches made from this one have None."""
     _layers: dict[int, SparseMatrix] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -61,43 +61,43 @@ class Batch:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples asked for: nodes, graphs or links."""
+        """Number of requested examples: nodes, graphs or links."""
         if self.chosen is not None:
             return self.chosen.numel()
         return self.sizes[0] if self.members is None else self.members.num_rows
 
     @property
     def num_hops(self) -> int:
-        """Message-passing layers that the batch serves."""
+        """Number of message-passing layers that the batch serves."""
         return len(self.sizes) - 1
 
     def layer(self, number: int) -> SparseMatrix:
-        """The operator of message-passing layer `number` (0 is the first): from its nodes to the next layer's."""
-        if number not in self._layers:  # with its transpose, it serves every step on the same batch
+        """Return the operator of message-passing layer `number` (from 0), from its nodes to the next layer's."""
+        if number not in self._layers:  # cached, with its transpose, for every step on the same batch
             hops = self.num_hops - number
             self._layers[number] = self.operator.top(self.sizes[hops - 1], self.sizes[hops])
         return self._layers[number]
 
     def read_layer(self, number: int) -> SparseMatrix:
-        """The same for a model whose layers read one another and nothing else: at nodes that are needed."""
+        """Like `layer`, but only at needed nodes; for models whose layers read nothing but one another."""
         return self.layer(number) if self.needed is None else self.needed.layers[number]
 
     @property
     def read_x(self) -> Features:
-        """The inputs, likewise."""
+        """Inputs, only at needed nodes."""
         return self.x if self.needed is None else self.needed.x
 
     @property
     def asked_for(self) -> Tensor:
-        """The examples asked for, as numbers in the graph."""
+        """Requested examples, as numbers in the graph."""
         return self.of_chosen(self.nodes[: self.num_seeds] if self.examples is None else self.examples)
 
     def of_chosen(self, rows: Tensor) -> Tensor:
-        """Of a row for each example that the batch has, those of the chosen ones."""
+        """Select the chosen examples' rows from one row per example of the batch."""
         return rows if self.chosen is None else chosen_rows(self.chosen, rows)[0]
 
     def pair_of_chosen(self, rows: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of outputs and their tangent."""
+        """Like `of_chosen`, for outputs and their tangent."""
         if self.chosen is None:
             return rows, tangent
         first, second = chosen_rows(self.chosen, rows, tangent)
@@ -105,18 +105,18 @@ class Batch:
         return first, second
 
     def choose(self, chosen: Tensor, targets: Tensor, needed: NeededRows | None = None) -> Batch:
-        """The same batch, with some of its examples asked for, and what they read where that is known."""
+        """Return the same batch with only some examples requested, and the rows they read if known."""
         other = self._with_my_layers(replace(self, chosen=chosen, y=targets))
         other.needed = needed
         return other
 
     def needs_of(self, networks: int) -> NeededRows:
-        """Flags of what examples that are chosen read, each network's own, of sparse inputs."""
+        """Return flags for the rows that each network's chosen examples read; inputs must be sparse."""
         assert isinstance(self.x, SparseMatrix)
         return NeededRows([self.layer(number) for number in range(self.num_hops)], self.x, networks)
 
     def with_transposes(self) -> Batch:
-        """The same batch, with all that the backward pass of a step will ask it for."""
+        """Return this batch after computing all transposes that a backward pass needs."""
         for number in range(self.num_hops):
             self.layer(number).t()
         if isinstance(self.x, SparseMatrix):
@@ -124,7 +124,7 @@ class Batch:
         return self
 
     def for_many_steps(self) -> Batch:
-        """The same batch, with its matrices and their transposes made ready for steps that repeat one another."""
+        """Return this batch after preparing its matrices and their transposes for many repeated steps."""
         matrices = [self.layer(number) for number in range(self.num_hops)]
         matrices += [self.x] if isinstance(self.x, SparseMatrix) else []
         for matrix in matrices:
@@ -135,13 +135,13 @@ class Batch:
         return self
 
     def with_layers(self, layers: Sequence[SparseMatrix]) -> Batch:
-        """The same batch with other operators, the first layer's first."""
+        """Return the same batch with other operators, the first layer's first."""
         other = replace(self)
         other._layers = dict(enumerate(layers))
         return other
 
     def whole(self) -> Batch:
-        """The same batch with all that it has, for models that read another model's outputs."""
+        """Return the same batch with all its examples, for models that read another model's outputs."""
         return self if self.chosen is None else self._with_my_layers(replace(self, chosen=None))
 
     def _with_my_layers(self, other: Batch) -> Batch:
@@ -155,19 +155,19 @@ class Batch:
 
     @property
     def dense_x(self) -> Tensor:
-        """The inputs as an ordinary tensor."""
+        """Inputs as a dense tensor."""
         return as_dense(self.x)
 
 
 class Neighbourhoods:
-    """Cuts batches out of one graph.
+    """Makes the batches of one graph.
 
     Args:
         x: the model's inputs at all nodes.
         operator: the model's propagation matrix over all nodes.
         y: the examples' targets, as output units.
-        num_hops: message-passing layers to serve.
-        fan_out: neighbours to sample at each hop, from the seeds outwards; None takes all of them.
+        num_hops: number of message-passing layers to serve.
+        fan_out: number of neighbours to sample at each hop, from the seeds outwards; None takes all of them.
         members: row e holds the nodes that example e reads; None where examples are the nodes.
     """
 
@@ -188,11 +188,11 @@ class Neighbourhoods:
         self.x, self.operator, self.y = x, operator, y
         self.num_hops, self.fan_out, self.members = num_hops, fan_out, members
         self._propagated: Features | None = None
-        self._compact: SparseMatrix | None = None  # sparse inputs with indices of 32 bits
+        self._compact: SparseMatrix | None = None  # sparse inputs with 32-bit indices
         self._position = torch.full((operator.num_rows,), -1, dtype=torch.long, device=y.device)
 
     def batch(self, examples: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """The batch of the given examples."""
+        """Return the batch of the given examples."""
         if self.members is None:
             return self._around(examples, self.y[examples], generator)
         members = self.members.rows(examples)
@@ -203,7 +203,7 @@ class Neighbourhoods:
         return batch
 
     def _around(self, seeds: Tensor, targets: Tensor, generator: torch.Generator | None) -> Batch:
-        """The neighbourhoods of seed nodes."""
+        """Return the batch of the given seed nodes, with their neighbourhoods."""
         compiled = self.operator.kernels() if self.fan_out is None and self.num_hops else None
         if compiled is not None and seeds.device.type == "cpu":
             around = compiled.neighbourhoods(self.operator.parts(), seeds.contiguous(), self.num_hops, self._position)
@@ -241,7 +241,7 @@ class Neighbourhoods:
         return Batch(self._inputs(all_nodes), operator, tuple(sizes), all_nodes, targets, self)
 
     def _new(self, nodes: Tensor) -> Tensor:
-        """Those of some nodes that are not in the batch yet, each once, in order."""
+        """Return those of `nodes` that are not in the batch yet, without duplicates, in ascending order."""
         position = self._position
         if nodes.device.type == "cpu" and position.numel() <= MARKED * nodes.numel():  # marking is faster than sorting
             marks = torch.zeros_like(position, dtype=torch.bool).index_fill_(0, nodes, True)
@@ -249,7 +249,7 @@ class Neighbourhoods:
         return torch.unique(nodes[position.index_select(0, nodes) < 0])
 
     def _inputs(self, nodes: Tensor, each_once: bool | None = None) -> Features:
-        """The inputs at some nodes; those of sparse ones are read where they stand, else copied, in 32 bits."""
+        """Return the inputs at some nodes; sparse rows are read in place if possible, else copied (32-bit indices)."""
         x = self.x
         suited = isinstance(x, SparseMatrix) and x.device.type == "cpu" and x.nnz < 2**31
         if not suited or x.dtype not in (torch.float32, torch.float64):
@@ -266,17 +266,17 @@ class Neighbourhoods:
         return SparseMatrix(indptr, indices, values, x.num_columns)
 
     def propagated(self) -> Features:
-        """Ã X at all nodes, computed once."""
+        """Return Ã X at all nodes, computed once."""
         if self._propagated is None:
             self._propagated = sparse_product(self.operator, self.x)
         return self._propagated
 
     def twin(self) -> Neighbourhoods:
-        """The same over the same arrays with a work space of its own, for another thread."""
+        """Return a copy that shares the arrays but has its own work space, for another thread."""
         return Neighbourhoods(self.x, self.operator, self.y, self.num_hops, self.fan_out, self.members)
 
     def exact(self) -> Neighbourhoods:
-        """The same graph with all neighbours."""
+        """Return a copy that takes all neighbours instead of sampling."""
         if self.fan_out is None:
             return self
         return Neighbourhoods(self.x, self.operator, self.y, self.num_hops, members=self.members)
@@ -284,7 +284,7 @@ class Neighbourhoods:
     def batches(
         self, examples: Tensor, batch_size: int | None, generator: torch.Generator | None = None
     ) -> Iterator[Batch]:
-        """The examples in consecutive batches; `None` makes one batch of all of them."""
+        """Yield the examples in consecutive batches; `batch_size=None` makes one batch of all of them."""
         for piece in torch.split(examples, batch_size or max(examples.numel(), 1)):
             yield self.batch(piece, generator)
 
@@ -292,10 +292,10 @@ class Neighbourhoods:
 def _sample(
     operator: SparseMatrix, rows: Tensor, fan_out: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """At most `fan_out` neighbours of each row, drawn without replacement; a leading self-loop is always kept.
+    """Sample at most `fan_out` neighbours of each row without replacement; a leading self-loop is always kept.
 
-    Returns row pointers, the positions of the entries kept, and the factor on each of their weights that
-    makes the weighted sum over the sample an unbiased estimate of the sum over all neighbours. The work
+    Returns row pointers, the positions of the kept entries, and the factor on each of their weights that
+    makes the weighted sum over the sample an unbiased estimate of the sum over all neighbours. The cost
     does not grow with the rows' lengths.
     """
     start = operator.indptr[rows]
@@ -308,7 +308,7 @@ def _sample(
     kept, total = indptr[1:] - indptr[:-1], int(indptr[-1])
     entries = torch.arange(total, device=rows.device)
     entries += torch.repeat_interleave(start - indptr[:-1], kept, output_size=total)
-    # rows with more neighbours than that: their places take drawn ones
+    # rows with more than `fan_out` neighbours get drawn ones
     long = torch.nonzero(others > fan_out).reshape(-1)
     places = (indptr[long] + loop[long]).unsqueeze(1) + torch.arange(fan_out, device=rows.device)
     drawn = distinct(others[long], fan_out, generator).T

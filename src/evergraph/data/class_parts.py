@@ -1,4 +1,4 @@
-"""Classes cut into parts: more classes than a task has, made of what its own examples look like."""
+"""Cut classes into parts by the features of their examples, to make more classes than a task has."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor
 from evergraph.core.sparse import Features, SparseMatrix, product, with_self_loops
 from evergraph.data.graph import Graph
 
-HOPS = 2  # that features are averaged over before classes are cut: what a two-layer network sees of a node
-STEPS = 50  # of the power method
+HOPS = 2  # hops over which features are averaged before classes are cut: what a two-layer network sees of a node
+STEPS = 50  # iterations of the power method
 
 
 def parts_of_classes(graph: Graph, strata: Tensor, halvings: int) -> Tensor:
-    """The part of its class that each example is in: 0 … 2^halvings − 1, or -1 where it has no class.
+    """Return the part of its class that each example is in: 0 … 2^halvings − 1, or -1 if it has no class.
 
-    A part is halved at the median along its first principal axis (principal direction divisive partitioning: Boley,
-    1998, at the median where he cuts at the mean, so that halves are equal). Features are averaged over neighbours
-    first, as networks read them, and over the nodes that an example reads.
+    A part is halved at the median along its first principal axis (principal direction divisive partitioning, Boley,
+    1998; he cuts at the mean, the median makes equal halves). Features are first averaged over neighbours, as networks
+    read them, and over the nodes that an example reads.
 
     Args:
-        graph: all of its examples are looked at, so test examples must not be among them.
-        strata: a number for each example; those of one number have a median of their own, so that each part has its
-            share of training and of validation examples.
-        halvings: how often; 0 leaves every class whole.
+        graph: the graph; all its examples are used, so it must not contain test examples.
+        strata: a number for each example; examples with the same number have their own median, so that each part has
+            its share of training and of validation examples.
+        halvings: how often to halve; 0 leaves every class whole.
     """
     view = _View(graph)
     part = torch.where(graph.y >= 0, 0, -1)
@@ -44,7 +44,7 @@ def parts_of_classes(graph: Graph, strata: Tensor, halvings: int) -> Tensor:
 
 
 class _View:
-    """What examples look like: the rows of M S … S X, S averaging over a node and its neighbours, M over members."""
+    """Smoothed features of examples: rows of M S … S X; S averages over a node and its neighbours, M over members."""
 
     def __init__(self, graph: Graph) -> None:
         averaging = _averaging(with_self_loops(graph.adjacency.to(torch.float64)))
@@ -54,7 +54,7 @@ class _View:
         self._factors, self._flipped = factors, [factor.t() for factor in factors]
 
     def along_first_axis(self, examples: Tensor) -> Tensor:
-        """The examples' coordinates along the first principal axis of their cloud, by the power method."""
+        """Return the examples' coordinates along their first principal axis, found by the power method."""
         rows = self._factors[0].size(0)
 
         def forward(direction: Tensor) -> Tensor:
@@ -74,18 +74,18 @@ class _View:
 
 
 def _averaging(matrix: SparseMatrix) -> SparseMatrix:
-    """Each row divided by its sum."""
+    """Divide each row by its sum."""
     return matrix.with_values(matrix.values / matrix.row_sums()[matrix.row_of_entry()])
 
 
 def _power_method(apply: Callable[[Tensor], Tensor], size: int) -> Tensor:
-    """The direction of the largest eigenvalue, from a random start that is always the same."""
+    """Return the direction of the largest eigenvalue, starting from a fixed random vector."""
     start = torch.Generator().manual_seed(0)
     axis = torch.randn(size, 1, generator=start, dtype=torch.float64)
     for _ in range(STEPS):
         image = apply(axis)
         length = image.norm()
-        if not length:  # all examples alike: any axis will do
+        if not length:  # all examples are equal: any axis will do
             return axis
         axis = image / length
     return axis

@@ -1,4 +1,4 @@
-"""PyG objects as a `Graph`: one, a list of them, or links to classify or predict."""
+"""Convert PyG objects to a `Graph`: a single one, a list of them, or links to classify or predict."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from evergraph.errors import EvergraphError, tell
 
 
 def from_objects(data: Any, *, undirected: bool | None = None, name: str | None = None, numbers: bool = False) -> Graph:
-    """A `Graph` made of PyG objects.
+    """Make a `Graph` from PyG objects.
 
-    A `Data` object has nodes as examples; with `edge_label_index` (and `edge_label`) links, as PyG's link loaders have
-    them. A list of `Data` objects has graphs as examples. With `numbers`, whole numbers are targets to predict as
-    numbers.
+    The examples of a `Data` object are its nodes or, with `edge_label_index` (and `edge_label`), links, as in PyG's
+    link loaders. The examples of a list of `Data` objects are graphs. With `numbers`, whole numbers are targets to
+    predict as numbers.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
         return from_graphs(data, undirected=undirected, name=name or "graphs", numbers=numbers)
@@ -33,10 +33,10 @@ def from_objects(data: Any, *, undirected: bool | None = None, name: str | None 
 def from_graphs(
     objects: Sequence[Any], *, undirected: bool | None = None, name: str = "graphs", numbers: bool = False
 ) -> Graph:
-    """Many PyG `Data` objects, each an example.
+    """Make a `Graph` from many PyG `Data` objects, each an example.
 
-    Its target `y` is a class (text, or a whole number), or, of shape `(1, k)`, a row of labels or numbers; None, NaN or
-    an empty text where it is not known.
+    An object's target `y` is a class (text or a whole number) or, with shape `(1, k)`, a row of labels or numbers;
+    None, NaN or an empty string where it is unknown.
     """
     if not objects:
         raise EvergraphError(f"{name}: the list of graphs is empty")
@@ -79,7 +79,7 @@ def from_graphs(
 
 
 def _targets(values: list[Any], name: str) -> tuple[np.ndarray | None, bool]:
-    """One target per graph, missing where it is None: a class, or a row; and whether it is a row."""
+    """Return one target per graph (a class or a row; missing where None), and whether targets are rows."""
     values = [value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value for value in values]
     known = [number for number, value in enumerate(values) if value is not None]
     if not known:
@@ -99,7 +99,7 @@ def _targets(values: list[Any], name: str) -> tuple[np.ndarray | None, bool]:
 
 
 def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
-    """Numbers that every graph has, by name: a time, a domain."""
+    """Return the single values that every graph has, by name: a time, a domain."""
     known = {"x", "edge_index", "y", "edge_attr", "edge_weight", "class_names", "pos"}
     keys = [str(key) for key, _ in objects[0] if key not in known] if hasattr(objects[0], "keys") else []
     found = {}
@@ -114,10 +114,10 @@ def _common_numbers(objects: Sequence[Any]) -> dict[str, Any]:
 
 
 def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Graph:
-    """A PyG `Data` object whose examples are the links `edge_label_index`, with `edge_label` as targets.
+    """Make a `Graph` from a PyG `Data` object whose examples are the links `edge_label_index` (targets: `edge_label`).
 
-    Every other tensor with a number for each link is an attribute (`edge_year` under the name `year`, and so on);
-    `train_mask`, `val_mask` and `test_mask` over the links are their split.
+    Every other tensor with a number for each link becomes an attribute (`edge_year` under the name `year`, and so on);
+    `train_mask`, `val_mask` and `test_mask` over the links become their split.
     """
     if getattr(data, "x", None) is None:
         raise EvergraphError(f"{name}: the PyG object has no x; evergraph needs features of the nodes")
@@ -126,7 +126,7 @@ def from_links(data: Any, *, name: str = "links", numbers: bool = False) -> Grap
         tell(f"{name}: edge_weight is not used where examples are links; every edge is read alike")
     count = as_array(data.edge_label_index).shape[-1]
     known = {key: value for key, value in extra_values(data, count).items() if not key.startswith("edge_label")}
-    if count == as_array(data.x).shape[0]:  # a number for each node would look alike
+    if count == as_array(data.x).shape[0]:  # node tensors would have the same length
         known = {key: value for key, value in known.items() if key.startswith("edge_")}
     masks = [getattr(data, f"{part}_mask", None) for part in ("train", "val", "test")]
     over_links = any(mask is not None and len(mask) == count for mask in masks)

@@ -1,4 +1,4 @@
-"""How the examples of a graph are divided into tasks and parts: by their classes, or by an attribute."""
+"""Divide the examples of a graph into tasks and parts: by classes, target columns or an attribute."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ AS_GIVEN = "as the data came"
 
 @dataclass(frozen=True)
 class Division:
-    """Which example belongs where.
+    """Assignment of examples to tasks and parts.
 
     Args:
-        classes: positions of the classes that are kept, in the order of arrival.
-        task_of: the task of each example; -1 where it is left out.
-        part: the part of each example: 0 to train on, 1 to validate, 2 to test; -1 where it is in none.
-        names: what the tasks are called; None where they go by their classes' names.
+        classes: positions of the kept classes, in order of arrival.
+        task_of: task of each example; -1 if it is left out.
+        part: part of each example: 0 for training, 1 for validation, 2 for testing, -1 for none.
+        names: names of the tasks; None if they are named after their classes.
         split: how the parts were chosen, in words.
     """
 
@@ -39,7 +39,7 @@ class Division:
 def divided_by_classes(
     graph: Graph, order: Order, classes_per_task: int, min_class_size: int, part: Tensor | None, seed: int
 ) -> Division:
-    """Tasks made of classes, split as given by `part`, else 60/20/20 within each class."""
+    """Make tasks of classes, split as given by `part`, else 60/20/20 within each class."""
     groups = group_classes(graph, order, classes_per_task, min_class_size, seed)
     classes = list(dict.fromkeys(position for group in groups for position in group))
     split = AS_GIVEN
@@ -55,13 +55,12 @@ def divided_by_classes(
 def divided_by_columns(
     graph: Graph, order: Order, columns_per_task: int, min_size: int, part: Tensor | None, seed: int
 ) -> tuple[Graph, Division]:
-    """Tasks made of columns of targets: every example comes in every task, with other labels or numbers of it.
+    """Make tasks of target columns: every example is in every task, with different labels or numbers.
 
-    It is trained on in all of them, or tested on in all. Columns that are known of fewer than `min_size` examples are
-    left out.
+    It is trained on in all of them, or tested on in all. Columns known for fewer than `min_size` examples are left out.
 
     Returns:
-        the graph with each example once per task, of which the task's columns alone are known; and its division.
+        the graph with each example once per task, with only the task's columns known; and its division.
     """
     if graph.num_classes < 2 or graph.positives_only:
         raise EvergraphError(
@@ -87,14 +86,14 @@ def divided_by_columns(
 def divided_by_attribute(
     graph: Graph, by: str, attribute: Attribute, bins: int, min_class_size: int, part: Tensor | None, seed: int
 ) -> Division:
-    """Tasks made of an attribute's values, split as given by `part`, else 60/20/20 within each task and class."""
+    """Make tasks of an attribute's values, split as given by `part`, else 60/20/20 within each task and class."""
     task_of, names = tasks_by_attribute(attribute, bins, f"{graph.name}: {by!r}")
     classes = list(range(graph.num_classes))
     if graph.has_classes:
         sizes = graph.class_sizes().tolist()
         classes = [position for position in classes if sizes[position] >= max(min_class_size, 1)]
         dropped = torch.ones(graph.num_classes + 1, dtype=torch.bool)
-        dropped[[*classes, -1]] = False  # examples without a label stay: they are somebody's neighbours
+        dropped[[*classes, -1]] = False  # keep unlabelled examples, which other nodes read as neighbours
         task_of = torch.where(dropped[graph.y], -1, task_of)
     split = AS_GIVEN
     if part is None:

@@ -1,4 +1,4 @@
-"""Fetching official files: whole and with the right hash, or not at all."""
+"""Download official files: complete and with the right hash, or not at all."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import MissingFileError, read_text
 
 LISTING = "SHA256SUMS"
-TIMEOUT = 60.0  # seconds without an answer
+TIMEOUT = 60.0  # seconds without a response
 
 
 class Published(NamedTuple):
-    """A file at its official address; its hash is empty where it is not known."""
+    """A file at its official address; its hash is empty if unknown."""
 
     url: str
     sha256: str = ""
 
 
 def check_listed(root: Path, path: Path) -> None:
-    """Compare a file, or the files of a folder, with the data root's SHA256SUMS, where it lists them."""
+    """Compare a file, or the files of a folder, with the data root's SHA256SUMS, if it lists them."""
     listed = _read_listing(root)
     for file in _files(path):
         expected = listed.get(file.relative_to(root).as_posix())
@@ -45,11 +45,11 @@ def check_listed(root: Path, path: Path) -> None:
 
 @contextmanager
 def downloaded(url: str, sha256: str, root: Path, *, known_content: bool = False) -> Iterator[Path]:
-    """A checked download in a scratch folder under `root`: a file, or the files of an archive as a folder.
+    """Download a file, or the files of an archive as a folder, to a scratch folder under `root`, and check it.
 
-    The scratch folder is gone afterwards, whatever happens; `keep` moves its content into place. Where no hash is
-    known (`sha256` is empty) a warning says so, unless the content is compared with a known one after reading
-    (`known_content`); what was kept is then in SHA256SUMS and cannot change unnoticed: trust on first use.
+    The scratch folder is always removed afterwards; `keep` moves its content into place. If no hash is known
+    (`sha256` is empty) a warning says so, unless the content is checked after reading (`known_content`); what was
+    kept is then in SHA256SUMS and cannot change unnoticed: trust on first use.
     """
     with _scratch(url, root) as folder:
         target = folder / "download"
@@ -64,7 +64,7 @@ def downloaded(url: str, sha256: str, root: Path, *, known_content: bool = False
 
 @contextmanager
 def downloaded_files(files: Mapping[str, Published], root: Path) -> Iterator[Path]:
-    """The same for several files, by the names that they get in one folder."""
+    """Like `downloaded`, for several files, keyed by their names in one folder."""
     with _scratch(next(iter(files.values())).url, root) as folder:
         target = folder / "raw"
         target.mkdir()
@@ -75,7 +75,7 @@ def downloaded_files(files: Mapping[str, Published], root: Path) -> Iterator[Pat
 
 @contextmanager
 def _scratch(url: str, root: Path) -> Iterator[Path]:
-    """A folder beside the data, for as long as it takes."""
+    """Provide a temporary folder under `root`."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(prefix=".download-", dir=root)
@@ -89,7 +89,7 @@ def _scratch(url: str, root: Path) -> Iterator[Path]:
 
 
 def _fetch(url: str, sha256: str, target: Path, root: Path, known_content: bool = False) -> None:
-    """One file, whole and with the right hash."""
+    """Download one file; raise unless it is complete and has the right hash."""
     try:
         _copy(url, target)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
@@ -128,7 +128,7 @@ def record(root: Path, path: Path) -> None:
 
 
 def _copy(url: str, target: Path) -> None:
-    """Stream the address to a file; a connection that ends early is an error."""
+    """Stream a URL to a file; a connection that ends early is an error."""
     with urllib.request.urlopen(url, timeout=TIMEOUT) as source, open(target, "wb") as sink:
         while block := source.read(1 << 20):
             sink.write(block)
@@ -138,7 +138,7 @@ def _copy(url: str, target: Path) -> None:
 
 
 def _unzip_raw(archive: Path, raw: Path) -> Path:
-    """The `raw` folder of an OGB archive, or all files of another; of their paths only the last part is trusted."""
+    """Extract the `raw` folder of an OGB archive, or all files of another; only the last part of a path is trusted."""
     raw.mkdir()
     with zipfile.ZipFile(archive) as files:
         names = [member for member in files.namelist() if not member.endswith("/")]
@@ -157,12 +157,12 @@ def _gunzip(archive: Path, target: Path) -> Path:
 
 
 def _files(path: Path) -> list[Path]:
-    """The file itself, or the files in the folder."""
+    """Return the file itself, or the files in the folder."""
     return sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
 
 
 def _read_listing(root: Path) -> dict[str, str]:
-    """File → hash, as `sha256sum` writes them; nothing where there is no listing."""
+    """Return file → hash, as `sha256sum` writes them; empty if there is no listing."""
     try:
         lines = read_text(root / LISTING).splitlines()
     except MissingFileError:

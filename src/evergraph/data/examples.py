@@ -1,4 +1,4 @@
-"""What an example can be: a node, a graph among many, or a link; how such data is made and narrowed."""
+"""Kinds of examples (nodes, graphs among many, links): how such data is made and restricted to some examples."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evergraph.data.graph import Graph, make_graph
 from evergraph.errors import EvergraphError
 
 NEGATIVES = {0: 1, 1: 5, 2: 5}
-"""Pairs without a link that are drawn for each link, by part: training, validation, test."""
+"""Number of pairs without a link drawn for each link, by part: training, validation, test."""
 
 
 def problem_of(graph: Graph) -> str:
-    """The problem that a graph's examples and targets suggest where nobody names one."""
+    """Return the default problem for a graph's examples and targets."""
     if graph.has_classes:
         return f"{graph.level}-classification"
     if graph.positives_only:
@@ -30,14 +30,14 @@ def problem_of(graph: Graph) -> str:
 
 
 def with_numbers(graph: Graph) -> Graph:
-    """The graph with whole numbers that were read as classes as numbers to predict."""
+    """Return the graph with classes that are whole numbers turned into numbers to predict."""
     if not graph.has_classes:
         return graph
     if text := [name for name in graph.class_names if isinstance(name, str)]:
         raise EvergraphError(
             f"{graph.name}: its examples have classes ({text[0]!r}, …), which are no numbers to predict"
         )
-    numbers = torch.tensor([*graph.class_names, torch.nan])[graph.y]  # the last is for «no label»
+    numbers = torch.tensor([*graph.class_names, torch.nan])[graph.y]  # the last entry is for -1, no label
     return graph.altered(y=numbers.unsqueeze(1), class_names=[0])
 
 
@@ -56,16 +56,16 @@ def make_graphs(
     columns: bool = False,
     num_graphs: int | None = None,
 ) -> Graph:
-    """Many small graphs as one, side by side; its examples are the graphs.
+    """Join many small graphs side by side into one whose examples are the graphs.
 
     Args:
-        x: features of all nodes, one graph's after another's.
+        x: features of all nodes, graph after graph.
         edge_index: `(2, num_edges)` over all nodes; an edge between two graphs is refused.
-        graph_of_node: the number of each node's graph, from 0, ascending.
-        y: a target per graph, as `make_graph` takes them per node.
+        graph_of_node: number of each node's graph, from 0, ascending.
+        y: one target per graph, as `make_graph` takes them per node.
         edge_weight: as for `make_graph`; so are `class_names`, `undirected`, `name`, `attributes`, `splits` and
             `columns`.
-        num_graphs: how many there are, where the last may have no nodes.
+        num_graphs: number of graphs, needed if the last ones have no nodes.
     """
     owner = as_array(graph_of_node).reshape(-1).astype(np.int64)
     count = max(num_graphs or 0, int(owner.max(initial=-1)) + 1)
@@ -101,18 +101,18 @@ def make_links(
     columns: bool = False,
     negatives: bool = False,
 ) -> Graph:
-    """Pairs of nodes as examples.
+    """Make a graph whose examples are pairs of nodes.
 
-    Messages pass along `edge_index`, where it is given, and along the links that a task trains on, in both
-    directions; never along a link that is to be predicted.
+    Messages pass along `edge_index`, if given, and along the links that a task trains on, in both directions; never
+    along a link that is to be predicted.
 
     Args:
         x: features of the nodes.
-        links: `(2, num_links)`: pairs of nodes, from source to target; a pair may come several times.
-        y: a target per link; None (with `negatives`) where all there is to say is that the link exists.
+        links: `(2, num_links)`: pairs of nodes, from source to target; a pair may occur several times.
+        y: one target per link; None (with `negatives`) if all that is known is that the link exists.
         edge_index: edges that are known from the start and are not examples.
         class_names: as for `make_graph`; so are `name`, `attributes`, `splits` and `columns`.
-        negatives: the links are those that exist; pairs without a link are drawn as examples of the other kind.
+        negatives: the links are existing ones; pairs without a link are drawn as negative examples.
     """
     nodes = make_graph(x, np.zeros((2, 0), np.int64) if edge_index is None else edge_index, undirected=True, name=name)
     pairs = read_edges(links, nodes.num_nodes, name, "links")
@@ -132,16 +132,16 @@ def make_links(
 
 
 def _pairs(links: Tensor, num_nodes: int) -> SparseMatrix:
-    """Rows of two entries: source, then target."""
+    """Return a matrix with two entries per row: source, then target."""
     count = links.size(1)
     return SparseMatrix(torch.arange(count + 1) * 2, links.T.reshape(-1), torch.ones(2 * count), num_nodes)
 
 
 def with_links(graph: Graph, links: Any) -> Graph:
-    """The same nodes with other links, without targets: what predictions are asked for.
+    """Return the same nodes with other links, without targets, to predict for.
 
-    The graph's own links are known then, so messages pass along them as along the links that a task trains on; not
-    along those that are asked for, in either direction. A task's graph says itself which are known.
+    The graph's own links then count as known, so messages pass along them as along the links that a task trains on, but
+    not along those to predict, in either direction. A task's graph already has its known links as edges.
     """
     links = torch.as_tensor(read_edges(links, graph.num_nodes, graph.name, "links")).long()
     if graph.level == "link" and graph.members is not None and not graph.along_links:
@@ -155,21 +155,21 @@ def with_links(graph: Graph, links: Any) -> Graph:
 
 
 def link_ends(graph: Graph, links: Tensor) -> Tensor | None:
-    """The source and the target of each of these links, `(links, 2)`; None where examples are no links."""
+    """Return the source and the target of each of these links, `(links, 2)`; None if examples are not links."""
     if graph.level != "link" or graph.members is None:
         return None
     return graph.members.indices.view(-1, 2)[links]
 
 
 def narrowed(graph: Graph, examples: Tensor, groups: Tensor | None = None) -> Graph:
-    """The graph with some of its examples alone, renumbered in their order.
+    """Return the graph with only some of its examples, renumbered in their order.
 
     Nodes: the subgraph that they induce. Graphs: they and their nodes. Links: all nodes stay.
 
     Args:
         graph: the graph.
-        examples: ascending numbers.
-        groups: a number per example; among nodes, only edges inside a group are kept.
+        examples: numbers of the examples, ascending.
+        groups: one number per example; where examples are nodes, only edges within a group are kept.
     """
     if graph.level == "node":
         return graph.subgraph(examples, groups)
@@ -185,9 +185,9 @@ def narrowed(graph: Graph, examples: Tensor, groups: Tensor | None = None) -> Gr
 
 
 def repeated(graph: Graph, times: int) -> Graph:
-    """Every example several times, one whole set after another; graphs and links read the same nodes every time.
+    """Return the graph with all examples repeated, one whole set after another.
 
-    Where examples are nodes, the copies of the graph stand side by side.
+    Graphs and links read the same nodes every time; where examples are nodes, copies of the graph are side by side.
     """
     every = torch.arange(graph.num_examples).repeat(times)
     nodes: dict[str, Any] = {}
@@ -197,7 +197,7 @@ def repeated(graph: Graph, times: int) -> Graph:
 
 
 def with_training_edges(graph: Graph, train: Tensor) -> Graph:
-    """Where examples are links: with the links that are trained on (and exist) as edges. Others stay as they are."""
+    """Add the training links (those that exist) as edges if examples are links; return other graphs unchanged."""
     if graph.level != "link":
         return graph
     assert graph.members is not None
@@ -209,10 +209,10 @@ def with_training_edges(graph: Graph, train: Tensor) -> Graph:
 
 
 def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tuple[Graph, Tensor, Tensor]:
-    """A graph of links that exist, with pairs that have none drawn for every task and part, reproducibly by seed.
+    """Add pairs without a link to a graph of existing links, drawn for every task and part, reproducibly by seed.
 
-    For each link of a training part one pair, of a validation or test part five (`NEGATIVES`), uniformly among the
-    nodes that links of tasks up to this one touch; a pair that is linked in either direction, whenever, is not drawn.
+    One pair is drawn per training link and five per validation or test link (`NEGATIVES`), uniformly among the nodes
+    that links of tasks up to this one touch; a pair that is linked at any time, in either direction, is not drawn.
 
     Returns:
         the graph, and the tasks and parts of its examples.
@@ -232,7 +232,7 @@ def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tu
             parts.append(torch.full((wanted,), number))
     pairs = torch.cat(links)
     drawn = pairs.size(0) - ends.size(0)
-    attributes = {  # a drawn pair has none of its own
+    attributes = {  # drawn pairs have no attributes; fill with zeros
         key: Attribute(torch.cat([value.values, value.values.new_zeros(drawn)]), value.names)
         for key, value in graph.attributes.items()
     }
@@ -248,7 +248,7 @@ def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tu
 def _unlinked(
     nodes: np.ndarray, wanted: int, known: np.ndarray, num_nodes: int, random: np.random.Generator, name: str
 ) -> Tensor:
-    """Pairs of different nodes without a link; `known` has source · num_nodes + target of all links."""
+    """Draw pairs of different nodes without a link; `known` holds source · num_nodes + target of all links."""
     found = np.zeros(0, np.int64)
     for _ in range(100):
         if found.size >= wanted:

@@ -1,4 +1,4 @@
-"""Graphs from files: npz in the GNN-benchmark layout, saved PyG objects. Nothing in a file is executed."""
+"""Read graphs from files: npz in the GNN-benchmark layout, saved PyG objects. Nothing in a file is executed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ADJACENCY = ("adj_indices", "adj_indptr")
 ATTRIBUTES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
 MASKS = ("train_mask", "val_mask", "test_mask")
 PLAIN = {"x", "edge_index", "y", "edge_weight", "feature_names", *MASKS}
-DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense: it is smaller then
+DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense, which is then smaller
 
 
 def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
-    """The graph itself, or a `Graph` made of PyG objects (`from_objects`), of NetworkX, or read from a file.
+    """Return the graph itself, or a `Graph` made from PyG objects (`from_objects`), from NetworkX, or from a file.
 
     With `numbers`, whole numbers are targets to predict as numbers; else they are classes.
     """
@@ -52,11 +52,11 @@ def as_graph(graph: Graph | str | Path | Any, *, undirected: bool | None = None,
 
 
 def read_graph_file(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
-    """The graph in a `.npz` or `.pt` (saved PyG `Data`) file, of a node table, or in a converted graph's folder.
+    """Read a graph from a `.npz` or `.pt` (saved PyG `Data`) file, a node table, or a converted graph's folder.
 
     A node table names its edge list: `people.csv:edges=follows.csv` (`evergraph.data.from_tables`).
 
-    Edges are read in both directions unless `undirected=False`; a converted graph has the directions it was
+    Edges are read in both directions unless `undirected=False`; a converted graph keeps the directions it was
     converted with. With `numbers`, whole numbers are targets to predict as numbers.
     """
     if is_table(path):
@@ -91,17 +91,17 @@ def read_npz(
     undirected: bool | None = None,
     numbers: bool = False,
 ) -> Graph:
-    """A graph in PyG's words, or in the GNN-benchmark layout.
+    """Read a graph from an npz file with PyG's names, or in the GNN-benchmark layout.
 
-    PyG's words: `x` and `edge_index`; `y`, `edge_weight`, `train_mask`, … as a `Data` object has them, and
-    `feature_names`. The GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`;
-    `adj_data` weighs the edges. A file without `y` or `labels` has no labelled nodes. Only the members needed are
-    read, and pickled ones are refused, so that a file cannot run code.
+    PyG's names: `x` and `edge_index`; `y`, `edge_weight`, `train_mask`, … as in a `Data` object, and `feature_names`.
+    The GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`; `adj_data` holds
+    the edge weights. A file without `y` or `labels` has no labelled nodes. Only the members needed are read, and
+    pickled ones are refused, so that a file cannot run code.
 
     Args:
         path: the file.
-        name: what to call the graph; the file's name by default.
-        named_classes: take the classes' names from `class_names`, where the file has them.
+        name: name of the graph; the file's name by default.
+        named_classes: take the classes' names from `class_names`, if the file has them.
         undirected: as in `make_graph`.
         numbers: as in `as_graph`.
     """
@@ -155,7 +155,7 @@ def read_npz(
 
 
 def _splits(parts: dict[str, np.ndarray], count: int, name: str) -> Any:
-    """The split that the masks in a file make."""
+    """Return the split given by the masks in a file."""
     return masks_as_splits(SimpleNamespace(**{key: parts[key] for key in MASKS if key in parts}), count, name)
 
 
@@ -164,7 +164,7 @@ def _listed(parts: dict[str, np.ndarray], key: str) -> list[Any] | None:
 
 
 def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected: bool | None, numbers: bool) -> Graph:
-    """A graph in PyG's words."""
+    """Make a graph from arrays with PyG's names."""
     if missing := [key for key in ("x", "edge_index") if key not in parts]:
         raise EvergraphError(f"{path}: no {missing[0]} inside; a graph needs x and edge_index (and y to learn from)")
     x = parts["x"]
@@ -183,7 +183,7 @@ def _from_plain(parts: dict[str, np.ndarray], path: Path, name: str, undirected:
 
 
 def _attributes(parts: dict[str, np.ndarray]) -> Any:
-    """The feature matrix from its CSR parts; dense where it is sparse in name only (embeddings)."""
+    """Return the feature matrix from its CSR parts; dense if it is sparse in name only (embeddings)."""
     data, indices, indptr, shape = (parts[key] for key in ATTRIBUTES)
     matrix = sp.csr_matrix((data, indices, indptr), shape=tuple(shape))
     matrix.check_format()
@@ -191,15 +191,15 @@ def _attributes(parts: dict[str, np.ndarray]) -> Any:
 
 
 def read_saved_data(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
-    """A graph saved with `torch.save(data, path)`, read with torch's loader that executes nothing."""
+    """Read a graph saved with `torch.save(data, path)`, with torch's loader that executes nothing."""
     from torch_geometric.data import Data
 
     path = Path(path)
     try:
         with torch.serialization.safe_globals(_parts_of_data()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the errors below say it
+            warnings.simplefilter("ignore")  # the errors below report it
             data = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # on damaged bytes the loader raises whatever it stumbles over
+    except Exception as error:  # on damaged bytes the loader raises errors of any type
         if found := re.search(r"GLOBAL (\S+)", str(error)):
             raise EvergraphError(
                 f"{path}: holds {found[1]}, refused because it could execute code; save a PyG Data object of tensors"
@@ -212,7 +212,7 @@ def read_saved_data(path: str | Path, *, undirected: bool | None = None, numbers
 
 
 def _parts_of_data() -> list[Any]:
-    """The classes a saved `Data` consists of: plain containers. PyG itself lists only some of them as safe."""
+    """Return the classes a saved `Data` consists of: plain containers. PyG itself lists only some of them as safe."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.feature_store import _FieldStatus
@@ -223,7 +223,7 @@ def _parts_of_data() -> list[Any]:
 
 
 def content_mark(graph: Graph) -> str:
-    """SHA-256 of everything that results depend on; of a graph on disk what `convert` said of its arrays."""
+    """SHA-256 of everything that results depend on; for a graph on disk, based on the hashes that `convert` wrote."""
     digest = hashlib.sha256(json.dumps([graph.class_names, graph.mark, list(graph.x.shape)]).encode())
     if not graph.mark:
         digest.update(fingerprint(graph).encode())
@@ -237,12 +237,12 @@ def content_mark(graph: Graph) -> str:
 
 
 def file_mark(path: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> str:
-    """`content_mark` of the graph in a file or a converted graph's folder; read once while it stays as it is.
+    """Return `content_mark` of the graph in a file or a converted graph's folder, cached until its files change.
 
     Tables, whose edges are in another file, are read every time.
     """
     if is_table(path) or not exists(path):
-        # which says what is wrong, if anything is
+        # reading a missing path raises the right error
         return content_mark(read_graph_file(path, undirected=undirected, numbers=numbers))
     path = Path(path)
     found = [part.stat() for part in (sorted(path.iterdir()) if path.is_dir() else [path])]
@@ -252,12 +252,12 @@ def file_mark(path: str | Path, *, undirected: bool | None = None, numbers: bool
 
 @functools.lru_cache(maxsize=256)
 def _mark_as_of(path: Path, undirected: bool | None, numbers: bool, state: tuple[tuple[int, ...], ...]) -> str:
-    """The mark of a graph whose files are in a certain state."""
+    """Return the mark of a graph; the state of its files is part of the cache key."""
     return content_mark(read_graph_file(path, undirected=undirected, numbers=numbers))
 
 
 def fingerprint(graph: Graph) -> str:
-    """SHA-256 of what a graph is, whatever file it came in: edges, pattern of sparse features, labels, links' ends."""
+    """SHA-256 of a graph, whatever file it came in: edges, pattern of sparse features, labels, ends of links."""
     digest = hashlib.sha256()
     links = [graph.members.indices] if graph.level == "link" and graph.members is not None else []
     features = [graph.x.indptr, graph.x.indices] if isinstance(graph.x, SparseMatrix) else []

@@ -1,4 +1,4 @@
-"""Sampled neighbours in matrices of a fixed size, so that a step that draws them can be captured."""
+"""Neighbour sampling into matrices of fixed size, so that a step that samples can be captured."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from evergraph.core.sparse import SparseMatrix
 
 
 def sampled_rows(operator: SparseMatrix, fan_out: int, generator: torch.Generator | None) -> SparseMatrix:
-    """At most `fan_out` neighbours of each row, drawn without replacement; a leading self-loop is always kept.
+    """Sample at most `fan_out` neighbours of each row without replacement; a leading self-loop is always kept.
 
     Weights are scaled so that a row's weighted sum is an unbiased estimate of the sum over all of its neighbours. Every
-    row has `fan_out` + 1 entries, whatever is drawn: those that are not needed have weight 0. So it serves models that
-    go by weights, and not those that go by which edges there are. Nothing here waits for the device.
+    row has `fan_out` + 1 entries, whatever is drawn; unused ones have weight 0. So this suits models that depend on
+    the weights, not those that depend on which edges exist. Nothing here synchronizes with the device.
     """
     rows = torch.arange(operator.num_rows, device=operator.device)
     start, counts = operator.indptr[:-1], operator.counts()
@@ -35,11 +35,11 @@ def sampled_rows(operator: SparseMatrix, fan_out: int, generator: torch.Generato
 
 
 def distinct(sizes: Tensor, number: int, generator: torch.Generator | None) -> Tensor:
-    """For each size n, a column of `number` different integers below n, all choices equally likely (Floyd)."""
+    """Draw, for each size n, a column of `number` different integers below n, all choices equally likely (Floyd)."""
     numbers = uniform((number, sizes.numel()), sizes.device, generator, torch.float64)
     drawn = torch.empty_like(numbers, dtype=torch.long)
     for turn in range(number):
-        last = sizes - number + turn  # the largest integer that may come in this turn
+        last = sizes - number + turn  # largest integer that can be drawn in this turn
         pick = (numbers[turn] * (last + 1)).long()
         met = (drawn[:turn] == pick).any(0)
         drawn[turn] = torch.where(met, last, pick)

@@ -1,4 +1,4 @@
-"""A graph from NetworkX, which is read as a node table and an edge list."""
+"""Make a graph from a NetworkX graph, which is read as a node table and an edge list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evergraph.errors import EvergraphError, shown, tell
 
 
 def is_networkx(data: Any) -> bool:
-    """Whether an object is a NetworkX graph; the package itself is not imported for it."""
+    """Whether an object is a NetworkX graph; does not import NetworkX."""
     return any(kind.__module__.split(".")[0] == "networkx" for kind in type(data).__mro__)
 
 
@@ -30,19 +30,19 @@ def from_networkx(
     name: str = "graph",
     numbers: bool = False,
 ) -> Graph:
-    """A `Graph` from a NetworkX graph: its nodes' attributes are the columns of a node table, see `from_tables`.
+    """Make a `Graph` from a NetworkX graph, with node attributes as the columns of a node table (see `from_tables`).
 
-    The nodes' own names are their ids. An attribute may be a number or, at every node, a vector of one length (`x`).
+    Node names are the ids. An attribute may be a number or a vector of the same length at every node (`x`).
 
     Args:
         graph: a `Graph` or `DiGraph`; parallel edges of multigraphs count once, or with the sum of their weights.
-        label: the attribute with the class; by default `label`, `class` or `y`.
-        weight: the edges' attribute with the weight; by default `weight`, where any edge has one.
-        features: the attributes that are features; by default all numbers.
+        label: node attribute with the class; by default `label`, `class` or `y`.
+        weight: edge attribute with the weight; by default `weight`, if any edge has one.
+        features: node attributes to use as features; by default all numeric ones.
         missing: what to do where a feature is missing at a node.
         class_names: as in `make_graph`.
         undirected: as in `make_graph`; the edges of an undirected graph have no direction to keep.
-        name: what to call the graph in messages.
+        name: name of the graph in messages.
         numbers: as in `from_tables`.
     """
     if not is_networkx(graph):

@@ -1,4 +1,4 @@
-"""A graph from a node table and an edge list."""
+"""Make a graph from a node table and an edge list."""
 
 from __future__ import annotations
 
@@ -39,31 +39,30 @@ def from_tables(
     name: str | None = None,
     numbers: bool = False,
 ) -> Graph:
-    """A `Graph` from a node table and an edge list.
+    """Make a `Graph` from a node table and an edge list.
 
     A table is the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow) or a dictionary of
-    columns. Columns of numbers are features; columns of text are not, and a line says so. Ids stay with the nodes:
+    columns. Columns of numbers are features; columns of text are not, which a warning says. Ids stay with the nodes:
     `learner.predict(graph, ["ada"])` asks for one, and predictions name them. A column `split` of `train`, `val` and
     `test` divides the nodes.
 
     Args:
         nodes: the node table, one row per node.
-        edges: the edge list, one row per edge; None where there are no edges.
-        label: the column of the classes, text or whole numbers, empty where a node has none; by default `label`,
-            `class` or `y`, where there is one. Names of classes, and ids, are kept as a text file has them: `007` is
-            not 7.
-        id: the column of the nodes' ids, which may be a data frame's index; by default `id`, `node` or `node_id`; else
-            nodes are called by the number of their row, from 0.
-        source: the edge list's column of sources; by default `source`, `src`, `from` or `u`, else the first of the two
-            that there are besides weights.
-        target: likewise of targets; by default `target`, `dst`, `to` or `v`, else the second.
-        weight: the edge list's column of weights; by default `weight`, where there is one.
-        features: the columns that are features; by default all other columns of numbers.
+        edges: the edge list, one row per edge; None if there are no edges.
+        label: column of the classes, text or whole numbers, empty for unlabelled nodes; by default `label`, `class` or
+            `y`, if there is one. Class names and ids are kept as a text file has them: `007` is not 7.
+        id: column of the nodes' ids, which may be a data frame's index; by default `id`, `node` or `node_id`; else
+            nodes are identified by their row number, from 0.
+        source: the edge list's column of sources; by default `source`, `src`, `from` or `u`, else the first if there
+            are only two columns besides weights.
+        target: the edge list's column of targets; by default `target`, `dst`, `to` or `v`, else the second.
+        weight: the edge list's column of weights; by default `weight`, if there is one.
+        features: columns to use as features; by default all other columns of numbers.
         missing: what to do where a feature is missing: `refuse`, or fill in `zero` or the column's `mean`.
         class_names: names of classes that are given as numbers, as in `make_graph`.
         undirected: as in `make_graph`.
-        name: what to call the graph in messages; by default the file's name.
-        numbers: the column `label` holds numbers to predict, whole ones too.
+        name: name of the graph in messages; by default the file's name.
+        numbers: the column `label` holds numbers to predict, even if they are whole.
     """
     name = name or (Path(nodes).stem if isinstance(nodes, (str, Path)) else "nodes")
     table = read_table(nodes, name, index=(id,) if id else IDS)
@@ -107,7 +106,7 @@ def from_tables(
 
 
 def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
-    """A column of numbers to predict; one where none is known is text that is empty."""
+    """Return a column of numbers to predict; a column of empty text has no known numbers."""
     values = table[column]
     if values.dtype.kind == "O" and not any(values.tolist()):
         return np.full(len(values), np.nan)
@@ -127,7 +126,7 @@ def _ids(values: np.ndarray, keys: list[str], name: str) -> Any:
 def _features(
     table: Columns, wanted: Sequence[str] | None, reserved: set[str | None], missing: Missing, name: str
 ) -> tuple[np.ndarray, list[str]]:
-    """The matrix of features and the names of its columns; a column of vectors becomes several."""
+    """Return the feature matrix and the names of its columns; a column of vectors becomes several."""
     if isinstance(wanted, str):
         wanted = [wanted]
     if twice := [column for column in wanted or () if list(wanted or ()).count(column) > 1]:
@@ -167,7 +166,7 @@ def _features(
 
 
 def _with_odd_cell(table: Columns, column: str) -> str:
-    """The name of a column of text; where nearly all its cells are numbers, with one that is not."""
+    """Return the name of a text column; if most of its cells are numbers, with a cell that is not."""
     cells = [str(cell) for cell in table[column].tolist()]
     odd = [row for row, cell in enumerate(cells) if cell and not _is_number(cell)]
     if not odd or 2 * len(odd) > sum(map(bool, cells)):
@@ -176,7 +175,7 @@ def _with_odd_cell(table: Columns, column: str) -> str:
 
 
 def _filled(x: np.ndarray, names: list[str], missing: Missing, name: str) -> np.ndarray:
-    """The features with what is missing filled in, which a line says; or the error that names the columns."""
+    """Fill in missing features with a warning, or raise an error that names the columns."""
     gone = np.isnan(x)
     if not gone.any():
         return x
@@ -198,9 +197,9 @@ def _edges(
     name: str,
     unnamed: dict[str, np.ndarray] | None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Pairs of row numbers of the node table, and the edges' weights where there are any.
+    """Return pairs of row numbers of the node table, and the edge weights if there are any.
 
-    Where no column of the node table is known to hold ids, `unnamed` has those that might; else it is None.
+    If no column of the node table is known to hold ids, `unnamed` holds those that might; else it is None.
     """
     if edges is None:
         return np.zeros((2, 0), dtype=np.int64), None
@@ -239,7 +238,7 @@ def _edges(
 
 
 def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | None, called: str) -> list[str]:
-    """The columns of sources and targets: those that are named, those with usual names, or the only two there are."""
+    """Return the source and target columns: those that are named, those with usual names, or the only two."""
     for column in given:
         pick(table, column, (), "ends of edges", called)
     lower = {column.lower(): column for column in table}
@@ -269,7 +268,7 @@ def _is_number(text: str) -> bool:
 
 
 def _complete(values: np.ndarray, column: str, name: str) -> list[str]:
-    """The ids in a column as keys; or the error that names the row without one."""
+    """Return the ids in a column as keys, or raise an error that names the row without one."""
     kind = values.dtype.kind
     empty = np.isnan(values) if kind == "f" else values == "" if kind == "O" else np.zeros(1, dtype=bool)
     if empty.any():
@@ -279,7 +278,7 @@ def _complete(values: np.ndarray, column: str, name: str) -> list[str]:
 
 
 def _ids_of(unnamed: dict[str, np.ndarray], edges: Columns, ends: Sequence[str]) -> str:
-    """The column of a node table that holds all that its edges name, each once and in another order than the rows'."""
+    """Return the column of unique values that contains all nodes named by the edges and is not the row number."""
     named = {key for column in ends for key in as_keys(edges.ids(column))}
     for column, values in unnamed.items():
         keys = as_keys(values)
@@ -295,16 +294,16 @@ def _splits(values: np.ndarray, name: str) -> np.ndarray:
     return np.array([SPLITS.get(cell, -1) for cell in cells])
 
 
-# paths with settings behind them, as the command line takes them
+# paths followed by settings, as on the command line
 
 
 def is_table(source: Any) -> bool:
-    """Whether a text names a node table: `people.csv`, or `people.csv:edges=follows.csv,label=role`."""
+    """Whether a string names a node table: `people.csv`, or `people.csv:edges=follows.csv,label=role`."""
     return isinstance(source, (str, Path)) and Path(str(source).partition(":")[0]).suffix in TABLE_FILES
 
 
 def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: bool = False) -> Graph:
-    """The graph of a node table whose edge list, and whatever else `from_tables` takes, stands behind a colon."""
+    """Read a node table whose edge list and other arguments of `from_tables` follow a colon."""
     path, _, text = str(source).partition(":")
     known = [
         p.name
@@ -330,5 +329,5 @@ def read_tables(source: str | Path, *, undirected: bool | None = None, numbers: 
 
 
 def _beside(edges: str, nodes: str) -> Path:
-    """The edge list where it is named, else in the folder of the node table."""
+    """Return the edge list's path as given if it exists, else in the folder of the node table."""
     return Path(edges) if Path(edges).exists() else Path(nodes).parent / edges

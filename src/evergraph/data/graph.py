@@ -1,4 +1,4 @@
-"""The graph every part of the package agrees on, and the checks that keep bad ones out."""
+"""The graph type that the whole package uses, and functions that build one from checked inputs."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ class Graph:
     """Nodes with features, joined by edges, and the *examples* that are learned and predicted.
 
     An example reads some nodes: itself where examples are nodes, the nodes of one small graph where they are graphs
-    (which then stand side by side as one large graph without edges between them), its two ends where they are links.
+    (the graphs are then joined side by side into one, without edges between them), its two ends where they are links.
 
     Args:
         x: features, `(num_nodes, num_features)`, dense or sparse.
-        adjacency: row v holds v's in-neighbours with the edges' weights; 1 where there are none.
-        y: targets of the examples. Classes: one position in `class_names` each, -1 where an example has none. Several
-            labels or numbers: a row each, a column for each of `class_names`, NaN where it is not known.
-        class_names: the user's own names of the classes (or of the columns of `y`).
-        name: what to call the graph in messages.
-        cache: what models that read it alike have computed of it.
+        adjacency: row v holds v's in-neighbours with the edge weights; 1 if edges have no weights.
+        y: targets of the examples. Classes: one position in `class_names` each, -1 if unlabelled. Several
+            labels or numbers: one row each, with a column for each of `class_names`, NaN where unknown.
+        class_names: user-given names of the classes (or of the columns of `y`).
+        name: name of the graph in messages.
+        cache: results computed from the graph and shared by models that read it alike.
         on_disk: features and edges are mapped files, not to be copied as a whole (`evergraph.data.mapped`).
-        private_cache: what single models have computed of it; gone with them.
-        mark: hash of its content, where that is known without reading all of it.
+        private_cache: results computed from the graph by single models; freed with the models.
+        mark: hash of its content, if known without reading all of it.
         directed: the directions of its edges were kept on request.
         level: what an example is: `node`, `graph` or `link`.
         members: row e holds the nodes that example e reads; None where examples are the nodes.
-        attributes: what else is known of the examples, by name.
-        splits: 0, 1, 2 for training, validation and test examples, -1 for neither; a column for each published split.
-        positives_only: the links are those that exist; examples of links that do not are drawn when tasks are made.
-        along_links: those of its links that are known are among its edges.
-        joining: nodes that join the others one by one, as a mask; None where there are none. No edge leaves them, and
-            what is predicted at one of them may not depend on another.
-        feature_names: what the columns of `x` are called; None where they have no names.
-        rows: of a graph in parts (`evergraph.data.parts`): which nodes are this process's. The graph then holds these
-            alone, without edges.
+        attributes: other values known for the examples, by name.
+        splits: 0, 1, 2 for training, validation and test examples, -1 for none; one column per published split.
+        positives_only: all links exist; negative examples are drawn when tasks are made.
+        along_links: the known ones among its links are also edges.
+        joining: mask of nodes that join the others one by one; None if there are none. No edge leaves them, and
+            the prediction at one of them must not depend on another.
+        feature_names: names of the columns of `x`; None if they have no names.
+        rows: for a graph in parts (`evergraph.data.parts`): which nodes belong to this process. The graph then holds
+            only these, without edges.
     """
 
     x: Features
@@ -104,12 +104,12 @@ class Graph:
 
     @property
     def has_classes(self) -> bool:
-        """Whether an example has one class of several; otherwise a row of labels or numbers."""
+        """Whether an example has one class of several; otherwise it has a row of labels or numbers."""
         return self.y.dim() == 1
 
     @property
     def labelled(self) -> Tensor:
-        """Which examples have a target."""
+        """Mask of the examples that have a target."""
         return self.y >= 0 if self.has_classes else ~self.y.isnan().all(1)
 
     @property
@@ -124,7 +124,7 @@ class Graph:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes named."""
+        """Number of classes (or of columns of `y`)."""
         return len(self.class_names)
 
     @property
@@ -133,18 +133,18 @@ class Graph:
         return torch.stack([self.adjacency.indices, self.adjacency.row_of_entry()])
 
     def class_sizes(self) -> Tensor:
-        """Number of labelled examples of each class (of each column of `y`)."""
+        """Number of labelled examples of each class (or of each column of `y`)."""
         if not self.has_classes:
             return (~self.y.isnan()).sum(0)
         return torch.bincount(self.y[self.y >= 0], minlength=self.num_classes)
 
     def altered(self, **changes: Any) -> Graph:
-        """The same graph with some fields changed, and nothing computed of it yet."""
+        """Return the same graph with some fields changed, without its caches and `mark`."""
         kept = {f.name: getattr(self, f.name) for f in fields(self) if "cache" not in f.name and f.name != "mark"}
         return Graph(**{**kept, **changes})
 
     def to(self, device: torch.device | str) -> Graph:
-        """On another device."""
+        """Return the graph on another device."""
         if self.y.device == torch.device(device):
             return self
         members, joining = (None if part is None else part.to(device) for part in (self.members, self.joining))
@@ -152,15 +152,15 @@ class Graph:
         return self.altered(**moved, members=members, joining=joining, on_disk=False)
 
     def subgraph(self, nodes: Tensor, groups: Tensor | None = None, joining: Tensor | None = None) -> Graph:
-        """The graph induced on `nodes`, renumbered in their order; where examples are nodes, they go with them.
+        """Return the graph induced on `nodes`, renumbered in their order; with their examples if examples are nodes.
 
-        With `groups` (one integer per node of this graph) only edges inside a group are kept; with `joining` (a mask
+        With `groups` (one integer per node of this graph) only edges within a group are kept; with `joining` (a mask
         over the nodes of this graph) only edges that leave nodes outside it.
         """
         position = torch.full((self.num_nodes,), -1, dtype=torch.long)
         position[nodes] = torch.arange(nodes.numel())
         counts, columns, weights = [], [], []
-        # some rows at a time: of all that is made of an edge on the way, little is there at once
+        # some rows at a time, so that temporary arrays with an entry per edge stay small
         for some in _some_rows(self.adjacency, nodes):
             rows = self.adjacency.rows(some)
             source, target = rows.indices, rows.row_of_entry()
@@ -184,7 +184,7 @@ class Graph:
         return induced.with_examples(nodes) if self.members is None else induced
 
     def with_examples(self, examples: Tensor, **changes: Any) -> Graph:
-        """The same nodes and edges with some of the examples alone."""
+        """Return the same nodes and edges with only some of the examples."""
         attributes = {key: Attribute(known.values[examples], known.names) for key, known in self.attributes.items()}
         splits = None if self.splits is None else self.splits[examples]
         members = None if self.members is None else self.members.rows(examples)
@@ -196,7 +196,7 @@ ENTRIES_AT_ONCE = 2**22
 
 
 def _some_rows(matrix: SparseMatrix, rows: Tensor) -> Iterator[Tensor]:
-    """Rows of a matrix in pieces that hold about `ENTRIES_AT_ONCE` entries each; one piece where there are none."""
+    """Split rows of a matrix into pieces of about `ENTRIES_AT_ONCE` entries; a single piece if there are no entries."""
     total = int((matrix.indptr.index_select(0, rows + 1) - matrix.indptr.index_select(0, rows)).sum())
     return iter(rows.split(max(1, rows.numel() * ENTRIES_AT_ONCE // max(total, 1))))
 
@@ -215,27 +215,27 @@ def make_graph(
     columns: bool = False,
     feature_names: Sequence[str] | None = None,
 ) -> Graph:
-    """A checked `Graph` from arrays, whose examples are its nodes.
+    """Make a checked `Graph` from arrays; its examples are its nodes.
 
-    Self-loops are dropped (models add their own), and so are duplicate edges; with weights, those of duplicates
-    are added up. An edge of weight 0 is none.
+    Self-loops are dropped (models add their own), and so are duplicate edges; the weights of duplicates are added up.
+    Edges of weight 0 are dropped.
 
     Args:
         x: features, one row per node: a tensor or an array, dense or sparse.
         edge_index: `(2, num_edges)`, sources above targets.
-        y: labels as positions in `class_names`, -1 or NaN for «no label», or as text, empty for «no label»; None where
-            no node has one. A matrix with a row per node holds several labels (0 or 1) or numbers of each, NaN where
-            one is not known.
-        edge_weight: a number of at least 0 for each edge, with which models propagate.
-        class_names: the user's own names, as a list, or as a dictionary from labels to names or from names to labels;
-            without them the classes are called 0, 1, 2, …
-        undirected: True reads every edge in both directions (with the larger weight, where both are given), False
-            keeps the directions; None reads both and says so where only one was given.
-        name: what to call the graph in messages.
-        attributes: what else is known of each node, by name: numbers, or names as strings.
-        splits: 0, 1, 2 for training, validation and test nodes, -1 for neither; a column for each split.
-        columns: `y` holds labels or numbers even if it is one column of whole numbers, which else are classes.
-        feature_names: what the columns of `x` are called; None where they have no names.
+        y: labels as positions in `class_names`, -1 or NaN for unlabelled nodes, or as text, empty for unlabelled nodes;
+            None if no node is labelled. A matrix with one row per node holds several labels (0 or 1) or numbers of
+            each, NaN where unknown.
+        edge_weight: a non-negative number for each edge, with which models propagate.
+        class_names: names of the classes, as a list, or as a dictionary from labels to names or from names to labels;
+            by default the classes are named 0, 1, 2, …
+        undirected: True reads every edge in both directions (with the larger weight, if both are given), False
+            keeps the directions; None reads both, and warns if only one was given.
+        name: name of the graph in messages.
+        attributes: other values known for each node, by name: numbers, or names as strings.
+        splits: 0, 1, 2 for training, validation and test nodes, -1 for none; one column per split.
+        columns: `y` holds labels or numbers even if it is one column of whole numbers, which otherwise are classes.
+        feature_names: names of the columns of `x`; None if they have no names.
     """
     names_of_columns = None if feature_names is None else [str(column) for column in feature_names]
     features = read_features(x, name, names_of_columns)
@@ -252,14 +252,14 @@ def make_graph(
 
 
 def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph", numbers: bool = False) -> Graph:
-    """A `Graph` from a PyG `Data` object.
+    """Make a `Graph` from a PyG `Data` object.
 
-    Edges are read in both directions unless `undirected=False`, as they are from files. `edge_weight` weighs them;
-    `edge_attr` is not read. A `class_names` attribute names the classes; otherwise the labels name themselves.
+    Edges are read in both directions unless `undirected=False`, as they are from files. `edge_weight` holds their
+    weights; `edge_attr` is not read. A `class_names` attribute names the classes; otherwise the labels are the names.
     Without `y` no node has a label: enough to predict, not to learn. A `y` of several columns holds labels or numbers.
-    Its `train_mask`, `val_mask` and `test_mask` become the split, and any other one-dimensional tensor with a number
-    for each node an attribute that a stream can be made from (`eg.stream(data, by="year")`). With `numbers`, a `y` of
-    whole numbers holds targets to predict as numbers; else they are classes.
+    `train_mask`, `val_mask` and `test_mask` become the split, and any other one-dimensional tensor with a number for
+    each node becomes an attribute that a stream can be made from (`eg.stream(data, by="year")`). With `numbers`, a `y`
+    of whole numbers holds targets to predict as numbers; else they are classes.
     """
     kind = type(data).__name__
     if hasattr(data, "node_types") and hasattr(data, "to_homogeneous"):

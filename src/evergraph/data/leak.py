@@ -1,4 +1,4 @@
-"""The leak score of a stream: how often mean-pooled features name the task that tests are about."""
+"""Leak score of a stream: how often mean-pooled features reveal the task being tested."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 from evergraph.evaluation.leak import share_named
 
-ROWS_AT_ONCE = 2**16  # of features read from a graph that may be on disk
+ROWS_AT_ONCE = 2**16  # feature rows read at once, since the graph may be on disk
 
 
 @checked
 def leak_score(stream: TaskStream, test_graph: str | None = None) -> float:
-    """How often a trivial rule names the right task after the last one, in percent: the mean over tasks.
+    """Percentage of test queries whose task a nearest-mean rule identifies after the last task, averaged over tasks.
 
-    A task's profile is the mean of its training nodes' features. What is asked for is pooled in the same way, and the
-    nearest profile (in Euclidean distance) names the task. Where all nodes asked for in one graph are of one task
-    (test graph `task`), the mean over all of them is one query, as in methods that infer the task of a test graph.
-    Elsewhere every node is a query: the mean over the node and the nodes it reads, which for `seen` are all its
-    neighbours, for `node` its training neighbours. Chance is 100 / number of tasks; 100 means that class-incremental
-    figures on this test graph are task-incremental for whoever pools.
+    A task's profile is the mean of its training nodes' features. Queries are pooled in the same way, and the nearest
+    profile (in Euclidean distance) names the task. Where all test nodes of a graph belong to one task (test graph
+    `task`), their mean is a single query, as in methods that infer the task of a test graph. Otherwise every node is a
+    query: the mean over the node and the nodes it reads, which are all its neighbours for `seen` and its training
+    neighbours for `node`. Chance is 100 / number of tasks; 100 means that class-incremental results on this test graph
+    are task-incremental for any method that pools.
 
     Args:
-        stream: the tasks; their examples are nodes.
-        test_graph: another test graph than the stream's own.
+        stream: a stream whose examples are nodes.
+        test_graph: test graph to use instead of the stream's own.
     """
     rule = TEST_GRAPHS[test_graph or stream.test_graph]
     if stream.graph.level != "node":
@@ -56,14 +56,14 @@ def leak_score(stream: TaskStream, test_graph: str | None = None) -> float:
 
 
 def neighbourhood_means(graph: Graph, nodes: Tensor, values: Tensor) -> Tensor:
-    """The mean of `values` (one row per node of the graph) over each of `nodes` and the nodes it reads."""
+    """Return the mean of `values` (one row per node of the graph) over each of `nodes` and the nodes it reads."""
     read = graph.adjacency.rows(nodes)
-    read = read.with_values(torch.ones_like(read.values, dtype=values.dtype))  # whatever the edges' weights
+    read = read.with_values(torch.ones_like(read.values, dtype=values.dtype))  # edge weights are ignored
     return (values[nodes] + read @ values) / (1 + read.counts().unsqueeze(1))
 
 
 def _profile(x: Features, nodes: Tensor) -> Tensor:
-    """The mean of the nodes' features, in float64."""
+    """Return the mean of the nodes' features, in float64."""
     total = torch.zeros(x.size(1), dtype=torch.float64)
     for rows in nodes.split(ROWS_AT_ONCE):
         block = take_rows(x, rows)
@@ -75,5 +75,5 @@ def _profile(x: Features, nodes: Tensor) -> Tensor:
 
 
 def _products(x: Features, nodes: Tensor, profiles: Tensor) -> Tensor:
-    """x_v · p_t for each of the nodes, in float64; the features are read a block at a time."""
+    """Return x_v · p_t for each node v and task t in float64, reading features a block at a time."""
     return torch.cat([take_rows(x, rows).to(torch.float64) @ profiles.T for rows in nodes.split(ROWS_AT_ONCE)])

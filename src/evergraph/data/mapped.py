@@ -1,8 +1,8 @@
-"""Graphs larger than memory: a folder of plain arrays that are mapped, not read.
+"""Graphs larger than memory: a folder of plain arrays that are memory-mapped, not read.
 
-The folder holds `graph.json` (counts, names) and arrays in numpy's own format: the labels, the in-neighbour lists, the
+The folder holds `graph.json` (counts, names) and arrays in NumPy's own format: the labels, the in-neighbour lists, the
 features, dense or sparse, the split, and attributes such as ids. Training reads the rows it needs; the operating system
-keeps what is used often. Nothing in a folder is executed.
+caches what is used often. Nothing in a folder is executed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from evergraph.persistence.reading import DAMAGE, content_hash, read_record, reg
 
 HEADER = "graph.json"
 PARTS_HEADER = "parts.json"
-ROWS_AT_ONCE = 2**22  # entries sorted at once when neighbour lists are put in order
+ROWS_AT_ONCE = 2**22  # entries of neighbour lists sorted at once
 
-HASHED_WHOLE = 2**28  # bytes up to which an array's content is compared with its hash whenever it is opened
+HASHED_WHOLE = 2**28  # arrays of up to this many bytes are compared with their hash whenever they are opened
 
 
 class Described(TypedDict):
-    """What a header says of an array."""
+    """Description of an array in a header."""
 
     type: str
     shape: list[int]
@@ -45,15 +45,15 @@ class Described(TypedDict):
 
 
 class Known(TypedDict, total=False):
-    """What a header holds besides, where it is known; folders of earlier versions have none of it."""
+    """Optional entries of a header; folders of earlier versions have none of them."""
 
     directed: bool
     feature_names: list[str]
-    attributes: list[str]  # the array `attribute-2` holds the values of the third, …
+    attributes: list[str]  # names; the values of the third are in the array `attribute-2`, …
 
 
 class Header(Known):
-    """What `graph.json` holds."""
+    """Contents of `graph.json`."""
 
     name: str
     class_names: list[str | int]
@@ -62,11 +62,11 @@ class Header(Known):
 
 
 EdgeBlocks = Callable[[], Iterable[np.ndarray]]
-"""Gives the same (2, number of edges) blocks, sources above targets, every time it is called."""
+"""Function that returns the same (2, number of edges) blocks, sources above targets, every time it is called."""
 
 
 def write_mapped(graph: Graph, folder: str | Path) -> Path:
-    """Write a graph that is in memory to a folder of mapped arrays; its examples are nodes with classes."""
+    """Write a graph that is in memory to a folder of mapped arrays; its examples must be nodes with classes."""
     if graph.level != "node" or not graph.has_classes:
         raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be mapped")
     with new_folder(folder) as path:
@@ -93,7 +93,7 @@ def write_mapped(graph: Graph, folder: str | Path) -> Path:
 
 
 def _text_as_array(names: list[str]) -> Tensor:
-    """Names as the bytes of a JSON list: as many as there are nodes, they are too many for the header."""
+    """Encode names as the bytes of a JSON list; there can be one per node, too many for the header."""
     return torch.frombuffer(bytearray(json.dumps(names).encode()), dtype=torch.uint8)
 
 
@@ -107,17 +107,17 @@ def write_mapped_blocks(
     class_names: list[ClassName],
     name: str = "graph",
 ) -> Path:
-    """Write a graph that was never in memory, block by block.
+    """Write a graph that is never in memory as a whole, block by block.
 
     Args:
-        folder: where to; it must not exist.
+        folder: target folder; it must not exist.
         features: dense blocks of rows, from the first node to the last.
-        edges: the edges in blocks, to be gone through twice; each is taken in both directions, duplicates and
+        edges: the edges in blocks, iterated over twice; each is taken in both directions, duplicates and
             self-loops are dropped.
         y: labels as positions in `class_names`.
-        num_features: features of a node.
-        class_names: the names of the classes.
-        name: what to call the graph.
+        num_features: number of features of a node.
+        class_names: names of the classes.
+        name: name of the graph.
     """
     with new_folder(folder) as path:
         np.save(path / "y.npy", y.astype(np.int64))
@@ -137,7 +137,7 @@ def write_mapped_blocks(
 
 
 def _write_neighbours(path: Path, edges: EdgeBlocks, num_nodes: int) -> None:
-    """In-neighbour lists by a counting sort on disk: count, put in place, then sort each list and drop duplicates."""
+    """Write in-neighbour lists by a counting sort on disk: count, scatter, then sort each list and drop duplicates."""
     counts = np.zeros(num_nodes, dtype=np.int64)
     for block in edges():
         counts += np.bincount(_both_ways(block)[1], minlength=num_nodes)
@@ -165,7 +165,7 @@ def _write_neighbours(path: Path, edges: EdgeBlocks, num_nodes: int) -> None:
     indices.flush()
     del unsorted, indices
     (path / "unsorted.npy").unlink()
-    np.save(path / "indptr.npy", indptr)  # the tail of `indices` that duplicates left free is not pointed to
+    np.save(path / "indptr.npy", indptr)  # no row points to the unused tail of `indices` left by dropped duplicates
 
 
 def _both_ways(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -176,8 +176,8 @@ def _both_ways(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_mapped(folder: str | Path) -> bool:
-    """Whether a folder is one of these."""
-    return os.path.isfile(Path(folder) / HEADER)  # no error for a name that is too long
+    """Whether a folder holds a mapped graph."""
+    return os.path.isfile(Path(folder) / HEADER)  # raises no error for a name that is too long
 
 
 def is_parts(folder: str | Path) -> bool:
@@ -186,7 +186,7 @@ def is_parts(folder: str | Path) -> bool:
 
 
 def read_mapped(folder: str | Path) -> Graph:
-    """The graph in a folder; its arrays stay on disk until they are used."""
+    """Read the graph in a folder; its arrays stay on disk until they are used."""
     path = Path(folder)
     header = read_record(path / HEADER, Header, "convert again")
     try:
@@ -196,7 +196,7 @@ def read_mapped(folder: str | Path) -> Graph:
         if y.dim() != 1 or not y.numel() or not -1 <= int(y.min()) <= int(y.max()) < len(names):
             raise ValueError("labels are out of range")
         nnz = _check_rows(arrays["indptr"], arrays["indices"], y.numel(), y.numel())
-        # where edge weights are all one: a single number, seen from every place
+        # if all edge weights are 1: a single number, expanded
         weights = arrays.get("weights", torch.ones(1).expand(nnz))
         if weights.shape != (nnz,) or not weights.is_floating_point():
             raise ValueError("the edges' weights do not fit the edges")
@@ -244,9 +244,9 @@ def _attribute(arrays: dict[str, Tensor], place: str, count: int) -> Attribute:
 
 
 def map_array(path: Path, name: str, described: Described) -> Tensor:
-    """An array as `convert` wrote it: its type, shape and layout, and its content where reading it all is quick."""
+    """Map an array written by `convert`; check its type, shape and layout, and its content if it is small."""
     file = regular_file(path / f"{Path(name).name}.npy")
-    # copy on write: torch wants arrays that could be written to, the file never is
+    # copy on write: torch wants writable arrays, but the file is never written to
     array = np.load(file, mmap_mode="c", allow_pickle=False)
     if (array.dtype.str, list(array.shape)) != (described["type"], described["shape"]):
         raise ValueError(f"{name}.npy is of another type or shape than was written")
@@ -258,7 +258,7 @@ def map_array(path: Path, name: str, described: Described) -> Tensor:
 
 
 def _check_rows(indptr: Tensor, indices: Tensor, rows: int, columns: int) -> int:
-    """Compressed rows that point nowhere else: begins that never fall, and columns that exist; returns the entries."""
+    """Check that row pointers never decrease and that columns are in range; return the number of entries."""
     if indptr.numel() != rows + 1 or int(indptr[0]) != 0 or not bool((indptr[1:] >= indptr[:-1]).all()):
         raise ValueError("the rows' begins are not in order")
     entries = int(indptr[-1])
@@ -280,7 +280,7 @@ def _write_header(path: Path, name: str, class_names: list[ClassName], num_featu
 
 @contextmanager
 def new_folder(folder: str | Path) -> Iterator[Path]:
-    """A folder under another name beside the one wanted; it gets its own name when it is whole."""
+    """Provide a scratch folder beside the target, renamed to the target once it is complete."""
     folder = Path(folder)
     if os.path.lexists(folder):
         raise EvergraphError(f"{folder} exists; name a folder that does not")

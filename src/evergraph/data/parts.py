@@ -1,4 +1,4 @@
-"""Graphs larger than a machine: blocks of rows in folders of their own, of which each process reads its share.
+"""Graphs larger than one machine, stored as blocks of rows in separate folders; each process reads its share.
 
 A folder of parts holds `parts.json` (names, counts, where each part begins) and a folder for each part with plain
 arrays: the features, labels, in-neighbours and the split of its nodes. Nothing in a folder is executed.
@@ -30,34 +30,34 @@ from evergraph.persistence.files import file_hash
 from evergraph.persistence.reading import DAMAGE, content_hash, read_record, write_record
 
 PART = "part.json"
-EDGES = ("indptr", "indices", "weights")  # the arrays of a part that only propagation reads
+EDGES = ("indptr", "indices", "weights")  # arrays of a part that only propagation reads
 
 
 class PartsHeader(Known):
-    """What `parts.json` holds."""
+    """Contents of `parts.json`."""
 
     name: str
     class_names: list[str | int]
     num_features: PositiveInt
-    starts: list[int]  # the first row of each part, and the number of all rows
-    parts: list[str]  # a hash of each part
+    starts: list[int]  # first row of each part, then the total number of rows
+    parts: list[str]  # hash of each part
 
 
 class PartHeader(TypedDict):
-    """What a part's `part.json` holds."""
+    """Contents of a part's `part.json`."""
 
     arrays: dict[str, Described]
 
 
 class Rows:
-    """Which rows of a graph in parts are whose.
+    """Assignment of the rows of a graph in parts to processes.
 
     Args:
-        starts: the first row of each process, and the number of all rows.
+        starts: first row of each process, then the total number of rows.
         group: the processes.
-        mark: a hash of the whole graph.
-        edges: reads the in-neighbours of this process's nodes, numbered over all processes; they are needed once, and
-            nobody keeps them.
+        mark: hash of the whole graph.
+        edges: reads the in-neighbours of this process's nodes, numbered over all processes; they are needed once and
+            not kept.
     """
 
     def __init__(self, starts: list[int], group: Workers, mark: str, edges: Callable[[], SparseMatrix]) -> None:
@@ -71,13 +71,13 @@ class Rows:
 
 @checked
 def write_parts(graph: Graph, folder: str | Path, parts: PositiveInt, seed: int = 0) -> Path:
-    """Write a graph as blocks of rows, one after the other, each with its split into training, validation and test.
+    """Write a graph as consecutive blocks of rows, each with its split into training, validation and test.
 
     Args:
-        graph: in memory or mapped (`evergraph.data.mapped`); its examples are nodes with classes.
-        folder: where to; it must not exist.
-        parts: number of blocks; processes that share the graph take some each.
-        seed: of the split, where the data has none of its own.
+        graph: a graph in memory or mapped (`evergraph.data.mapped`) whose examples are nodes with classes.
+        folder: target folder; it must not exist.
+        parts: number of blocks; processes that share the graph divide them among themselves.
+        seed: seed of the split, if the data has none of its own.
     """
     if graph.level != "node" or not graph.has_classes:
         raise EvergraphError(f"{graph.name}: only graphs whose examples are nodes with one class each can be divided")
@@ -100,7 +100,7 @@ def write_parts(graph: Graph, folder: str | Path, parts: PositiveInt, seed: int 
 
 
 def write_part(folder: Path, number: int, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write one block: `y`, `split`, `indptr`, `indices` (of all nodes), perhaps `weights`; `x`, or a sparse `x_…`."""
+    """Write one block: `y`, `split`, `indptr`, `indices` (over all nodes), optional `weights`; `x` or sparse `x_…`."""
     place = folder / f"part-{number:05d}"
     place.mkdir()
     described: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def write_parts_header(
     starts: list[int],
     feature_names: list[str] | None = None,
 ) -> None:
-    """Write what the parts have in common, when all of them are there; `starts` are their first rows."""
+    """Write `parts.json` once all parts are written; `starts` holds their first rows."""
     headers = [read_record(folder / f"part-{number:05d}" / PART, PartHeader) for number in range(len(starts))]
     total = starts[-1] + headers[-1]["arrays"]["y"]["shape"][0]
     header = {"name": name, "class_names": class_names, "num_features": num_features, "starts": [*starts, total]}
@@ -129,9 +129,9 @@ def write_parts_header(
 
 
 def read_parts(folder: str | Path) -> tuple[Graph, list[int]]:
-    """This process's share of a graph in parts, and the numbers of its parts.
+    """Return this process's share of a graph in parts, and the numbers of its parts.
 
-    The graph has the process's own nodes alone, and no edges: `graph.rows.edges()` reads them.
+    The graph holds only the process's own nodes, and no edges: `graph.rows.edges()` reads them.
     """
     path, group = Path(folder), workers()
     header = read_record(path / HEADER, PartsHeader, "convert again")
@@ -171,17 +171,17 @@ def _undamaged(path: Path) -> Iterator[None]:
 
 
 def part_sizes(folder: str | Path) -> list[int]:
-    """The number of nodes in each part."""
+    """Number of nodes in each part."""
     starts = read_record(Path(folder) / HEADER, PartsHeader, "convert again")["starts"]
     return [last - first for first, last in pairwise(starts)]
 
 
 def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, index: int = 0) -> tuple[Task, Tensor]:
-    """The task of a graph in parts, with this process's training and validation nodes; and its test nodes.
+    """Return the task of a graph in parts, with this process's training and validation nodes, and its test nodes.
 
     Args:
-        graph: the process's share.
-        classes: learn the nodes of these classes alone; all classes with nodes by default.
+        graph: this process's share.
+        classes: learn only the nodes of these classes; all classes with nodes by default.
         index: the task's number.
     """
     assert graph.rows is not None
@@ -218,7 +218,7 @@ def _split(graph: Graph, seed: int) -> Tensor:
 
 
 def _sparse(matrix: SparseMatrix, rows: slice, prefix: str, with_values: bool) -> dict[str, Tensor]:
-    """Some rows of a sparse matrix as arrays; columns in 32 bits where they fit."""
+    """Return some rows of a sparse matrix as arrays, with 32-bit column indices where they fit."""
     first, last = int(matrix.indptr[rows.start]), int(matrix.indptr[rows.stop])
     small = torch.int32 if matrix.num_columns < 2**31 else torch.int64
     arrays = {f"{prefix}indptr": matrix.indptr[rows.start : rows.stop + 1] - first}
@@ -229,7 +229,7 @@ def _sparse(matrix: SparseMatrix, rows: slice, prefix: str, with_values: bool) -
 
 
 def _read_own(path: Path, marks: list[str], own: range, chosen: Callable[[str], bool]) -> dict[str, Tensor]:
-    """Some arrays of consecutive parts, joined."""
+    """Read the chosen arrays of consecutive parts and join them."""
     loaded = [_read_part(path / f"part-{number:05d}", marks[number], chosen) for number in own]
     return {name: _joined(name, [arrays[name] for arrays in loaded]) for name in loaded[0]}
 
@@ -242,7 +242,7 @@ def _read_part(place: Path, known: str, chosen: Callable[[str], bool]) -> dict[s
 
 
 def _joined(name: str, arrays: list[Tensor]) -> Tensor:
-    """The arrays of consecutive parts as one; begins of rows go on where the part before ends."""
+    """Concatenate an array over consecutive parts; row pointers continue from the end of the part before."""
     if len(arrays) == 1:
         return arrays[0]
     if not name.endswith("indptr"):

@@ -14,19 +14,19 @@ from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, unknown
 
 SCENARIOS: registry.Registry[Scenario] = registry.scenarios
-MOST_TASKS = 200  # of an attribute with a task for each value
+MOST_TASKS = 200  # when each value of an attribute is a task
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What makes a task, and what prediction is told.
+    """What defines a task, and what is known at prediction time.
 
     Args:
-        name: what `--scenario` takes.
-        about: one line for people.
-        by_attribute: tasks are values of an attribute and share their classes; otherwise classes make the tasks.
-        bins: intervals that the attribute is cut into where nothing else is said; 0 makes a task of each value.
-        task_known: prediction is told the task, and chooses among its classes alone.
+        name: the value of `--scenario`.
+        about: one-line description.
+        by_attribute: tasks are values of an attribute and share their classes; otherwise classes define the tasks.
+        bins: default number of intervals that the attribute is cut into; 0 makes each value a task.
+        task_known: the task is known at prediction time, which chooses only among its classes.
     """
 
     name: str
@@ -53,9 +53,9 @@ SCENARIOS.register(
 
 
 def find_attribute(graph: Graph, by: str | None, scenario: str) -> tuple[str, Attribute]:
-    """The attribute that makes the tasks: the one named; else the one called like the scenario; else the only one.
+    """Return the attribute that defines the tasks: as named, else the one named like the scenario, else the only one.
 
-    Ids, which every example has another of, make no tasks unless they are named.
+    Ids, which are unique to each example, define no tasks unless they are named.
     """
     known = graph.attributes
     others = [name for name in known if name != "id"]
@@ -70,10 +70,10 @@ def find_attribute(graph: Graph, by: str | None, scenario: str) -> tuple[str, At
 
 
 def tasks_by_attribute(attribute: Attribute, bins: int, name: str) -> tuple[Tensor, list[str]]:
-    """A task for each example, and the tasks' names.
+    """Return the task of each example, and the tasks' names.
 
-    With `bins`, intervals with equally many examples (as far as equal values, which stay together, allow); otherwise
-    one task for each value, in ascending order (or that of the names).
+    With `bins`, tasks are intervals with equally many examples (as far as equal values, which stay together, allow);
+    otherwise each value is a task, in ascending order (or that of the names).
     """
     values = attribute.values.contiguous()
     if missing := int(values.isnan().sum()):
@@ -100,14 +100,14 @@ def tasks_by_attribute(attribute: Attribute, bins: int, name: str) -> tuple[Tens
 
 
 def _shown(value: float) -> str:
-    """A number for people; seconds since 1970 as a date."""
+    """Format a number for display; seconds since 1970 become a date."""
     if 5e8 < value < 5e9:
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
     return f"{value:g}"
 
 
 def blurred(task_of: Tensor, part: Tensor, share: float, seed: int) -> Tensor:
-    """A share of each task's training examples moved to other tasks, drawn uniformly: boundaries that are not sharp."""
+    """Blur task boundaries: move a share of each task's training examples to other tasks, drawn uniformly."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + 17)
     tasks = int(task_of.max()) + 1
     moved = (task_of >= 0) & (part == 0) & (torch.rand(task_of.shape, generator=generator) < share)

@@ -1,4 +1,4 @@
-"""Where streams come from: a dataset's name, the path of a file, or a graph at hand."""
+"""Make streams from a dataset's name, the path of a file, or a graph in memory."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def stream(
     undirected: bool | None = None,
     **options: Any,
 ) -> TaskStream:
-    """A stream by name, from a file, or from a graph at hand.
+    """Make a stream from a dataset's name, a file, or a graph in memory.
 
     Args:
         source: a dataset (`evergraph streams` lists them), `sbm:KEY=VALUE,…`, the path of an .npz or .pt
             file or of a node table (`nodes.csv:edges=edges.csv`), a PyG `Data` object, a NetworkX graph or a `Graph`.
-        classes_per_task: classes per task; the dataset's (2 for a graph of your own) where not given.
-        min_class_size: smallest class kept; the dataset's where not given.
+        classes_per_task: number of classes per task; by default the dataset's (2 for a graph of your own).
+        min_class_size: size of the smallest class kept; by default the dataset's.
         data_root: folder of the datasets; else `EVERGRAPH_DATA`, else a cache in the home folder.
-        first_tasks: the first so many tasks alone (`TaskStream.first`); 0 for all.
-        pseudo_stream: a small stream of the first task's classes instead (`TaskStream.within_task`).
-        undirected: how a graph of your own is read: False keeps the directions of its edges, True reads all of them
-            in both; None does so too, and says it where only one direction was given.
-        options: what else `TaskStream` takes: `order`, `seed`, `test_graph`, `edges_between_tasks`, `scenario`, `by`,
-            `bins`, `blur`, `split`.
+        first_tasks: number of first tasks to keep (`TaskStream.first`); 0 for all.
+        pseudo_stream: make a small stream of the first task's classes instead (`TaskStream.within_task`).
+        undirected: how a graph of your own is read: False keeps the directions of its edges, True reads each edge
+            in both directions; None does so too, and warns if only one direction was given.
+        options: other arguments of `TaskStream`: `order`, `seed`, `test_graph`, `edges_between_tasks`, `scenario`,
+            `by`, `bins`, `blur`, `split`.
     """
     graph, dataset = find_graph(source, data_root, undirected, about_numbers(options.get("problem")))
     preset = {"scenario": dataset.scenario, **dataset.stream}
     arranged = [options.get(key) for key in ("scenario", "by", "task_incremental")]
     given = (value if isinstance(value, (str, bool)) else value is not None for value in arranged)
-    if any(given):  # another arrangement than the preset's
+    if any(given):  # overrides the preset's arrangement
         preset = {key: value for key, value in preset.items() if key not in ("scenario", "by", "bins")}
     tasks = TaskStream(
         graph,
@@ -69,12 +69,12 @@ def find_graph(
     undirected: bool | None = None,
     numbers: bool = False,
 ) -> tuple[Graph, Dataset]:
-    """The graph that a name, a path or an object stands for, and how it is cut where nothing else is said.
+    """Return the graph for a name, a path or an object, and the dataset with its default stream settings.
 
-    With `numbers`, whole numbers in a graph of one's own are targets to predict as numbers; else they are classes.
+    With `numbers`, whole numbers in a graph of your own are targets to predict as numbers; else they are classes.
     """
     if data_root is not None:
-        find_data_root(data_root)  # a folder that is not there is refused even where nothing is read from it
+        find_data_root(data_root)  # raises for a missing folder even if nothing is read from it
     unnamed = Dataset("graph", lambda data_root: as_graph(source), problem="")
     if not isinstance(source, (str, Path)):
         return as_graph(source, undirected=undirected, numbers=numbers), unnamed

@@ -25,12 +25,12 @@ from evergraph.data.tasks import Part, Task, link_edges
 from evergraph.data.test_graphs import TEST_GRAPHS
 from evergraph.errors import EvergraphError
 
-MOST_PSEUDO_TASKS = 5  # that one task's classes are cut into
-PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # wanted in all of them; needed for two tasks of two
+MOST_PSEUDO_TASKS = 5  # made from one task's classes
+PSEUDO_CLASSES, LEAST_PSEUDO_CLASSES = 8, 4  # classes to aim for over all pseudo-tasks; minimum for two tasks of two
 
 
 def about_numbers(problem: Any) -> bool:
-    """Whether a problem that is asked for by name predicts numbers."""
+    """Whether `problem` is the name of a problem that predicts numbers."""
     return isinstance(problem, str) and problem != "" and bool(registry.problems[problem].kind == "numbers")
 
 
@@ -39,27 +39,27 @@ class TaskStream(metaclass=Checked):
 
     Args:
         graph: the whole graph.
-        classes_per_task: classes that arrive together; the last task takes what remains.
-        min_class_size: classes with fewer examples are left out, with their nodes, as unlabelled nodes are.
-        order: `labelled`, `random` (by `seed`; `random:7` by another), `size` (large first), or the classes'
-            names in the order wanted; a list of lists gives the tasks themselves. A class in several of them has its
-            examples shared out evenly: it comes again, with new examples.
-        seed: of the 60/20/20 split, of the random order and of drawn pairs without a link.
-        edges_between_tasks: keep the edges to nodes of earlier tasks in a task's graph. Off: each task's
-            graph is its own nodes alone, as in the paper.
-        test_graph: `task` tests each task's examples on that task's own graph (as the paper does; it gives
-            away which task a node is from); `seen` on one graph of all tasks seen so far; `node`, where examples are
+        classes_per_task: number of classes that arrive together; the last task takes the rest.
+        min_class_size: classes with fewer examples are left out, along with their nodes, as are unlabelled nodes.
+        order: `labelled`, `random` (by `seed`; `random:7` by another), `size` (largest first), or a list of class
+            names; a list of lists gives the tasks themselves. A class in several tasks has its examples divided evenly
+            among them, so that it returns with new examples.
+        seed: seed of the 60/20/20 split, of the random order and of the drawn pairs without a link.
+        edges_between_tasks: keep the edges to nodes of earlier tasks in a task's graph. If False, each task's
+            graph contains only its own nodes, as in the paper.
+        test_graph: `task` tests each task's examples on that task's own graph (as the paper does; it reveals
+            which task a node is from); `seen` on one graph of all tasks seen so far; `node`, where examples are
             nodes, tests each node on the graph of the training nodes seen so far, which it joins alone.
-        task_incremental: short for `scenario="task"`.
-        problem: what is to be learned, by its registered name; by default what the examples suggest. Where it is
-            about numbers, whole ones are not taken for classes.
-        scenario: what makes a task and what is known at test time: `class`, `task`, `domain` or `time`. By default
+        task_incremental: shorthand for `scenario="task"`.
+        problem: registered name of what is learned; inferred from the examples by default. If it predicts numbers,
+            whole numbers are not read as classes.
+        scenario: what defines a task and what is known at test time: `class`, `task`, `domain` or `time`. By default
             `class`; with `by`, `domain`.
-        by: the attribute that makes the tasks (a year, a country).
-        bins: intervals with equally many examples that the attribute is cut into; 0 makes a task of each value. By
-            default what the scenario says.
+        by: attribute that defines the tasks (a year, a country).
+        bins: number of intervals with equally many examples that the attribute is cut into; 0 makes each value a task.
+            By default the scenario's.
         blur: share of each task's training examples that arrive with other tasks instead.
-        split: `given` takes the split (masks) that the data came with, where it has one; `random` is always 60/20/20.
+        split: `given` uses the split (masks) that comes with the data, if any; `random` is always 60/20/20.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class TaskStream(metaclass=Checked):
         split: Literal["given", "random"] = "given",
     ) -> None:
         graph = as_graph(graph, numbers=about_numbers(problem))
-        TEST_GRAPHS[test_graph].check(graph)  # an unknown name is refused here too
-        self.graph_mark = ""  # what the whole graph is, where `stream` made this of it
+        TEST_GRAPHS[test_graph].check(graph)  # raises for an unknown name, too
+        self.graph_mark = ""  # hash of the whole graph, set by `stream`
         self.name = graph.name
         self.seed, self.order = seed, order
         self.classes_per_task, self.min_class_size = classes_per_task, min_class_size
         self.edges_between_tasks, self.test_graph = edges_between_tasks, test_graph
         self.scenario = SCENARIOS[scenario or ("task" if task_incremental else "domain" if by else "class")]
         self.problem, self.blur, self.by = problem or problem_of(graph), blur, by
-        registry.problems[self.problem]  # and so is this
+        registry.problems[self.problem]  # raises for an unknown name
         if task_incremental and not self.scenario.task_known:
             raise EvergraphError(f"task_incremental does not go with scenario {self.scenario.name}; leave one out")
         if by and not self.scenario.by_attribute:
@@ -124,13 +124,13 @@ class TaskStream(metaclass=Checked):
     def _take(
         self, graph: Graph, classes: Sequence[int], task_of: Tensor, part: Tensor, names: list[str] | None
     ) -> None:
-        """Make the stream of these classes and examples; examples without a task are left out."""
+        """Set up the stream from these classes and examples; examples without a task are left out."""
         y = graph.y if graph.has_classes else graph.y[:, list(classes)]
-        if graph.has_classes:  # labels that are positions in the order of arrival
+        if graph.has_classes:  # relabel classes by their order of arrival
             rank = torch.full((graph.num_classes + 1,), -1)
             rank[list(classes)] = torch.arange(len(classes))
-            y = torch.where(task_of >= 0, rank[graph.y], -1)  # an unlabelled example's -1 meets the last entry, also -1
-        # a graph on disk is not copied: nodes without a task stay
+            y = torch.where(task_of >= 0, rank[graph.y], -1)  # -1 (no label) indexes the last entry, also -1
+        # a graph on disk is not copied, so nodes without a task stay
         every = torch.arange(graph.num_examples)
         kept = every if graph.on_disk else torch.nonzero(task_of >= 0).reshape(-1)
         whole = narrowed(graph, kept) if kept.numel() < graph.num_examples else graph
@@ -142,12 +142,15 @@ class TaskStream(metaclass=Checked):
             self._part = _validated_where_known(self.graph, self._task_of, self._part)
         self.tasks_classes = [self._classes_in(self._task_of == task) for task in range(tasks)]
         self._names = names
-        self._token = object()  # tasks with this one number their examples alike
+        self._token = object()  # identifies tasks that share one numbering of examples
         self._tasks: dict[int, Task] = {}
-        self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # by whether test nodes join alone
+        self._seen: dict[bool, tuple[int, Task, Tensor]] = {}  # keyed by `alone`
 
     def _classes_in(self, chosen: Tensor) -> list[int]:
-        """The classes that some examples train, as positions; of several targets the task's columns, or all."""
+        """Positions of the classes with training examples among `chosen`.
+
+        Without classes: the columns known for any of them, or all columns if an attribute defines the tasks.
+        """
         if not self.graph.has_classes:
             known = (~self.graph.y[chosen].isnan()).any(0) | self.scenario.by_attribute
             return torch.nonzero(known).reshape(-1).tolist()
@@ -156,7 +159,7 @@ class TaskStream(metaclass=Checked):
 
     @property
     def task_names(self) -> list[str]:
-        """What each task is called: its classes, or the attribute's value."""
+        """Name of each task: its classes, or the attribute's value."""
         if self._names is not None:
             return self._names[: len(self)]
         names = self.graph.class_names
@@ -168,7 +171,7 @@ class TaskStream(metaclass=Checked):
         return self.scenario.task_known
 
     def first(self, tasks: int) -> TaskStream:
-        """The first tasks alone, with the classes and the split that they have here; nothing of later tasks."""
+        """Return the stream of the first `tasks` tasks, with the same classes and split and nothing of later tasks."""
         if not 1 <= tasks <= len(self):
             raise EvergraphError(
                 f"{self.name}: first_tasks={tasks} is impossible with {len(self)} tasks; choose 1 to {len(self)}"
@@ -181,11 +184,11 @@ class TaskStream(metaclass=Checked):
         return limited
 
     def within_task(self, index: int = 0) -> TaskStream:
-        """A small stream made of one task's training and validation nodes; its test nodes are not even in the graph.
+        """Return a small stream of one task's training and validation nodes; its test nodes are not even in the graph.
 
-        It has two to five tasks of at least two classes each: a network that knows a single class has nothing to tell
-        it from. Where the task has fewer than eight classes, they are cut into parts that count as classes
-        (`parts_of_classes`), until there are eight. Tests run on the validation nodes.
+        It has two to five tasks of at least two classes each: a network with a single class has nothing to tell it
+        from. If the task has fewer than eight classes, they are cut into parts that count as classes
+        (`parts_of_classes`) until there are eight. Tests run on the validation nodes.
         """
         classes = self.tasks_classes[index]
         shared = self.scenario.by_attribute or not self.graph.has_classes
@@ -205,7 +208,7 @@ class TaskStream(metaclass=Checked):
         return limited
 
     def _cut(self) -> None:
-        """Make a stream of one task's classes; of parts of them, each with examples to train and to test on."""
+        """Divide one task's classes, or parts of them that have both training and test examples, into pseudo-tasks."""
         graph, number = self.graph, self.graph.num_classes
         halvings = max(0, math.ceil(math.log2(PSEUDO_CLASSES / number)))
         for times in range(halvings, -1, -1):
@@ -229,12 +232,12 @@ class TaskStream(metaclass=Checked):
 
     @property
     def num_classes(self) -> int:
-        """Classes of all tasks together."""
+        """Number of classes of all tasks together."""
         return self.graph.num_classes
 
     @property
     def num_features(self) -> int:
-        """Features of a node."""
+        """Number of features of a node."""
         return self.graph.num_features
 
     def __len__(self) -> int:
@@ -247,7 +250,7 @@ class TaskStream(metaclass=Checked):
             raise IndexError(f"task {index} of a stream of {len(self)}")
         index = int(index) % len(self)
         if index not in self._tasks:
-            if self.graph.on_disk:  # one task in memory at a time, and of one that somebody still has, its arrays alone
+            if self.graph.on_disk:  # keep one task in memory, and only the arrays of one still in use elsewhere
                 for task in self._tasks.values():
                     task.graph.cache.clear()
                     task.graph.private_cache.clear()
@@ -262,7 +265,7 @@ class TaskStream(metaclass=Checked):
         return (self[index] for index in range(len(self)))
 
     def check_tests(self) -> None:
-        """Raise the error for a stream with a task that nothing can be measured on."""
+        """Raise an error if a task has no test examples."""
         counts = torch.bincount(self._task_of[(self._part == self._test_part) & (self._task_of >= 0)])
         sizes = [*counts.tolist(), *[0] * len(self)][: len(self)]
         if 0 in sizes:
@@ -273,26 +276,26 @@ class TaskStream(metaclass=Checked):
             )
 
     def so_far(self, index: int) -> Task:
-        """Tasks 0 … `index` as one, on the graph that tests run on: what joint training learns from.
+        """Return tasks 0 … `index` as a single task, on the graph that tests run on; used by joint training.
 
-        With test graph `task` these are the tasks' own graphs side by side; with one that joins tasks (or with edges
-        kept between tasks) it is one graph with the edges between them.
+        With test graph `task` these are the tasks' own graphs side by side; with a test graph that joins tasks (or
+        with `edges_between_tasks`) it is one graph with the edges between them.
         """
         index = range(len(self))[index]
         joined = TEST_GRAPHS[self.test_graph].joins_tasks or self.edges_between_tasks
         return self._gather(index, 0, joined=joined, members=range(index + 1))
 
     def seen(self, index: int, *, alone: bool = False) -> Task:
-        """All tasks up to `index` as one, on one graph with the edges between tasks.
+        """Return all tasks up to `index` as a single task, on one graph with the edges between tasks.
 
-        With `alone`, where examples are nodes, the edges that leave training nodes are its only ones. So every other
-        node reads the training nodes it is joined to, as if it had joined their graph by itself: no node reads it,
-        and training nodes have the degrees, and hidden states, of their own graph.
+        With `alone`, where examples are nodes, only edges that leave training nodes are kept. So every other node reads
+        the training nodes it is joined to, as if it had joined their graph by itself: no node reads it, and training
+        nodes keep the degrees and hidden states of their own graph.
         """
         return self._gather_seen(index, alone)[0]
 
     def seen_part(self, after: int, index: int, part: Part, *, alone: bool = False) -> Tensor:
-        """The examples of task `index`'s part, in the graph of all tasks up to `after`."""
+        """Return the examples of one part of task `index`, in the graph of all tasks up to `after`."""
         seen, task_of = self._gather_seen(after, alone)
         examples: Tensor = getattr(seen, part)
         return examples[task_of[examples] == index]
@@ -307,22 +310,22 @@ class TaskStream(metaclass=Checked):
         return self._seen[alone][1:]
 
     def tests(self, after: int, index: int, test_graph: str | None = None, part: Part = "test") -> tuple[Graph, Tensor]:
-        """The graph and the examples on which task `index` is tested after learning task `after`.
+        """Return the graph and the examples on which task `index` is tested after learning task `after`.
 
-        `test_graph` asks for another test graph than the stream's own, `part="val"` for validation examples.
+        `test_graph` overrides the stream's own test graph; `part="val"` selects validation examples.
         """
         rule = TEST_GRAPHS[test_graph or self.test_graph]
         rule.check(self.graph)
         return rule.select(self, after, index, part)
 
     def candidates(self, after: int, index: int) -> list[int]:
-        """The classes that prediction on task `index` chooses from after learning task `after`."""
+        """Return the classes that predictions on task `index` choose from after learning task `after`."""
         if self.scenario.task_known:
             return self.tasks_classes[index]
         return sorted({position for classes in self.tasks_classes[: after + 1] for position in classes})
 
     def protocol(self) -> dict[str, Any]:
-        """Everything about the stream that a number depends on."""
+        """Return all settings of the stream that results depend on."""
         sizes = [len(classes) for classes in self.tasks_classes]
         equal = all(size == self.classes_per_task for size in sizes[:-1]) and sizes[-1] <= self.classes_per_task
         order = self.order if isinstance(self.order, str) else [str(name) for name in self.graph.class_names]
@@ -344,7 +347,7 @@ class TaskStream(metaclass=Checked):
         }
 
     def _gather(self, index: int, first: int, *, joined: bool, members: Sequence[int], alone: bool = False) -> Task:
-        """The task made of the examples of tasks `first … index`; trained and tested on those of tasks `members`."""
+        """Return the task with the examples of tasks `first … index`, trained and tested on those of `members`."""
         examples = torch.nonzero((self._task_of >= first) & (self._task_of <= index)).reshape(-1)
         groups = None if joined else self._task_of
         if alone:
@@ -367,7 +370,7 @@ class TaskStream(metaclass=Checked):
 
 
 def _validated_where_known(graph: Graph, task_of: Tensor, part: Tensor) -> Tensor:
-    """The parts without validation examples of classes that no training example has had up to their task."""
+    """Return `part` without validation examples whose class has no training example up to their task."""
     used = (task_of >= 0) & (graph.y >= 0)
     train, val = (torch.nonzero(used & (part == number)).reshape(-1) for number in (0, 1))
     begins = torch.full((graph.num_classes,), int(task_of.max()) + 1)

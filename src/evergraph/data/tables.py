@@ -1,4 +1,4 @@
-"""Tables as people have them (CSV, Parquet, data frames, dictionaries of columns), as columns of plain arrays."""
+"""Read tables (CSV, Parquet, data frames, dictionaries of columns) as columns of plain arrays."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from evergraph.persistence.reading import regular_file
 
 TABLE_FILES = {".csv", ".tsv", ".parquet"}
 MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
-"""What a cell of a text file holds where a number is not known, in any case; in a column of names, nothing at all."""
+"""Cells of a text file that stand for a missing number, in any case; in a column of names only an empty cell does."""
 DIGITS = re.compile(r"[+-]?\d[\d_]*")
 PLAIN = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 class Columns(dict[str, np.ndarray]):
-    """Columns of a table by name: numbers, NaN where one is missing; else text, `""` where it is missing.
+    """Columns of a table by name: numbers, with NaN where missing, or text, with `""` where missing.
 
     Args:
         columns: the columns.
-        cells: of a text file, what its cells say letter for letter: the names of nodes and classes are no numbers.
+        cells: verbatim cells of a text file, since names of nodes and classes are not numbers.
     """
 
     def __init__(self, columns: Mapping[str, np.ndarray], cells: Mapping[str, list[str]] | None = None) -> None:
@@ -36,20 +36,20 @@ class Columns(dict[str, np.ndarray]):
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a text file, whose first line was taken for the names of its columns."""
+        """Whether the table is a text file, whose first line was read as column names."""
         return bool(self._cells)
 
     def ids(self, column: str) -> np.ndarray:
-        """A column of ids as it is written; whole numbers if every cell is one, written the usual way."""
+        """Return a column of ids as written; as whole numbers if every cell is one, written the usual way."""
         cells = self._cells.get(column)
         if cells is None or (self[column].dtype.kind == "i" and all(map(_is_plain, cells))):
             return self[column]
         return np.array(cells, dtype=object)
 
     def labels(self, column: str, name: str) -> np.ndarray:
-        """A column of classes as it is written; numbers if every cell that is not empty is one.
+        """Return a column of classes as written; as numbers if every non-empty cell is one.
 
-        A class may be called what stands for a missing number elsewhere, which a line says.
+        Warns if a class has a name that stands for a missing number elsewhere.
         """
         cells, values = self._cells.get(column), self[column]
         if cells is None or not any(cell.lower() not in MISSING for cell in cells):
@@ -65,17 +65,17 @@ class Columns(dict[str, np.ndarray]):
 
 
 def _is_plain(cell: str) -> bool:
-    """Whether a whole number is written as Python writes it: not 007, 1_0 or +1; nor one of more than 64 bits."""
+    """Whether a whole number is written as Python writes it (not 007, 1_0 or +1) and fits into 64 bits."""
     return PLAIN.fullmatch(cell) is not None and abs(int(cell)) < 2**63
 
 
 def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
-    """The columns of a table by name.
+    """Read the columns of a table by name.
 
     Args:
         table: the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow), or a dictionary.
-        name: what to call it in messages.
-        index: what an index of a pandas data frame is called where it is to be read as a column.
+        name: name of the table in messages.
+        index: names of pandas index levels to read as columns.
     """
     if isinstance(table, (str, Path)):
         return _read_file(Path(table))
@@ -97,7 +97,7 @@ def read_table(table: Any, name: str, index: Sequence[str] = ()) -> Columns:
 
 
 def is_renumbered(table: Any) -> bool:
-    """Whether a table is a pandas data frame whose index is other than 0, 1, 2, …"""
+    """Whether a table is a pandas data frame whose index is not 0, 1, 2, …"""
     index: Any = getattr(table, "index", None)
     return hasattr(index, "get_level_values") and index.tolist() != list(range(len(index)))
 
@@ -124,7 +124,7 @@ def _read_parquet(path: Path) -> Columns:
 
 
 def _read_text(path: Path) -> Columns:
-    """A text file with a line of names and one line per row, cells apart by commas, semicolons or tabs."""
+    """Read a text file with a header line and one line per row, with cells separated by commas, semicolons or tabs."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -148,7 +148,7 @@ def _read_text(path: Path) -> Columns:
 
 
 def _parsed(cells: list[str]) -> np.ndarray:
-    """Cells of text as whole numbers, else as numbers, else as they are."""
+    """Parse text cells as whole numbers, else as numbers, else as text."""
     empty = [cell.lower() in MISSING for cell in cells]
     try:
         if not any(empty):
@@ -164,7 +164,7 @@ def _parsed(cells: list[str]) -> np.ndarray:
 
 
 def _column(values: Any, name: str) -> np.ndarray:
-    """A column of a data frame: numbers, or text as objects with `""` for what is missing."""
+    """Convert a data frame's column to numbers, or to text objects with `""` where missing."""
     if hasattr(values, "to_pylist"):  # pyarrow
         values = values.to_pylist()
     listed = values.tolist() if hasattr(values, "tolist") else values
@@ -197,7 +197,7 @@ def _check_lengths(columns: Columns, name: str) -> None:
 
 
 def pick(columns: Columns, named: str | None, usual: Sequence[str], what: str, name: str) -> str | None:
-    """The column that is named, else the first with a usual name; None where there is none."""
+    """Return the column that is named, else the first with a usual name; None if there is none."""
     if named is None:
         found = [column for word in usual for column in columns if is_usual(column, (word,))]
         return next((column for column in found if column in usual), found[0] if found else None)
@@ -207,12 +207,12 @@ def pick(columns: Columns, named: str | None, usual: Sequence[str], what: str, n
 
 
 def is_usual(column: str, usual: Sequence[str]) -> bool:
-    """Whether a column has one of these names: words in any case; `y` is not `Y`, which may be a coordinate."""
+    """Whether a column has one of these names, in any case; but `y` is not `Y`, which may be a coordinate."""
     return column in usual or (len(column) > 1 and column.lower() in usual)
 
 
 def as_keys(values: np.ndarray) -> list[str]:
-    """Values as keys that are alike in two tables: 7, 7.0 and "7" are one."""
+    """Convert values to keys that match across tables: 7, 7.0 and "7" are equal."""
     if values.dtype.kind == "f":
         return [str(int(value)) if float(value).is_integer() else str(value) for value in values.tolist()]
     return [str(value) for value in values.tolist()]

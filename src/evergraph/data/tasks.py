@@ -26,20 +26,19 @@ Part = Literal["train", "val", "test"]
 
 @dataclass(eq=False)
 class Task:
-    """What arrives at one step: a graph, its classes, and examples to train on, to choose by, to test on.
+    """One step of a stream: a graph, its classes, and the examples for training, validation and testing.
 
     Args:
         index: position in the stream, from 0.
         class_positions: the task's classes, as positions in `graph.class_names`.
         graph: the task's graph; `graph.y` holds positions in `graph.class_names`.
         train: examples (nodes, graphs, links) to train on; `val` and `test` likewise.
-        num_classes: classes of the whole stream, so that the output layer can have its final size.
-        so_far: gives all tasks up to this one as a single task, where the stream still has them. For methods that
-            declare access to all data, such as joint training; anybody else leaves it alone.
-        origin: of a stream whose tasks hold examples of earlier ones: what stands for the stream, and the numbers of
-            the examples in its whole graph.
-        link_edges: where examples are links: the edges that are there without them, and the links that are edges
-            besides.
+        num_classes: number of classes of the whole stream, so that the output layer can have its final size.
+        so_far: returns all tasks up to this one as a single task, if the stream still has them. Only for methods that
+            declare access to all data, such as joint training.
+        origin: if tasks of the stream contain examples of earlier ones: an object that identifies the stream, and the
+            numbers of the examples in its whole graph.
+        link_edges: where examples are links: the adjacency without them, and the links that are added to it as edges.
     """
 
     index: int
@@ -56,7 +55,7 @@ class Task:
 
     @property
     def class_names(self) -> list[ClassName]:
-        """The user's names of the task's classes."""
+        """User-given names of the task's classes."""
         return [self.graph.class_names[position] for position in self.class_positions]
 
     def __repr__(self) -> str:
@@ -75,18 +74,18 @@ class Task:
         index: NonNegativeInt = 0,
         numbers: bool = False,
     ) -> Task:
-        """A task made of the labelled examples of a graph; all its nodes and edges are there to read from.
+        """Make a task of the labelled examples of a graph; they may read all its nodes and edges.
 
-        A split that the data came with (`train_mask`, …) is respected: what it does not train on is not trained on. A
-        class without a training example is none of the task's: its validation examples are left aside, and its test
-        examples stay, of a class that is not known.
+        A split that comes with the data (`train_mask`, …) is respected: only its training examples are trained on. A
+        class without training examples is not one of the task's classes: its validation examples are dropped, and its
+        test examples stay, as examples of an unknown class.
 
         Args:
             graph: a `Graph`, a PyG `Data` object, a list of them (`evergraph.data.conversion`) or the path of a file.
-            classes: learn the examples of these classes alone, by name; all classes with examples by default.
-            hold_out: split 60/20/20 within each class, where the data has no split of its own, but train on all
-                examples of a class with fewer than five; otherwise train on every example, and test on none.
-            seed: of the split.
+            classes: names of the classes to learn; all classes with examples by default.
+            hold_out: split 60/20/20 within each class if the data has no split of its own, but train on all
+                examples of a class with fewer than five; if False, train on every example and test on none.
+            seed: seed of the split.
             index: the task's number, for messages.
             numbers: targets are numbers to predict, even if they are whole and would be read as classes.
         """
@@ -126,7 +125,7 @@ class Task:
     def _of_columns(
         cls, graph: Graph, classes: Sequence[ClassName] | None, hold_out: bool, seed: int, index: int
     ) -> Task:
-        """The same where examples have several labels or numbers: all columns are learned."""
+        """Like `of`, where examples have several labels or numbers: all columns are learned."""
         if classes is not None:
             raise EvergraphError(f"{graph.name}: its examples have no classes to choose from; leave classes out")
         part, task_of = given_split(graph, seed), torch.zeros(graph.num_examples, dtype=torch.long)
@@ -144,13 +143,13 @@ class Task:
 
     @checked
     def pieces(self, size: PositiveInt) -> Iterator[Task]:
-        """The task as a sequence of small ones, `size` training examples each, in the order of their numbers.
+        """Yield the task as small tasks with `size` training examples each, in the order of their numbers.
 
         For a single pass without task boundaries: every piece has the task's graph, the classes among its own
         examples, and nothing to validate or test on.
 
         Args:
-            size: training examples of a piece; the last takes what remains.
+            size: number of training examples per piece; the last takes the rest.
         """
         for chosen in self.train.split(size):
             classes = self.class_positions
@@ -160,13 +159,12 @@ class Task:
             yield replace(self, class_positions=classes, train=chosen, val=none, test=none, so_far=None)
 
     def without(self, examples: Tensor, *, keep_in_graph: bool = False) -> Task:
-        """The task without some examples, as if they had never been there.
+        """Return the task without some examples, as if they had never been there.
 
         Args:
             examples: their numbers in the task's graph.
-            keep_in_graph: leave them in the graph, nodes without a label as neighbours of others, links as edges; else
-                the graph is the one induced on all other nodes, renumbered in their order, or has the edges of all
-                other links.
+            keep_in_graph: keep them in the graph, nodes as unlabelled neighbours and links as edges; else the graph is
+                the one induced on all other nodes, renumbered in their order, or has the edges of all other links.
         """
         gone = torch.zeros(self.graph.num_examples, dtype=torch.bool)
         gone[examples] = True
@@ -196,9 +194,9 @@ class Task:
         return Task(self.index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
 
     def mark(self) -> str:
-        """What the task is, as a hash: so that it is known again, and one left in the middle is not mixed with another.
+        """Return a hash of the task's content, to recognize it and not to mix up an interrupted task with another.
 
-        Where the graph's own hash is known (of a converted one it is), features and edges are not read for it.
+        If the graph's own hash is known (as for a converted graph), features and edges are not read.
         """
         if self._mark:
             return self._mark
@@ -213,7 +211,7 @@ class Task:
         return self._mark
 
     def pack(self) -> dict[str, Any]:
-        """The task as plain values and tensors, for those who keep it; `unpack` makes it whole again."""
+        """Return the task as plain values and tensors, for storage; `unpack` restores it."""
         x = self.graph.x
         features = {"x": x} if not isinstance(x, SparseMatrix) else {"x_sparse": _pack(x)}
         plain = {"index": self.index, "class_positions": self.class_positions, "num_classes": self.num_classes}
@@ -227,7 +225,7 @@ class Task:
 
     @classmethod
     def unpack(cls, packed: dict[str, Any]) -> Task:
-        """The task that `pack` took apart."""
+        """Restore a task from what `pack` returned."""
         x = packed["x"] if "x" in packed else _unpack(packed["x_sparse"])
         tensors = {key: packed[key].cpu() for key in ("train", "val", "test", "y")}
         graph = Graph(
@@ -242,7 +240,7 @@ class Task:
 
 
 def link_edges(graph: Graph, links: Tensor) -> tuple[SparseMatrix, Tensor] | None:
-    """`Task.link_edges` of a graph that is about to get these links as edges; None where examples are no links."""
+    """Return `Task.link_edges` of a graph that is about to get these links as edges; None if examples are not links."""
     return (graph.adjacency, links) if graph.level == "link" else None
 
 
@@ -260,7 +258,7 @@ def _unpack(packed: dict[str, Any]) -> SparseMatrix:
 
 
 def union(tasks: Sequence[Task]) -> Task:
-    """Several tasks as one: their graphs side by side, their classes (or columns of targets) matched by name."""
+    """Merge several tasks into one: their graphs side by side, their classes (or target columns) matched by name."""
     graphs = [task.graph for task in tasks]
     names = list(dict.fromkeys(name for graph in graphs for name in graph.class_names))
     position = {name: number for number, name in enumerate(names)}
@@ -286,17 +284,17 @@ def union(tasks: Sequence[Task]) -> Task:
 
 
 def _renamed(graph: Graph, position: dict[ClassName, int]) -> Tensor:
-    """A graph's targets with its classes or columns at other positions."""
+    """Return a graph's targets with its classes or columns moved to other positions."""
     places = [position[name] for name in graph.class_names]
     if graph.has_classes:
-        return torch.tensor([*places, -1])[graph.y]  # the last is for «no label»
+        return torch.tensor([*places, -1])[graph.y]  # the last entry is for -1, no label
     wide = graph.y.new_full((graph.num_examples, len(position)), torch.nan)
     wide[:, places] = graph.y
     return wide
 
 
 def stack_features(features: Sequence[Features]) -> Features:
-    """Feature matrices one below the other; sparse if the first is."""
+    """Stack feature matrices vertically; the result is sparse if the first is."""
     first = features[0]
     if not isinstance(first, SparseMatrix):
         return torch.cat([rows.dense() if isinstance(rows, SparseMatrix) else rows for rows in features])

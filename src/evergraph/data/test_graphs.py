@@ -1,4 +1,4 @@
-"""Test graphs: on which graph a task's examples are tested, and what that graph gives away."""
+"""Test graphs: which graph a task's examples are tested on, and what that graph reveals."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ TEST_GRAPHS: registry.Registry[TestGraph] = registry.test_graphs
 
 @dataclass(frozen=True)
 class TestGraph:
-    """A rule that says where tests run.
+    """A rule that selects the graph that tests run on.
 
     Args:
-        name: what `--test-graph` takes.
-        about: one line for people.
-        select: the graph and the examples of it, for (stream, tasks learned so far, task tested, part).
+        name: the value of `--test-graph`.
+        about: one-line description.
+        select: returns the graph and its test examples, given (stream, last task learned, task tested, part).
         joins_tasks: whether its graph has the edges between tasks.
-        one_task: whether all examples asked for in one graph are of one task, so that they can be pooled to find it.
-        alone: whether a node is tested without other test nodes; for examples that are nodes.
+        one_task: whether all examples tested on one graph belong to one task, so that pooling them reveals it.
+        alone: whether a node is tested without other test nodes; only where examples are nodes.
     """
 
-    __test__: ClassVar[bool] = False  # no test class, whatever its name looks like to pytest
+    __test__: ClassVar[bool] = False  # keeps pytest from collecting this class
 
     name: str
     about: str
@@ -42,7 +42,7 @@ class TestGraph:
     alone: bool = False
 
     def check(self, graph: Graph) -> None:
-        """Raise the error where a graph's examples cannot be tested so."""
+        """Raise an error if a graph's examples cannot be tested this way."""
         if self.alone and graph.level != "node":
             raise EvergraphError(
                 f"{graph.name}: test graph {self.name} is for examples that are nodes, and these are {graph.level}s; "

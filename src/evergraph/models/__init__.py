@@ -20,12 +20,12 @@ from evergraph.models.prompted import PromptedGCN  # isort: skip
 from evergraph.models.prototype_network import PrototypeNetwork  # isort: skip
 
 READOUTS: dict[str, type[Readout]] = {"pooling": Pooled, "width": Paired}
-"""Settings that ask for a read-out of a graph's or a link's nodes."""
+"""Read-out of a graph's or a link's nodes, by the setting that requests it."""
 
 
 @checked
 def make_model(name: str, **settings: object) -> GraphModel:
-    """A model by its name; settings may be text. `pooling` makes it a model of graphs, `width` one of links."""
+    """Make a model by name; settings may be text. `pooling` makes it a graph-level model, `width` a link-level one."""
     own = {key: settings.pop(key) for key in READOUTS if key in settings}
     model: GraphModel = configure(MODELS[name], name, settings)
     if len(own) > 1:

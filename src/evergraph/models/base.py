@@ -1,4 +1,4 @@
-"""What every model here has in common."""
+"""Base class of all models, and how they read graphs."""
 
 from __future__ import annotations
 
@@ -21,46 +21,47 @@ from evergraph.models.parts import PartNeighbourhoods
 MODELS: registry.Registry[type[GraphModel]] = registry.models
 
 DENSE_ON_GPU = 2**32  # bytes up to which sparse features are made dense on a GPU
-SPARSE_ON_GPU = 0.02, 2**22, 5 * 2**18  # but not where entries are so small a share of so many numbers, and so few
+SPARSE_ON_GPU = 0.02, 2**22, 5 * 2**18  # stay sparse up to this density, from this size on, up to this many entries
 Form = Literal["whole", "rows", "padded"]
-"""How a step that is captured reads its examples: all in one batch, some rows of such a batch's outputs, or in batches
-that are padded to one shape."""
+"""How a captured step reads its examples: all in one batch, as some rows of such a batch's outputs, or in batches
+padded to one shape."""
 SAMPLED = No("sampled neighbourhoods have no fixed number of edges")  # an answer to `steps_can_be_captured`
 NODES_AT_ONCE = 4096  # nodes in a batch when no gradient is needed
 
 
 class GraphModel(nn.Module, metaclass=Checked):
-    """Computes the outputs of a batch's seed nodes.
+    """Base class of models that compute the outputs of a batch's seed nodes.
 
-    Input and output sizes may be left open: the learner calls `setup` at the first task. A model says
+    Input and output sizes may be left open: the learner calls `setup` at the first task. A model defines
     which matrix it propagates with (`operator`), what it reads at each node (`inputs`) and how many
-    hops of neighbours remain to be gathered after that.
+    hops of neighbours it still needs after that.
 
-    What a model can do beyond that it declares as a capability (`evergraph.core.capabilities`), which a subclass
-    loses when it overrides what the capability rests on:
+    Anything else that a model can do is declared as a capability (`evergraph.core.capabilities`), which a subclass
+    loses when it overrides a method that the capability rests on:
 
     - `joint_forward(batch, direction)`: outputs and their tangent in one pass;
     - `example_powers(batch, cotangents, power)`: sums of powers of single-node gradients;
     - `features(batch)` and `output_weight()`: a linear head, `outputs = features @ output_weight`;
-    - `feature_blocks()` and `graph_features(…)`: features that fall into blocks by depth of propagation;
-    - `propagated_inputs()` and `features_from(…)`: features as a function, node by node, of inputs propagated before;
-      `propagates_once(graph)`: whether a graph is to be read so;
-    - `scale_inputs(graph)`: measure how inputs are scaled; `scale_new_columns(graph)`: those that were the same at all
-      nodes so far; `input_scaling()`: how they are; `set_scaling(settings)`: take up that of another model;
-    - `first_layer(batch)`: the matrices that stand before the first weight matrix in the first layer's output;
-      `after_first_layer(batch, hidden)`: the outputs from what that layer has put out; `last_layer(batch)`: P, where
-      they are P [σ(H) 1] W of it;
-    - `self_edges()`: a node that is its own neighbour is read as one with a neighbour like it;
-    - `widen(units)`: hidden layers grow, and outputs stay as they are until the new units are trained;
-    - `multiplies_sparse_inputs()`: it reads inputs as they are, by products with weights alone, whose cost is that of
-      the entries where inputs are sparse;
+    - `feature_blocks()` and `graph_features(…)`: features that are grouped into blocks by depth of propagation;
+    - `propagated_inputs()` and `features_from(…)`: features computed node by node from inputs propagated beforehand;
+      `propagates_once(graph)`: whether to read a graph this way;
+    - `scale_inputs(graph)`: measure the scaling of inputs; `scale_new_columns(graph)`: measure columns that had the
+      same value at all nodes so far; `input_scaling()`: the current scaling; `set_scaling(settings)`: load another
+      model's scaling;
+    - `first_layer(batch)`: the matrices that multiply the first weight matrix from the left in the first layer;
+      `after_first_layer(batch, hidden)`: the outputs, given that layer's output H; `last_layer(batch)`: P, if the
+      outputs are P [σ(H) 1] W;
+    - `self_edges()`: a self-loop acts like a neighbour with the same features and neighbours;
+    - `widen(units)`: add hidden units without changing the outputs until the new units are trained;
+    - `multiplies_sparse_inputs()`: inputs are only multiplied by weights, so that the cost for sparse inputs is
+      proportional to their entries;
     - `attention(batch)`: attention-like coefficients of every layer's edges;
-    - `steps_can_be_captured(batcher, form)`: a training step is the same kernels every time, in one of the forms of
+    - `steps_can_be_captured(batcher, form)`: a training step runs the same kernels every time, in one of the forms of
       `Form`;
-    - `steps_can_be_stacked()`: a step may be that of several models at once, their parameters side by side
-      (`vmap`); `standing_product(batch, direction)`: what of it stands still during a task;
-    - `leaves_out_rows()`: its passes compute nothing at nodes that a batch's chosen examples do not read;
-    - `input_key()`: models with one key read one graph in the same way, and may share what was propagated.
+    - `steps_can_be_stacked()`: one step can train several models at once, with their parameters stacked (`vmap`);
+      `standing_product(batch, direction)`: the product in it that stays constant during a task;
+    - `leaves_out_rows()`: its passes skip nodes that a batch's chosen examples do not read;
+    - `input_key()`: models with the same key read a graph in the same way, and may share propagated inputs.
     """
 
     level: ClassVar[str] = "node"
@@ -68,29 +69,29 @@ class GraphModel(nn.Module, metaclass=Checked):
     in_channels: int | None = None
     out_channels: int | None = None
     reads_edge_weights: bool = False
-    """Whether the weights of edges have a part in its outputs; a learner says so where they have none."""
+    """Whether edge weights affect its outputs; if not, a learner warns about weights that are ignored."""
 
     @property
     def encoder(self) -> GraphModel:
-        """The model of the nodes: itself, or what a read-out is built on."""
+        """The node-level model: itself, or the one that a read-out is built on."""
         return self
 
     def readout(self) -> dict[str, Any]:
-        """Settings of the read-out; nothing for a model of nodes."""
+        """Settings of the read-out; empty for a node-level model."""
         return {}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
-        """Make the parameters, from torch's global random numbers. Called once."""
+        """Create the parameters, using torch's global random state. Called once."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Redraw all parameters."""
         raise NotImplementedError
 
     def start_over(self) -> None:
-        """Forget what was learned: `reset_parameters`, but for what is frozen, which stays as it is bit for bit.
+        """Forget what was learned: call `reset_parameters`, but restore frozen parameters bit for bit.
 
-        Where all parameters of a part are frozen, its buffers are too.
+        If all parameters of a submodule are frozen, its buffers are too.
         """
         frozen: list[Tensor] = [value for value in self.parameters() if not value.requires_grad]
         for part in self.modules():
@@ -104,32 +105,32 @@ class GraphModel(nn.Module, metaclass=Checked):
                 value.copy_(old)
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """The propagation matrix over the whole graph."""
+        """Return the propagation matrix over the whole graph."""
         return graph.adjacency
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """What the model reads at each node, and the number of hops it still needs.
+        """Return what the model reads at each node, and the number of hops it still needs.
 
         A model may propagate its inputs here, once per graph, and so save a hop at every step;
-        `propagate=False` asks it not to, so that a batch shows every layer's edges.
+        `propagate=False` prevents this, so that a batch contains every layer's edges.
         """
         raise NotImplementedError
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits of the seeds, `(num_seeds, out_channels)`."""
+        """Return the logits of the seeds, `(num_seeds, out_channels)`."""
         raise NotImplementedError
 
     def grow(self, out_channels: int) -> None:
-        """Add output units; those that exist stay as they are."""
+        """Add output units; existing ones stay unchanged."""
         raise NotImplementedError
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Constructor arguments that make an equal model: those that the object keeps under their own names."""
+        """Return constructor arguments that make an equal model: those stored as attributes of the same names."""
         names = (name for name in settings_of(type(self)) if hasattr(self, name))
         return {name: getattr(self, name) for name in names}
 
     def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
-        """Logits of a batch's seeds, or PyG-style of all nodes: `model(x, edge_index)`."""
+        """Return the logits of a batch's seeds or, called like a PyG model as `model(x, edge_index)`, of all nodes."""
         if isinstance(x, Batch):
             return x.of_chosen(self.logits(x))
         if edge_index is None:
@@ -152,7 +153,7 @@ def neighbourhoods(
     device: torch.device | str | None = None,
     propagate: bool | None = None,
 ) -> Neighbourhoods:
-    """The batches of `graph` as `model` reads it. Propagated inputs are computed once per graph and kept with it."""
+    """Return the batcher of `graph` for `model`. Propagated inputs are computed once and cached with the graph."""
     parameter = next(model.parameters(), None)
     dtype = parameter.dtype if parameter is not None else torch.float32
     device = torch.device(device) if device is not None else graph.y.device
@@ -165,7 +166,7 @@ def neighbourhoods(
         operator = model.operator(graph).to(dtype).to(device)
         x = graph.x.to(dtype).to(device)
         if isinstance(x, SparseMatrix) and device.type == "cuda" and not stays_sparse(model, x):
-            x = x.dense()  # dense products are what a GPU is good at, and its memory has room
+            x = x.dense()  # a GPU is good at dense products, and its memory suffices
         typed = graph.altered(x=x)
         x, num_hops = model.inputs(typed, operator, propagate)
         cache[key] = (x.to(device), operator, num_hops)
@@ -178,26 +179,26 @@ def neighbourhoods(
 def _kept_inputs(
     model: GraphModel, graph: Graph, dtype: torch.dtype, device: torch.device, propagate: bool | None
 ) -> tuple[dict[Any, Any], str]:
-    """Where a model's inputs are kept with a graph, and under which key."""
-    shared = capable(model, "input_key")  # a model without one shares its inputs with no other
+    """Return the cache that holds a model's inputs for a graph, and their key in it."""
+    shared = capable(model, "input_key")  # a model without a key shares its inputs with no other
     cache = graph.cache if shared else graph.private_cache.setdefault(model, {})
     key = f"{shared() if shared else sorted(model.hyperparameters().items())} {dtype} {device} {propagate}"
     return cache, key if device.type == "cpu" or fast("sparse") else f"{key} dense"
 
 
 def known_inputs(model: GraphModel, graph: Graph, device: torch.device) -> Features | None:
-    """What `neighbourhoods` has computed of the whole graph and kept with it; None where it has not."""
+    """Return the inputs that `neighbourhoods` has cached with the graph if they need no more hops; None otherwise."""
     cache, key = _kept_inputs(model, graph, next(model.parameters()).dtype, device, None)
     x, _, num_hops = cache.get(key, (None, None, 0))
     return None if num_hops else x
 
 
 def stays_sparse(model: GraphModel, x: SparseMatrix) -> bool:
-    """Whether sparse inputs stay as they are on a GPU.
+    """Whether sparse inputs stay sparse on a GPU.
 
-    An entry read from the cache costs as much as some fifty numbers of a product on tensor cores. And with sparse
-    inputs a step is a pass over the whole task, where a padded batch reads dense rows of its own: hence the limit on
-    entries.
+    Reading an entry from the cache costs as much as some fifty numbers of a product on tensor cores. Also, with sparse
+    inputs a step is a pass over the whole task, whereas a padded batch reads only its own dense rows: hence the limit
+    on entries.
     """
     share, least, most = SPARSE_ON_GPU
     numbers = x.num_rows * x.num_columns
@@ -207,13 +208,13 @@ def stays_sparse(model: GraphModel, x: SparseMatrix) -> bool:
 
 
 def unpadded(batcher: Neighbourhoods, form: Form, *, by_weights: bool = False) -> Answer:
-    """What most models answer to `steps_can_be_captured`: on one batch or rows of it, with exact neighbourhoods.
+    """Answer `steps_can_be_captured` for most models: yes on one batch or rows of it, with exact neighbourhoods.
 
     Args:
         batcher: makes the batches.
         form: how a step reads its examples.
-        by_weights: whether the model goes by the operator's weights alone, so that an edge of weight 0 is none: then
-            neighbours may be sampled (`evergraph.data.fixed_sampling`).
+        by_weights: whether the model depends only on the operator's weights, so that edges of weight 0 have no effect:
+            then neighbours may be sampled (`evergraph.data.fixed_sampling`).
     """
     if form == "padded":
         return No("its batches are not padded")
@@ -221,7 +222,7 @@ def unpadded(batcher: Neighbourhoods, form: Form, *, by_weights: bool = False) -
 
 
 def grown(parameter: Tensor, out_channels: int) -> nn.Parameter:
-    """A weight matrix with more columns; the new ones start as small random numbers of the same scale."""
+    """Return a weight matrix with more columns; the new ones start as small random numbers of the same scale."""
     fresh = parameter.new_empty(parameter.size(0), out_channels)
     nn.init.xavier_uniform_(fresh)
     fresh[:, : parameter.size(1)] = parameter.detach()

@@ -1,4 +1,4 @@
-"""Steps of propagation over a graph, or over the neighbourhoods of a batch, that blocks of features share."""
+"""Propagation steps over a graph, or over the neighbourhoods of a batch, shared by blocks of features."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from evergraph.core.sparse import Features, SparseMatrix, sparse_product
 from evergraph.models.feature_blocks import Block
 
 PIECE = 128  # columns of a projection that are propagated at once on a CPU
-FULL = 0.1  # share of entries from which on a sparse matrix is taken for a dense one
+FULL = 0.1  # share of non-zero entries above which a sparse matrix is converted to a dense one
 
 
 class Steps:
-    """P of each block, between the nodes within some distance and those within one step less.
+    """P of each block, from the nodes within some distance to those within one step less.
 
     Args:
         degree: row sums of A + I, `(nodes, 1)`.
         operators: A + I from the nodes within k + 1 steps to those within k.
-        sizes: how many nodes lie within k steps; they are the first.
+        sizes: number of nodes within k steps, which come first.
     """
 
     def __init__(self, degree: Tensor, operators: Sequence[SparseMatrix], sizes: Sequence[int]) -> None:
@@ -28,7 +28,7 @@ class Steps:
         self._known: dict[tuple[float | None, int, int], SparseMatrix] = {}
 
     def of(self, block: Block, near: int) -> SparseMatrix:
-        """P from the nodes within `near` + 1 steps to those within `near`."""
+        """Return P from the nodes within `near` + 1 steps to those within `near`."""
         key = (block.balance, self.sizes[near], self.sizes[near + 1])
         if key not in self._known:
             self._known[key] = block.operator(self.operators[near], self.degree[: self.sizes[near + 1]])
@@ -36,7 +36,7 @@ class Steps:
 
 
 class WordsWithin:
-    """P^k X̂ at the nodes within some distance; what one block has computed serves the next.
+    """P^k X̂ at the nodes within some distance, cached for other blocks.
 
     Args:
         x: X̂.
@@ -48,7 +48,7 @@ class WordsWithin:
         self._known: dict[tuple[int, float | None, int], Features] = {}
 
     def of(self, block: Block, near: int) -> Features:
-        """P^k X̂ of a block, at the nodes within `near` steps."""
+        """Return P^k X̂ of a block, at the nodes within `near` steps."""
         size = self.steps.sizes[near]
         if not block.depth:
             return first_rows(self.x, size)
@@ -63,13 +63,13 @@ class WordsWithin:
 
 
 def pieces_of(columns: slice, device: torch.device) -> list[slice]:
-    """Columns of a projection, so many at once that on a CPU the rows of a sparse product stay in its cache."""
+    """Split the columns of a projection so that, on a CPU, the rows of a sparse product stay in the cache."""
     step = PIECE if device.type == "cpu" else columns.stop - columns.start
     return [slice(start, min(start + step, columns.stop)) for start in range(columns.start, columns.stop, step)]
 
 
 def column(x: Features, number: int) -> Tensor:
-    """One column of a feature matrix, `(rows, 1)`."""
+    """Return one column of a feature matrix, `(rows, 1)`."""
     if not isinstance(x, SparseMatrix):
         return x[:, number : number + 1]
     unit = torch.zeros(x.num_columns, 1, dtype=x.dtype, device=x.device)
@@ -78,12 +78,12 @@ def column(x: Features, number: int) -> Tensor:
 
 
 def first_rows(x: Features, number: int) -> Features:
-    """The first rows of a feature matrix."""
+    """Return the first rows of a feature matrix."""
     return x.top(number) if isinstance(x, SparseMatrix) else x[:number]
 
 
 def first_columns(x: Features, number: int) -> Features:
-    """The first columns of a feature matrix."""
+    """Return the first columns of a feature matrix."""
     if not isinstance(x, SparseMatrix):
         return x[:, :number]
     if x.num_columns == number:

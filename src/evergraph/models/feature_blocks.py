@@ -1,4 +1,4 @@
-"""Blocks of fixed features: how far each looks, through which edges, and what it makes of what it sees there."""
+"""Blocks of fixed features: how far each propagates, with which operator, and what it computes from the result."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LINEAR = "linear"
 
 @dataclass(frozen=True)
 class Block:
-    """One block of features: H = P^k X̂, its rows of length one, seen through random ReLUs or as it is.
+    """One block of features: H = P^k X̂ with rows of unit length, passed through random ReLUs or used as it is.
 
     With a number b, P = D^(b−1) (A + I) D^(−b): a node is mixed with its neighbours. With `others`, P = D⁻¹ A: the mean
-    of the neighbours without the node itself, so that what a node says and what its neighbours say stay apart.
+    of the neighbours without the node itself, so that information of a node and of its neighbours stays separate.
 
     Args:
-        depth: steps of propagation k; with 0 it is a node's own features, whatever P.
+        depth: number of propagation steps k; with 0 the block has a node's own features, whatever P.
         balance: b, or None for `others`.
-        linear: the features themselves in place of random ReLUs of them.
+        linear: use H itself instead of random ReLUs of it.
     """
 
     depth: int
@@ -35,23 +35,23 @@ class Block:
 
     @classmethod
     def of(cls, written: Sequence[Any]) -> Block:
-        """From `[depth, balance]`, `[depth, "others"]` or either with a third word, `"linear"`."""
+        """Make a block from `[depth, balance]`, `[depth, "others"]` or either with a third word, `"linear"`."""
         depth, balance, *rest = written
         if rest not in ([], [LINEAR]) or int(depth) != depth or depth < 0:
             raise ValueError(written)
         return cls(int(depth), None if balance == OTHERS else float(balance), bool(rest))
 
     def written(self) -> list[Any]:
-        """The list that makes it again."""
+        """Return the list from which `of` makes this block."""
         return [self.depth, OTHERS if self.balance is None else self.balance, *([LINEAR] if self.linear else [])]
 
     @property
     def mixes(self) -> bool:
-        """Whether a node is mixed with its neighbours: then depth after depth says less about the node itself."""
+        """Whether a node is mixed with its neighbours: then every further step says less about the node itself."""
         return self.depth > 0 and self.balance is not None
 
     def operator(self, matrix: SparseMatrix, degree: Tensor) -> SparseMatrix:
-        """P, from A + I and the row sums of all its columns' nodes; where it has fewer rows, they are the first."""
+        """Return P, given A + I and the row sums for all its columns; if it has fewer rows, they are the first."""
         row, degree = matrix.row_of_entry(), degree.reshape(-1)
         if self.balance is not None:
             arriving, leaving = degree ** (self.balance - 1), degree**-self.balance
@@ -63,7 +63,7 @@ class Block:
 
 
 def parse_blocks(blocks: Sequence[Any]) -> list[Block]:
-    """Blocks as a setting gives them."""
+    """Parse blocks from a setting."""
     try:
         return [block if isinstance(block, Block) else Block.of(block) for block in blocks]
     except (TypeError, ValueError):
@@ -74,13 +74,13 @@ def parse_blocks(blocks: Sequence[Any]) -> list[Block]:
 
 
 def over_others(degree: Tensor) -> Tensor:
-    """One over the neighbours' weights, from row sums of A + I; 0 where there are none."""
+    """Return one over the sum of the neighbours' weights, from row sums of A + I; 0 without neighbours."""
     others = (degree - 1).clamp(min=0)
     return torch.where(others > 1e-6, 1 / others.clamp(min=1e-6), torch.zeros_like(others))
 
 
 def unit_rows(x: Features) -> Features:
-    """X with rows of length one; empty rows stay empty."""
+    """Scale the rows of X to unit length; empty rows stay empty."""
     if not isinstance(x, SparseMatrix):
         return x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     length = x.with_values(x.values.square()).row_sums().sqrt().clamp(min=1e-12)
@@ -89,13 +89,13 @@ def unit_rows(x: Features) -> Features:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model's features fall into blocks.
+    """How a model's features are divided into blocks.
 
     Args:
-        blocks: all blocks that there ever were.
-        kept: which of them there are.
-        widths: the number of features of each block that there is; a column of ones follows the last.
-        linear_width: columns of a linear block.
+        blocks: all blocks, including dropped ones.
+        kept: which of them are still present.
+        widths: number of features of each present block; a column of ones follows the last.
+        linear_width: number of columns of a linear block.
     """
 
     blocks: tuple[Block, ...]
@@ -105,40 +105,40 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """The number of features, the column of ones included."""
+        """Number of features, including the column of ones."""
         return sum(self.widths) + 1
 
     @property
     def present(self) -> list[Block]:
-        """The blocks that there are."""
+        """The blocks that are still present."""
         return [block for block, keep in zip(self.blocks, self.kept) if keep]
 
     def has(self, chosen: Sequence[bool]) -> bool:
-        """Whether all of some blocks, a choice among all, are there."""
+        """Whether all chosen blocks are present; `chosen` has one entry for each of all blocks."""
         return all(keep for choice, keep in zip(chosen, self.kept) if choice)
 
     def among_present(self, chosen: Sequence[bool]) -> list[bool]:
-        """A choice among all blocks as one among those that there are."""
+        """Restrict a choice among all blocks to the present ones."""
         return [choice for choice, keep in zip(chosen, self.kept) if keep]
 
     def sets_among_present(self, sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
-        """Likewise, of several choices."""
+        """Like `among_present`, for several named choices."""
         return {name: self.among_present(chosen) for name, chosen in sets.items()}
 
 
 @dataclass(frozen=True)
 class Hashing:
-    """A sparse sketch of words: column j goes, with a random sign, to one of `width` columns; or to its own, exactly.
+    """A sparse sketch of columns: column j goes, with a random sign, to one of `width` columns, or exactly to its own.
 
-    Feature hashing (Weinberger et al., ICML 2009). For rows x and y of length one the product of their sketches has
-    mean x·y and a standard deviation of at most √(2 / width), and none where there are no more columns than `width`.
+    Feature hashing (Weinberger et al., ICML 2009). For rows x and y of unit length the product of their sketches has
+    mean x·y and a standard deviation of at most √(2 / width), or zero if there are no more columns than `width`.
     Widths below the number of columns are powers of two, and a narrower sketch is a sum of columns of a wider one:
-    `fold` takes sums over features to a narrower sketch, to what they would be had it been used from the beginning.
+    `fold` converts sums over features to what they would be had the narrower sketch been used from the beginning.
 
     Args:
-        in_channels: columns of X.
-        width: columns of the sketch.
-        seed: of places and signs.
+        in_channels: number of columns of X.
+        width: number of columns of the sketch.
+        seed: seed of the target columns and signs.
     """
 
     in_channels: int
@@ -147,16 +147,16 @@ class Hashing:
 
     @classmethod
     def within(cls, in_channels: int, limit: int, seed: int) -> Hashing:
-        """The widest that has no more than `limit` columns."""
+        """Return the widest sketch with at most `limit` columns."""
         return cls(in_channels, in_channels if in_channels <= limit else 2 ** (max(limit, 1).bit_length() - 1), seed)
 
     @property
     def exact(self) -> bool:
-        """Whether it is no sketch at all."""
+        """Whether all columns are kept as they are, without sketching."""
         return self.width >= self.in_channels
 
     def map(self) -> tuple[Tensor, Tensor]:
-        """The column that each word goes to, and its sign."""
+        """Return the column of the sketch that each column goes to, and its sign."""
         if self.exact:
             return torch.arange(self.in_channels), torch.ones(self.in_channels)
         generator = torch.Generator().manual_seed(self.seed)
@@ -165,7 +165,7 @@ class Hashing:
         return place % self.width, sign.float()
 
     def apply(self, x: Features) -> Tensor:
-        """The sketch of rows, dense."""
+        """Return the sketch of rows as a dense matrix."""
         if self.exact:
             return as_dense(x)
         place, sign = (part.to(x.device) for part in self.map())
@@ -175,7 +175,7 @@ class Hashing:
         return x.new_zeros(x.size(0), self.width).index_add_(1, place, x * sign.to(x.dtype))
 
     def fold(self, narrower: Hashing, rows: Tensor, dim: int) -> Tensor:
-        """Sums over this sketch's columns, which stand along `dim`, taken to a narrower one."""
+        """Convert sums over this sketch's columns, along `dim`, to a narrower sketch."""
         if self.exact:
             place, sign = narrower.map()
         else:

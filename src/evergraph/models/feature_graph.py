@@ -23,20 +23,20 @@ OUTPUTS = ("forward", "logits")
 class FeatureGraphNetwork(GraphModel):
     """Node classification as classification of feature graphs: a node's features are vertices, tied by its neighbours.
 
-    A node x with neighbours N(x), itself among them, has in every channel the feature adjacency
-    A = norm(sgnroot(Σ_{y∈N(x)} x yᵀ + y xᵀ)), sgnroot(a) = sign(a) √|a|, columns divided by their sums of absolute
-    values: a feature shares itself out. A layer maps x to σ(W vec(A x)) and each neighbour y to σ(W vec(A y)), with σ
-    the softsign of values that are first brought to mean 0 and variance 1 over the layer. The node's own adjacency
-    serves both. After two layers a linear head reads the node. So an example needs one hop of neighbours' features and
-    nothing else of the graph, and can be kept as it is.
+    A node x with neighbours N(x), including itself, has in every channel the feature adjacency
+    A = norm(sgnroot(Σ_{y∈N(x)} x yᵀ + y xᵀ)), sgnroot(a) = sign(a) √|a|, with columns divided by their sums of absolute
+    values, so that each feature distributes itself over the others. A layer maps x to σ(W vec(A x)) and each neighbour
+    y to σ(W vec(A y)), with σ the softsign of values that are first normalized to mean 0 and variance 1 over the layer.
+    Both use the node's own adjacency. After two layers a linear head reads the node. So an example needs one hop of
+    neighbours' features and nothing else of the graph, and can be stored as it is.
 
     Args:
         hidden: width after the first layer, over all channels.
-        channels: channels after the first layer; `hidden` is divided among them.
+        channels: number of channels after the first layer; `hidden` is divided among them.
         out_hidden: width after the second layer.
-        vertices: largest number of vertices of the first feature graph. Where there are more features than that, a
-            learned linear layer maps them there first: the adjacency of 6,805 words would have 46 million entries for
-            every node.
+        vertices: largest number of vertices of the first feature graph. If there are more features than that, a
+            learned linear layer first maps them to this number: the adjacency of 6,805 words would have 46 million
+            entries for every node.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class FeatureGraphNetwork(GraphModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot-uniform weights; a stem keeps lengths; the head's bias is zero."""
+        """Glorot-uniform weights, a stem that preserves lengths, and a zero bias in the head."""
         if self.stem is not None:
             nn.init.normal_(self.stem, std=self.stem.size(1) ** -0.5)
         nn.init.xavier_uniform_(self.first)
@@ -72,16 +72,16 @@ class FeatureGraphNetwork(GraphModel):
         draw(self.head)
 
     def grow(self, out_channels: int) -> None:
-        """More output units; a new unit's bias starts at zero."""
+        """Add output units; a new unit's bias starts at zero."""
         self.head = grown_with_bias(self.head, out_channels)
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """A + I: who is near whom."""
+        """Return A + I."""
         return with_self_loops(graph.adjacency)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """The features themselves, and one hop."""
+        """Return the features themselves, and one hop."""
         return graph.x, 1
 
     @capability(rests_on=("operator", "inputs"))
@@ -90,27 +90,27 @@ class FeatureGraphNetwork(GraphModel):
         return "feature graph"
 
     def logits(self, batch: Batch) -> Tensor:
-        """Two layers of feature graphs and a linear head."""
+        """Apply two layers of feature graphs and a linear head."""
         return linear(self.features(batch), self.head)
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """With exact neighbourhoods, on one batch or rows of it."""
+        """Steps can be captured with exact neighbourhoods, on one batch or rows of it."""
         return unpadded(batcher, form)
 
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
-        """What the head reads at the seeds: the second layer, and a one."""
+        """Return the input of the head at the seeds: the second layer, and a one."""
         x = batch.x @ self.stem if self.stem is not None else batch.dense_x
         near = batch.layer(0)
-        with_zeros = F.pad(x[: near.num_columns], (0, 0, 0, 1))  # a neighbour that is not there adds nothing
-        groups = near.padded_rows()  # a node has two neighbours or two thousand
+        with_zeros = F.pad(x[: near.num_columns], (0, 0, 0, 1))  # a padding neighbour adds nothing
+        groups = near.padded_rows()  # grouped by degree, which may be two or two thousand
         parts = [self._second_layer(x[nodes], with_zeros[neighbours]) for nodes, neighbours in groups]
         nodes, hidden = torch.cat([nodes for nodes, _ in groups]), torch.cat(parts)
         return with_ones(torch.zeros_like(hidden).index_copy(0, nodes, hidden))
 
     def _second_layer(self, x: Tensor, neighbours: Tensor) -> Tensor:
-        """Both layers at nodes `(nodes, features)` with as many neighbours each `(nodes, neighbours, features)`."""
+        """Apply both layers at nodes `(nodes, features)` with their neighbours `(nodes, neighbours, features)`."""
         shape = (self.channels, self.hidden // self.channels)
         own, around = x.unsqueeze(1), neighbours.unsqueeze(2)
         adjacency = feature_adjacency(own, around)
@@ -125,7 +125,7 @@ class FeatureGraphNetwork(GraphModel):
 
 
 def feature_adjacency(own: Tensor, around: Tensor) -> Tensor:
-    """norm(sgnroot(Σ x yᵀ + y xᵀ)) for every node and channel: `(nodes, channels, features, features)`.
+    """Return norm(sgnroot(Σ x yᵀ + y xᵀ)) for every node and channel: `(nodes, channels, features, features)`.
 
     Args:
         own: `(nodes, channels, features)`: x.
@@ -138,12 +138,12 @@ def feature_adjacency(own: Tensor, around: Tensor) -> Tensor:
 
 
 def _activated(x: Tensor) -> Tensor:
-    """softsign of each row's values, brought to mean 0 and variance 1; a row of zeros stays one."""
+    """Apply softsign to each row normalized to mean 0 and variance 1; a row of zeros stays zero."""
     return F.softsign(F.layer_norm(x, x.shape[-1:]))
 
 
 def _broadcast(adjacency: Tensor, x: Tensor) -> Tensor:
-    """vec(A x), channel after channel, for nodes `(nodes, channels, features)` or for all their neighbours."""
+    """Return vec(A x), channel after channel, for nodes `(nodes, channels, features)` or for all their neighbours."""
     if x.dim() == 3:
         return (adjacency @ x.unsqueeze(-1)).flatten(1)
     return torch.einsum("ncab,nkcb->nkca", adjacency, x).flatten(2)

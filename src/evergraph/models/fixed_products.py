@@ -1,4 +1,4 @@
-"""Products with weights that stand still: computed once for all nodes of a graph, kept as long as its batcher lives."""
+"""Products with fixed weights: computed once for all nodes of a graph, cached for the lifetime of its batcher."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from evergraph.core.sparse import product
 from evergraph.core.tangent_products import Rows
 from evergraph.data.batching import Batch, Neighbourhoods
 
-LARGEST = 2**29  # bytes that a product may take to be kept
+LARGEST = 2**29  # a product is kept if it takes at most this many bytes
 
 
 @dataclass(eq=False)
 class _Product:
-    """A product and the weight it was made with."""
+    """A product and the weight it was computed with."""
 
     weight: Tensor
     version: int
     propagate: bool
     product: Tensor
     nodes: Tensor | None = None
-    rows: Tensor | None = None  # of the product, at these nodes
+    rows: Tensor | None = None  # rows of the product at these nodes
 
     def is_of(self, weight: Tensor, propagate: bool) -> bool:
         """Whether it is the product with this weight.
 
-        A weight is known again by being the same tensor in the same version. A parameter is compared by value:
-        fused optimizers and CUDA graphs move parameters without telling.
+        A weight is recognized as the same tensor in the same version. A parameter is compared by value, since
+        fused optimizers and CUDA graphs change parameters without a new version.
         """
         if self.propagate != propagate:
             return False
@@ -50,7 +50,7 @@ _given: Tensor | None = None
 
 @contextmanager
 def given_rows(rows: Tensor | None) -> Iterator[None]:
-    """Within it, `fixed_rows` answers these: for steps of several members, of which each has its own."""
+    """Context in which `fixed_rows` returns these rows: for stacked steps, in which every member has its own rows."""
     global _given
     before, _given = _given, rows
     try:
@@ -60,7 +60,7 @@ def given_rows(rows: Tensor | None) -> Iterator[None]:
 
 
 def fixed_rows(batch: Batch, weight: Tensor, number: int, *, propagate: bool) -> Rows | None:
-    """The rows of `fixed_product` at the batch's first nodes; of a batch that lasts they are picked once."""
+    """Return the rows of `fixed_product` at the batch's first `number` nodes; selected once for a lasting batch."""
     if _given is not None:
         return Rows(_given)
     assert batch.source is not None
@@ -74,7 +74,7 @@ def fixed_rows(batch: Batch, weight: Tensor, number: int, *, propagate: bool) ->
 
 
 def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -> Tensor | None:
-    """X W (or Ã X W) at all nodes, from the last call where W is the same; None where it is too large to keep."""
+    """Return X W (or Ã X W) at all nodes, cached while W stays the same; None if it is too large to keep."""
     kept = _products.get(batcher)
     if kept is None or not kept.is_of(weight, propagate):
         if weight.element_size() * batcher.operator.num_rows * weight.size(1) > LARGEST:
@@ -87,7 +87,7 @@ def fixed_product(batcher: Neighbourhoods, weight: Tensor, *, propagate: bool) -
 
 
 def first_layer_product(model: nn.Module, batch: Batch, weight: Tensor) -> Tensor:
-    """A model's first layer (its capability `first_layer`) with another weight matrix; no gradient is recorded."""
+    """Compute a model's first layer (its capability `first_layer`) with another weight matrix; records no gradient."""
     first_layer = capable(model, "first_layer")
     assert first_layer is not None
     for matrix in reversed(first_layer(batch)):

@@ -29,7 +29,7 @@ class GAT(GraphModel):
     Args:
         hidden: width of a hidden layer, all heads together.
         num_layers: number of layers.
-        heads: attention heads of a hidden layer; they divide `hidden`.
+        heads: number of attention heads of a hidden layer; must divide `hidden`.
         dropout: share of hidden units dropped while training.
     """
 
@@ -61,7 +61,7 @@ class GAT(GraphModel):
             nn.init.xavier_uniform_(target)
 
     def grow(self, out_channels: int) -> None:
-        """More output units in the last layer; attention does not look at them yet, so the old ones stay."""
+        """Add output units to the last layer; attention ignores them at first, so old outputs stay the same."""
         self.weights[-1] = grown_with_bias(self.weights[-1], out_channels)
         for group in (self.sources, self.targets):
             group[-1] = grown(group[-1], out_channels)
@@ -70,15 +70,15 @@ class GAT(GraphModel):
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """The pattern of A + I; attention gives the weights."""
+        """Return a matrix with the pattern of A + I; attention gives the weights."""
         return gcn_operator(graph)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """[X 1]: the bias is the last row of the weight matrix."""
+        """Return [X 1]: the bias is the last row of the weight matrix."""
         return with_ones(graph.x), self.num_layers
 
     def logits(self, batch: Batch) -> Tensor:
-        """The layer equations, from the batch's outermost nodes inwards."""
+        """Apply the layer equations, from the batch's outermost nodes inwards."""
         return self.attend(batch)[0]
 
     @capability(rests_on=("operator", "inputs"))
@@ -88,21 +88,21 @@ class GAT(GraphModel):
 
     @capability(rests_on=(*OUTPUTS, "attend"))
     def attention(self, batch: Batch) -> list[Tensor]:
-        """Each layer's attention scores before the softmax."""
+        """Return each layer's attention scores before the softmax."""
         return self.attend(batch)[1]
 
     @capability(rests_on=(*OUTPUTS, "attend", "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """With exact neighbourhoods, on one batch or rows of it."""
+        """Steps can be captured with exact neighbourhoods, on one batch or rows of it."""
         return unpadded(batcher, form)
 
     @capability(rests_on=(*OUTPUTS, "attend", "operator", "inputs"))
     def multiplies_sparse_inputs(self) -> bool:
-        """X W₁ is all that it makes of its inputs."""
+        """Inputs are used only in the product X W₁."""
         return True
 
     def attend(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """Logits, and each layer's attention scores e before the softmax, `(edges, heads)`."""
+        """Return the logits, and each layer's attention scores e before the softmax, `(edges, heads)`."""
         hidden: Features = batch.x
         scores = []
         for number in range(self.num_layers):
@@ -123,7 +123,7 @@ class GAT(GraphModel):
 
 
 def edge_softmax(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
-    """Softmax of the edge scores over the edges that enter each target node."""
+    """Return the softmax of the edge scores over the edges that enter each target node."""
     index = target.unsqueeze(-1).expand_as(score)
     largest = score.detach().new_full((num_targets, score.size(1)), -torch.inf)
     largest = largest.scatter_reduce(0, index, score.detach(), "amax")

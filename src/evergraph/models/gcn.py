@@ -33,16 +33,16 @@ from evergraph.models.weights import StackedWeights
 
 
 def gcn_operator(graph: Graph) -> SparseMatrix:
-    """Ã = D^(-1/2) (A + I) D^(-1/2) with D the in-degrees of A + I."""
+    """Return Ã = D^(-1/2) (A + I) D^(-1/2) with D the in-degrees of A + I."""
     looped = with_self_loops(graph.adjacency.to(torch.float64))
     scale = looped.row_sums().rsqrt()
-    for ends in (looped.indices, looped.row_of_entry()):  # in place: of a large graph, these are what takes the memory
+    for ends in (looped.indices, looped.row_of_entry()):  # in place: on a large graph these take most of the memory
         looped.values.mul_(scale.index_select(0, ends))
     return looped
 
 
-GATHERED = 32  # multiplications of dense matrices that a GPU does while it reads one number for a sparse one
-OUTPUTS = ("forward", "logits", "activate")  # what capabilities that follow the layer equations rest on
+GATHERED = 32  # multiplications in a dense product that a GPU does while it reads one number for a sparse product
+OUTPUTS = ("forward", "logits", "activate")  # methods that capabilities based on the layer equations rest on
 
 
 @MODELS.register(name="gcn")
@@ -54,8 +54,8 @@ class GCN(StackedWeights):
         num_layers: number of layers.
         dropout: share of hidden units dropped while training (the paper drops none).
         propagate_inputs: compute Ã[X 1] once per graph instead of at every step. The results are equal;
-            it pays where features are dense (a two-layer batch then needs one hop) and costs where they
-            are very sparse. `None` decides by the entries that a batch would read either way.
+            it saves time if features are dense (a two-layer batch then needs one hop) and costs time if they
+            are very sparse. `None` decides by the number of entries that a batch would read either way.
     """
 
     reads_edge_weights = True
@@ -78,9 +78,9 @@ class GCN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "setup", "grow"))
     def widen(self, units: int) -> int:
-        """More units in every hidden layer; returns the width before.
+        """Add units to every hidden layer; return the previous width.
 
-        Old units do not read new ones, and outputs start without them.
+        Old units do not read new ones, and outputs do not depend on them at first.
         """
         if self.num_layers < 2:
             raise EvergraphError("a GCN of one layer has no hidden units to add to; use num_layers=2 or more")
@@ -97,7 +97,7 @@ class GCN(StackedWeights):
         return self.hidden - units
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """Ã."""
+        """Return Ã."""
         return gcn_operator(graph)
 
     @capability(rests_on=("operator", "inputs"))
@@ -106,7 +106,7 @@ class GCN(StackedWeights):
         return f"gcn {self.num_layers} {self.propagate_inputs}"
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """[X 1], or Ã[X 1] where that saves work at every step."""
+        """Return [X 1], or Ã[X 1] if that saves work at every step."""
         x: Features = with_ones(graph.x)
         if propagate is None:
             propagate = self.propagate_inputs
@@ -115,7 +115,7 @@ class GCN(StackedWeights):
         return (sparse_product(operator, x), self.num_layers - 1) if propagate else (x, self.num_layers)
 
     def logits(self, batch: Batch) -> Tensor:
-        """The layer equations, from the batch's outermost nodes inwards."""
+        """Apply the layer equations, from the batch's outermost nodes inwards."""
         weight, propagated = self.weights[0], self.num_layers > batch.num_hops
         x = batch.read_x
         hidden = linear(x, weight) if propagated else convolve(batch.read_layer(0), x, weight)
@@ -123,8 +123,8 @@ class GCN(StackedWeights):
 
     @capability(rests_on=OUTPUTS)
     def after_first_layer(self, batch: Batch, hidden: Tensor) -> Tensor:
-        """Logits of the seeds from the first layer's output."""
-        skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
+        """Return the logits of the seeds, given the first layer's output."""
+        skipped = self.num_layers - batch.num_hops  # 1 if the inputs are already propagated
         for number, weight in enumerate(list(self.weights)[1:], start=1):
             hidden, operator = noted(hidden), batch.read_layer(number - skipped)
             if self._fuses(operator, hidden, weight):
@@ -136,28 +136,28 @@ class GCN(StackedWeights):
         return hidden
 
     def _fuses(self, operator: Features, hidden: Tensor, weight: Tensor) -> bool:
-        """Whether a layer is one of those that have kernels of their own on a GPU."""
+        """Whether a layer has a dedicated kernel on a GPU."""
         if not fused_layer_suits(hidden, weight) or not self._is_as_written():
             return False
         return not _propagate_first(operator, weight)
 
     def _gathers_first(self, operator: Features, hidden: Tensor, weight: Tensor) -> bool:
-        """Whether a layer is one of those that have kernels of their own on a CPU."""
+        """Whether a layer has a dedicated kernel on a CPU."""
         if not propagated_layer_suits(hidden, operator) or not self._is_as_written():
             return False
         return _propagate_first(operator, weight)
 
     def _is_as_written(self) -> bool:
-        """Whether layers are the equations alone: nothing is dropped or recorded, no subclass activates otherwise."""
+        """Whether layers are exactly the equations: no dropout, no recording, no other activation in a subclass."""
         return not (self.dropout and self.training) and not recording() and capable(self, "last_layer") is not None
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
-        """σ of what layer `layer` − 1 has put out: what layer `layer` reads."""
+        """Apply σ to the output of layer `layer` − 1, which layer `layer` reads."""
         return F.dropout(F.relu(hidden), self.dropout, self.training)
 
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
-        """Ã[σ(H) 1] at the seeds: what the last weight matrix multiplies."""
+        """Return Ã[σ(H) 1] at the seeds: the input of the last weight matrix."""
         return self.rows_of_the_last_product(batch)
 
     @capability(rests_on=OUTPUTS)
@@ -167,7 +167,7 @@ class GCN(StackedWeights):
 
     @capability(rests_on=OUTPUTS)
     def attention(self, batch: Batch) -> list[Tensor]:
-        """e_vu = (z_u)ᵀ tanh(z_v) with z = XW of each layer, over the edges u → v (as TWP defines it for GCN)."""
+        """Return e_vu = (z_u)ᵀ tanh(z_v), z = XW, of each layer's edges u → v (as TWP defines it for GCN)."""
         hidden: Features = batch.x
         scores = []
         for number, weight in enumerate(self.weights):
@@ -182,30 +182,30 @@ class GCN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def self_edges(self) -> bool:
-        """A node that is its own neighbour is read as one whose neighbour has the same features and neighbours."""
+        """A self-loop acts like a neighbour with the same features and neighbours."""
         return True
 
     @capability(rests_on=OUTPUTS)
     def first_layer(self, batch: Batch) -> list[Features]:
-        """What stands before the first weight matrix in the first layer's output: Ã and [X 1], or Ã[X 1].
+        """Return the left factors of the first weight matrix in the first layer: Ã and [X 1], or Ã[X 1].
 
-        Its passes note what their hidden layers put out (`evergraph.core.recording.noted`).
+        Forward passes record the outputs of hidden layers (`evergraph.core.recording.noted`).
         """
         return [batch.x] if self.num_layers > batch.num_hops else [batch.layer(0), batch.x]
 
     @capability(rests_on=OUTPUTS)
     def last_layer(self, batch: Batch) -> SparseMatrix | None:
-        """P, where outputs are P [σ(H) 1] W of the first layer's output H and the last weight; else None."""
+        """Return P if the outputs are P [σ(H) 1] W for the first layer's output H and the last weight W; else None."""
         return batch.layer(batch.num_hops - 1) if self.num_layers == 2 and not self.dropout else None
 
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
     def multiplies_sparse_inputs(self) -> bool:
-        """X W₁ is all that it makes of its inputs."""
+        """Inputs are used only in the product X W₁."""
         return True
 
     @capability(rests_on=OUTPUTS)
     def joint_forward(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
-        """Logits and their tangent along `direction`: each sparse product serves both at once."""
+        """Return the logits and their tangent along `direction`; each sparse product serves both."""
         hidden, moved = self._first_layer(batch, direction)
         if capable(direction, "first_layer_alone") is not None and self.num_layers > 1:
             outputs = self.after_first_layer(batch, noted(hidden, direction, moved))
@@ -226,7 +226,7 @@ class GCN(StackedWeights):
                 assert change is not None
                 moved = change
                 continue
-            moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones does not move
+            moved = F.pad(moved * (hidden.detach() > 0), (0, 1))  # the column of ones has tangent zero
             hidden = with_ones(F.relu(hidden))
             first = _propagate_first(operator, weight)
             if first:
@@ -239,7 +239,7 @@ class GCN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def example_powers(self, batch: Batch, cotangents: Callable[[Batch, Tensor], Tensor], power: int) -> Params | None:
-        """Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power by the layer equations, where they are simple."""
+        """Return Σ over seeds and cotangents of |∂(z_v·c)/∂W|^power if the layer equations are simple; else None."""
         exact = batch.source is not None and batch.source.fan_out is None and batch.members is None
         if not (fast("structure") and exact and self.num_layers == 2):
             return None
@@ -247,7 +247,7 @@ class GCN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """On one batch or rows of it; on padded batches where they are one dense matrix."""
+        """Steps can be captured on one batch or rows of it, and on padded batches with one hop of dense inputs."""
         if form != "padded":
             return unpadded(batcher, form, by_weights=True)
         if not (batcher.num_hops == 1 and isinstance(batcher.x, Tensor) and batcher.members is None):
@@ -258,17 +258,17 @@ class GCN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "joint_forward", "operator", "inputs"))
     def steps_can_be_stacked(self) -> Answer:
-        """Products with weights, which may stand side by side; nothing is drawn where nothing is dropped."""
+        """Steps consist of products with weights, which can be stacked; without dropout no random numbers are drawn."""
         return not self.dropout or No("dropout draws other numbers for several at once than for each alone")
 
     @capability(rests_on=(*OUTPUTS, "joint_forward", "after_first_layer"))
     def leaves_out_rows(self) -> bool:
-        """Its passes compute nothing at nodes that the chosen examples do not read (`Batch.needed`)."""
+        """Passes skip nodes that the chosen examples do not read (`Batch.needed`)."""
         return True
 
     @capability(rests_on=OUTPUTS)
     def standing_product(self, batch: Batch, direction: Direction) -> Tensor | None:
-        """The first layer at the sum of anchors that a direction has; None where there is none."""
+        """Return the first layer with the direction's sum of anchors as weights; None if it has none."""
         parts = capable(direction, "parts") if fast("anchors") else None
         if parts is None:
             return None
@@ -276,10 +276,10 @@ class GCN(StackedWeights):
         return product if self.num_layers > batch.num_hops else batch.layer(0) @ product
 
     def _first_layer(self, batch: Batch, direction: Direction) -> tuple[Tensor, Tensor]:
-        """The first layer and its tangent.
+        """Return the first layer's output and its tangent.
 
-        Along D = count·θ − total one product serves both: with X D at hand, X θ = (X D + X total) / count, and the
-        product with the anchors' sum, the same at every step, is computed once per task.
+        Along D = count·θ − total one product serves both: given X D, X θ = (X D + X total) / count, and the
+        product with the sum of anchors, the same at every step, is computed once per task.
         """
         weight, propagated = self.weights[0], self.num_layers > batch.num_hops
         parts, against = capable(direction, "parts") if fast("anchors") else None, capable(direction, "against")
@@ -295,7 +295,7 @@ class GCN(StackedWeights):
 
 
 def _propagate_first(operator: Features, weight: Tensor) -> bool:
-    """Whether (ÃX)W costs fewer multiplications than Ã(XW); a GPU does those of dense matrices on tensor cores."""
+    """Whether (ÃX)W costs fewer multiplications than Ã(XW); a GPU does dense ones on tensor cores."""
     before, after = weight.shape
     rows, columns = operator.shape
     entries = rows * columns
@@ -318,7 +318,7 @@ def propagation_pays(x: SparseMatrix, operator: SparseMatrix, num_layers: int, b
 
 
 def convolve(operator: SparseMatrix, x: Features, weight: Tensor) -> Tensor:
-    """Ã X W in the cheaper order."""
+    """Return Ã X W, multiplied in the cheaper order."""
     if recording():
         return linear(sparse_product(operator, x), weight)
     if isinstance(x, SparseMatrix) or not _propagate_first(operator, weight):

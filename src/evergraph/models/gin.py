@@ -21,16 +21,16 @@ class GIN(StackedWeights):
     """X^{l+1} = σ(σ(Σ_{u ∈ N(v) ∪ v} X^l_u W₁) W₂), and outputs [X^L 1] W: GIN-0, which sums over neighbours.
 
     Biases are the last rows of the weight matrices. Deviations from its paper: no batch normalization (its outputs
-    would depend on the other examples of a batch), and the head reads the last layer alone.
+    would depend on the other examples of a batch), and the head reads only the last layer.
 
     Args:
         hidden: width of the hidden layers.
-        num_layers: message-passing layers, each with two weight matrices.
+        num_layers: number of message-passing layers, each with two weight matrices.
         dropout: share of hidden units dropped before the head while training.
     """
 
     reads_edge_weights = True
-    pooling = "sum"  # where graphs are the examples
+    pooling = "sum"  # default for graphs as examples
 
     def __init__(self, hidden: PositiveInt = 64, num_layers: Depth = 2, dropout: BelowOne = 0.0) -> None:
         super().__init__()
@@ -42,23 +42,23 @@ class GIN(StackedWeights):
         self.stack([in_channels, *[self.hidden] * (2 * self.num_layers), out_channels])
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """A + I: the sum over a node and its neighbours."""
+        """Return A + I: the sum over a node and its neighbours."""
         return with_self_loops(graph.adjacency)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """(A + I) X, computed once per graph, beside ones; a batch then needs one hop less."""
+        """Return (A + I) X and a column of ones, computed once per graph; a batch then needs one hop less."""
         if propagate is False:
             return graph.x, self.num_layers
         return with_ones(sparse_product(operator, graph.x)), self.num_layers - 1
 
     def logits(self, batch: Batch) -> Tensor:
-        """The layer equations, from the batch's outermost nodes inwards."""
+        """Apply the layer equations, from the batch's outermost nodes inwards."""
         return linear(self.features(batch), self.weights[-1])
 
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
-        """[X^L 1] at the seeds: what the last weight matrix multiplies."""
-        skipped = self.num_layers - batch.num_hops  # 1 where the inputs are already propagated
+        """Return [X^L 1] at the seeds: the input of the last weight matrix."""
+        skipped = self.num_layers - batch.num_hops  # 1 if the inputs are already propagated
         hidden: Features = batch.x
         for number in range(self.num_layers):
             summed = hidden if number < skipped else with_ones(sparse_product(batch.layer(number - skipped), hidden))
@@ -74,7 +74,7 @@ class GIN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "features", "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """On one batch or rows of it."""
+        """Steps can be captured on one batch or rows of it."""
         return unpadded(batcher, form, by_weights=True)
 
     @capability(rests_on=("operator", "inputs"))

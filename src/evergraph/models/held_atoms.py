@@ -1,4 +1,4 @@
-"""What stands still of a prototype network: its atoms and what they match, once for all nodes of a graph."""
+"""Precomputed atoms of a prototype network and their matches, for all nodes of a graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evergraph.data.batching import Neighbourhoods
 
-LARGEST = 2**29  # bytes that the atoms of all nodes may take to be kept
+LARGEST = 2**29  # the atoms of all nodes are kept if they take at most this many bytes
 AT_ONCE = 2**19  # cosines computed at once, so that they stay in the cache
 
 
@@ -18,9 +18,9 @@ class Match(NamedTuple):
     """The nearest prototypes of some embeddings.
 
     Args:
-        cosine: with them.
-        prototype: their numbers.
-        among: how many prototypes, the first ones of a level, they were found among.
+        cosine: cosine of each embedding with its nearest prototype.
+        prototype: number of the nearest prototype.
+        among: number of prototypes, the first ones of a level, that were searched.
     """
 
     cosine: Tensor
@@ -28,11 +28,11 @@ class Match(NamedTuple):
     among: int
 
     def of(self, rows: Tensor) -> Match:
-        """Those of some rows."""
+        """Return the matches of some rows."""
         return Match(self.cosine[rows], self.prototype[rows], self.among)
 
     def or_nearer(self, embeddings: Tensor, more: Tensor) -> Match:
-        """The nearest among these and further prototypes, which are numbered after them."""
+        """Return the nearest among these and the prototypes `more`, which are numbered after them."""
         if not more.size(0):
             return self
         other = nearest(embeddings, more)
@@ -42,7 +42,7 @@ class Match(NamedTuple):
 
 
 def nearest(embeddings: Tensor, prototypes: Tensor) -> Match:
-    """The prototypes with the largest cosines, for embeddings `(…, dim)`; all vectors have length one."""
+    """Return the prototypes with the largest cosines, for embeddings `(…, dim)`; all vectors have unit length."""
     rows = embeddings.flatten(0, -2)
     found = [(part @ prototypes.T).max(1) for part in rows.split(max(1, AT_ONCE // prototypes.size(0)))]
     shape = embeddings.shape[:-1]
@@ -52,12 +52,12 @@ def nearest(embeddings: Tensor, prototypes: Tensor) -> Match:
 
 @dataclass(eq=False)
 class HeldAtoms:
-    """The atoms of all nodes of a graph, and their nearest among the prototypes that stand still.
+    """The atoms of all nodes of a graph, and their nearest among the fixed prototypes.
 
     Args:
-        source: cuts the batches whose nodes they are.
+        source: makes the batches of the graph.
         atoms: `(nodes, atoms, dim)`.
-        match: None where no prototype stands still.
+        match: the nearest fixed prototypes; None if no prototype is fixed.
     """
 
     source: Neighbourhoods

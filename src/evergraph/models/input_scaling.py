@@ -1,9 +1,9 @@
-"""How fixed features read X: columns of unlike scales and offsets are brought alike, and few columns get a constant.
+"""Input scaling of fixed features: columns are brought to similar scales, and narrow inputs get a constant column.
 
-Rows are scaled to length one as a whole, so that a column in euros would outweigh one in years. What is done to a
-column is measured at the first task in which it has more than one value, and stands from then on; what was summed
-before stays right, since until then the column is read as zero. Scales are powers of two and centres multiples of them,
-so that they say next to nothing of the nodes that they were measured at.
+Rows are scaled to unit length as a whole, so a column in euros would outweigh one in years. The scaling of a column is
+measured at the first task in which it has more than one value, and fixed from then on; earlier sums stay correct,
+since until then the column is read as zero. Scales are powers of two and centres multiples of them, so that they
+reveal next to nothing about the nodes that they were measured at.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from evergraph.core.workers import workers
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 
-FEW_COLUMNS = 32  # of X, up to which it is a table, and lifted: a row's length is one number of so many
+FEW_COLUMNS = 32  # X with at most this many columns is a table, and lifted: a row's length is one number among so few
 UPPER_QUARTILE = 1.1503  # of distances from the mean, for Gaussian numbers, in standard deviations
-ALIKE = 2.0  # a spread between one over this and this is as good as one
-OFF_CENTRE = 2.0  # spreads between zero and a column's median, above which it is centred
-RARE = 0.01  # share of nodes with another value than most below which a column is not scaled up
-ZEROS = 0.2  # share of zeros from which they are no numbers that are missing
-FAR = 8.0  # spreads from a column's centre, beyond which a distance counts by its logarithm
-OUTWEIGHS, UNSEEN = 4.0, 8.0  # times as large, or as small, as the median column
-SOME = 0.05  # of the columns may be off centre or small where they are left alone
-ROWS = 2**14  # of X that are looked at
+ALIKE = 2.0  # a spread between 1 / ALIKE and ALIKE counts as one
+OFF_CENTRE = 2.0  # a column is centred if its median is more spreads than this away from zero
+RARE = 0.01  # a column is not scaled up if a smaller share of nodes than this differs from the common value
+ZEROS = 0.2  # from this share on, zeros are values and do not stand for missing numbers
+FAR = 8.0  # distance from a column's centre, in spreads, beyond which values grow logarithmically
+OUTWEIGHS, UNSEEN = 4.0, 8.0  # a column is too large, or too small, by these factors to the median column
+SOME = 0.05  # columns are left alone if at most this share of them is off centre or too small
+ROWS = 2**14  # most rows of X that are measured
 
 Column = tuple[int, float, float]
-"""A column of X, its centre and its scale; 0 for a scale that is not known: every value so far is the centre."""
+"""Number of a column of X, its centre and its scale; scale 0 means unknown: every value so far equals the centre."""
 
 
 @dataclass(frozen=True)
 class InputScaling:
-    """s((x_j − centre_j) / scale_j) in the columns that are named, x_j in all others, and `lift` in one more.
+    """s((x_j − centre_j) / scale_j) in the given columns, x_j in all others, and `lift` in one more.
 
-    s(z) is z up to `FAR` and grows as its logarithm beyond, with the same slope there: a row with one number far out,
-    in a heavy tail or a later task, still says something else. A column that had only one value so far is read as 0
-    everywhere, so that its scale is still open.
+    s(z) is z up to `FAR` and grows logarithmically beyond, with the same slope there: in a row with one extreme value,
+    from a heavy tail or a later task, the other columns still count. A column that had only one value so far is read
+    as 0 everywhere, so that its scale is still open.
 
     Args:
-        columns: those that are scaled.
+        columns: the columns that are scaled.
         lift: the constant in one more column; 0 for no such column.
     """
 
@@ -52,7 +52,7 @@ class InputScaling:
     lift: float = 0.0
 
     def apply(self, x: Features) -> Features:
-        """The features as they are read; X itself where there is nothing to do."""
+        """Return the scaled features; X itself if there is nothing to do."""
         if self.columns:
             x = as_dense(x)
             numbers = torch.tensor([number for number, _, _ in self.columns], device=x.device)
@@ -65,13 +65,13 @@ class InputScaling:
 
 
 def _drawn_in(z: Tensor) -> Tensor:
-    """s(z), see `InputScaling`."""
+    """Return s(z), see `InputScaling`."""
     far = (z.abs() / FAR).clamp(min=1)
     return torch.where(far > 1, z.sign() * FAR * (1 + far.log()), z)
 
 
 def parse_columns(columns: bool | Sequence[Sequence[float]]) -> bool | list[Column]:
-    """Columns as a setting gives them; or whether there are any."""
+    """Parse columns from a setting; a bool, which says whether columns are scaled, is returned as it is."""
     if isinstance(columns, bool):
         return columns
     try:
@@ -87,7 +87,7 @@ def parse_columns(columns: bool | Sequence[Sequence[float]]) -> bool | list[Colu
 
 
 def measured_columns(graph: Graph) -> list[Column]:
-    """What is to be done to the columns of a graph's features; nothing where they are sparse, or 0 and 1 alone."""
+    """Measure how to scale the columns of a graph's features; none if they are sparse, all 0 or 1, or comparable."""
     x = _some_rows(graph)
     if x is None or bool(((x == 0) | (x == 1)).all()) or not _unlike(x):
         return []
@@ -97,9 +97,9 @@ def measured_columns(graph: Graph) -> list[Column]:
 
 
 def _unlike(x: Tensor) -> bool:
-    """Whether columns are few, some column outweighs the others, or several are off centre or hardly seen beside them.
+    """Whether columns are few, one outweighs the others, or several are off centre or too small beside the others.
 
-    Many columns of one unit are left alone: that one of them is small in the first task's classes says something.
+    Many columns of one unit are left alone: if one of them is small in the first task's classes, that is information.
     """
     if x.size(1) <= FEW_COLUMNS:
         return True
@@ -114,7 +114,7 @@ def _unlike(x: Tensor) -> bool:
 
 
 def with_scales(columns: Sequence[Column], graph: Graph) -> list[Column]:
-    """Columns with the scales that were not known and can be measured at a graph; centres stand."""
+    """Fill in unknown scales of columns that can be measured at a graph; centres stay fixed."""
     x = None if all(scale for _, _, scale in columns) else _some_rows(graph)
     if x is None:
         return list(columns)
@@ -124,7 +124,7 @@ def with_scales(columns: Sequence[Column], graph: Graph) -> list[Column]:
 
 
 def _varying(graph: Graph, columns: Sequence[Column]) -> set[int]:
-    """Those of some columns that have another value than the centre anywhere: not all rows have been looked at."""
+    """Return the columns with a value other than the centre in any row; measuring has looked only at some rows."""
     x = _measured_rows(graph)
     if not columns or isinstance(x, SparseMatrix):
         return set()
@@ -135,18 +135,18 @@ def _varying(graph: Graph, columns: Sequence[Column]) -> set[int]:
 
 
 def _changed(columns: Iterable[Column]) -> list[Column]:
-    """Those to which anything is done."""
+    """Return the columns that scaling changes."""
     return [column for column in columns if column[1:] != (0.0, 1.0)]
 
 
 def _measured(number: int, values: Tensor, centre: float | None) -> Column:
-    """Centre and scale of a column, or its scale about a centre that stands.
+    """Measure the centre and scale of a column, or its scale about a given centre.
 
     The spread is the upper quartile of the distances from the median, in units that make it the standard deviation of
-    Gaussian numbers. But of those that are not zero, which may stand for what is missing, one in twenty is `FAR` out
-    at most: a column that is mostly at one end, as pixels are, is not narrow. Where a fifth is zero, zero says
-    something and is the centre. Where most numbers are one and the same the spread is the median distance of the
-    others. A column of 0 and 1 stays as it is, and so does one whose spread is about one.
+    Gaussian numbers. But it is large enough that at most one in twenty of the non-zero values (zeros may stand for
+    missing ones) is more than `FAR` spreads out: a column that is mostly at one end, as pixels are, is not narrow. If a
+    fifth of the values is zero, zero is meaningful and is the centre. If most values are the same, the spread is the
+    median distance of the others. A column of 0 and 1 stays as it is, and so does one whose spread is about one.
     """
     values = values[values.isfinite()]
     if not centre and bool(values.any()) and bool(((values == 0) | (values == 1)).all()):
@@ -167,34 +167,34 @@ def _measured(number: int, values: Tensor, centre: float | None) -> Column:
 
 
 def _quantile(values: Tensor, share: float) -> float:
-    """The smallest of some numbers that such a share of them is not above; 0 of none."""
+    """Return the smallest value that at least this share of the values does not exceed; 0 if there are no values."""
     return float(values.kthvalue(math.ceil(share * values.numel())).values) if values.numel() else 0.0
 
 
 def typical_entry(graph: Graph, columns: Sequence[Column] = ()) -> float:
-    """How large X's entries are, its columns scaled, in powers of two; 0 where all are zero.
+    """Return the typical size of X's entries after scaling, as a power of two; 0 if all are zero.
 
-    It is the geometric mean of those that are not zero, which a row or a column in millions moves little, rounded up:
-    of Gaussian numbers it is half the standard deviation. Of a graph in parts, over all processes' nodes; where
-    examples are graphs, over the nodes of those that have a label: one that was forgotten has none.
+    It is the geometric mean of the non-zero entries, on which a row or a column in millions has little effect, rounded
+    up: for Gaussian numbers it is half the standard deviation. For a graph in parts, over all processes' nodes; where
+    examples are graphs, over the nodes of labelled examples, since a forgotten example has no label.
     """
     x = InputScaling(tuple(columns)).apply(_measured_rows(graph))
     values = x.values if isinstance(x, SparseMatrix) else x
     logs = values[(values != 0) & values.isfinite()].abs().log2()
     sums = torch.tensor([float(logs.sum(dtype=torch.float64)), float(logs.numel())], dtype=torch.float64)
     total, number = (workers().sum([sums])[0] if graph.rows is not None else sums).tolist()
-    return 2.0 ** math.ceil(total / number - 1e-6) if number else 0.0  # rounding does not decide
+    return 2.0 ** math.ceil(total / number - 1e-6) if number else 0.0  # so that rounding errors do not decide
 
 
 def _measured_rows(graph: Graph) -> Features:
-    """X at all nodes; where examples are graphs, at those of examples with a label: one that was forgotten has none."""
+    """Return X at all nodes; where examples are graphs, only of labelled ones (a forgotten example has no label)."""
     if graph.members is None:
         return graph.x
     return take_rows(graph.x, graph.members.rows(torch.nonzero(graph.labelled).reshape(-1)).indices)
 
 
 def _some_rows(graph: Graph) -> Tensor | None:
-    """Every so manieth row of dense features, in float64; of a graph in parts, of all processes' nodes."""
+    """Return up to `ROWS` evenly spaced rows of dense X in float64, over all processes of a graph in parts, or None."""
     x = _measured_rows(graph)
     if isinstance(x, SparseMatrix):
         return None

@@ -1,7 +1,7 @@
-"""Products of linear blocks between nodes, without the blocks: (P^k X̂)(P^k X̂)ᵀ = P^k (X̂ X̂ᵀ) P^kᵀ.
+"""Inner products between nodes in linear blocks, without computing the blocks: (P^k X̂)(P^k X̂)ᵀ = P^k (X̂ X̂ᵀ) P^kᵀ.
 
-With n nodes and thousands of words the left side costs n² products of rows that neighbours have filled; the right side
-one product of sparse rows, and then a step of propagation down and across for each step of the block.
+With n nodes and thousands of words the left side costs n² products of rows that propagation has filled; the right side
+costs one product of sparse rows, and then a propagation of rows and of columns for each step of the block.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from evergraph.models.feature_blocks import Block, unit_rows
 
 
 class Products(NamedTuple):
-    """What a linear block says of some nodes.
+    """Inner products between some nodes in a linear block.
 
     Args:
-        between: the products of their rows.
-        words: how many columns are not zero at all of the nodes that are counted.
+        between: the inner products of the nodes' rows.
+        words: number of columns with a non-zero entry at any counted node.
     """
 
     between: Tensor
@@ -36,14 +36,14 @@ class Products(NamedTuple):
 def linear_products(
     x: Features, operator: SparseMatrix, blocks: Sequence[Block], nodes: Tensor, counted: Tensor
 ) -> list[Products]:
-    """The products of linear blocks, rows of length one, between `nodes`; columns are counted at the nodes `counted`.
+    """Return the inner products between `nodes` in linear blocks with rows of unit length.
 
     Args:
         x: features of all nodes.
         operator: A + I.
         blocks: the blocks.
-        nodes: between which nodes.
-        counted: at which of all nodes.
+        nodes: nodes between which products are computed.
+        counted: nodes at which non-zero columns are counted.
     """
     own, degree = unit_rows(x), operator.row_sums().unsqueeze(1)
     known: dict[tuple[int, float | None], Tensor] = {(0, None): _between_all(own)}
@@ -66,7 +66,7 @@ def linear_products(
 
 
 def _between_all(own: Features) -> Tensor:
-    """X̂ X̂ᵀ."""
+    """Return X̂ X̂ᵀ."""
     if not isinstance(own, SparseMatrix):
         return outer_product(own)
     entries = own.to_scipy()
@@ -76,13 +76,13 @@ def _between_all(own: Features) -> Tensor:
 
 
 def _times_all(entries: scipy.sparse.csr_matrix, some: slice) -> np.ndarray:
-    """Products of some rows with all."""
+    """Return the inner products of some rows with all rows."""
     found: np.ndarray = (entries[some] @ entries.T).toarray()
     return found
 
 
 def _words(own: Features, met: Tensor) -> int:
-    """How many columns have an entry at some nodes."""
+    """Number of columns with a non-zero entry at any of the nodes in the mask `met`."""
     if not isinstance(own, SparseMatrix):
         return int((own[met] != 0).any(0).sum())
     return int(torch.unique(own.indices[met[own.row_of_entry()] & (own.values != 0)]).numel())

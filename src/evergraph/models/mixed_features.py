@@ -1,4 +1,4 @@
-"""Random and exact features side by side: what `auto` chooses from."""
+"""Random and exact features side by side, for `auto` to choose from."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MIXED: tuple[tuple[Any, ...], ...] = (
 
 @MODELS.register(name="mixed-features")
 class MixedFeatures(RandomFeatures):
-    """`random-features` with more to choose from: neighbours apart from the node itself, and exact linear blocks.
+    """`random-features` with more blocks: neighbours separate from the node itself, and exact linear blocks.
 
-    Beside the blocks of `random-features` it has the neighbours' mean without the node itself, one and two steps away,
-    as random features, and a node's own features, that mean and that of two steps as they are.
+    In addition to the blocks of `random-features` it has random features of the neighbours' mean without the node
+    itself, after one and two steps, and linear blocks of a node's own features and of the same two means.
 
     Args:
         hidden: number of random features, all random blocks together.
         blocks: as in `random-features`.
-        linear_width: columns of a linear block at most; 0 for as many as the features have.
-        kept: which of the blocks there are by now; empty for all.
+        linear_width: largest number of columns of a linear block; 0 for as many as the features have.
+        kept: which of the blocks are still present; empty for all.
         lift: as in `random-features`.
         scales: as in `random-features`.
     """

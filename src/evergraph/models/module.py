@@ -1,4 +1,4 @@
-"""The wrapper that lets any PyG-style module in."""
+"""Wrapper that makes any PyG-style module a model."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from evergraph.models.receptive_field import examples_stay_apart, measure_hops
 
 
 class ModuleModel(GraphModel):
-    """Any PyG-style module `module(x, edge_index) -> logits` as a model.
+    """Wraps any PyG-style module `module(x, edge_index) -> logits` as a model.
 
-    Parameters that require no gradient are frozen: no method moves them. Methods that learn every task from scratch
-    (`joint`, `gdumb`, `puma`) draw anew what a part with `reset_parameters` makes, and give everything else, a
-    bare `nn.Parameter` say, the values that it had before the first task.
+    Parameters that require no gradient are frozen: no method changes them. Methods that learn every task from scratch
+    (`joint`, `gdumb`, `puma`) redraw submodules that have `reset_parameters`, and restore everything else, such as a
+    bare `nn.Parameter`, to its values before the first task.
 
     Args:
         module: the module; its output size is fixed, so it must cover all classes to come.
-        num_hops: how far its predictions look; by default measured, so that a mini-batch gives the very logits
-            of the whole graph. (A batch holds the edges that enter its nodes: on a directed graph a module that
-            divides by out-degrees, as ChebConv does, sees too few of them.)
+        num_hops: number of hops that its predictions depend on; by default measured, so that a mini-batch gives
+            exactly the logits of the whole graph. (A batch holds the edges that enter its nodes: on a directed graph a
+            module that divides by out-degrees, as ChebConv does, sees too few of them.)
     """
 
     def __init__(self, module: nn.Module, num_hops: NonNegativeInt | None = None) -> None:
         super().__init__()
         self.module = module
         self.num_hops = num_hops
-        self.initial = nn.Module()  # what cannot be drawn anew, as it was before the first task; saved with the rest
+        self.initial = nn.Module()  # values before the first task that cannot be redrawn; saved with the rest
 
     def hyperparameters(self) -> dict[str, Any]:
-        """How far it looks; the module itself comes from outside."""
+        """Return `num_hops`; the module itself is given by the user."""
         return {"num_hops": self.num_hops}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
-        """Nothing to make: the module comes with its parameters (lazy ones aside, which torch fills)."""
+        """Measure hops and store initial values; the module has its parameters (lazy ones are filled by torch)."""
         self.in_channels, self.out_channels = in_channels, out_channels
         if self.num_hops is None:
             self.num_hops = measure_hops(self.module, in_channels)
@@ -50,7 +50,7 @@ class ModuleModel(GraphModel):
             self.initial.register_buffer(name.replace(".", "/"), value.detach().clone())
 
     def _not_drawn(self) -> dict[str, Tensor]:
-        """Buffers and trained parameters outside of all parts that draw theirs anew."""
+        """Return buffers and trainable parameters outside of all submodules that can redraw theirs."""
         parts = [part.state_dict(keep_vars=True).values() for part in self.module.modules() if _draws_anew(part)]
         drawn = {id(value) for values in parts for value in values}
         return {
@@ -60,7 +60,7 @@ class ModuleModel(GraphModel):
         }
 
     def reset_parameters(self) -> None:
-        """Every part of the module that can draw its parameters anew does so; the rest is as before the first task."""
+        """Redraw every submodule that can; restore the rest to its values before the first task."""
         for part in self.module.modules():
             if _draws_anew(part):
                 part.reset_parameters()  # type: ignore[operator]
@@ -69,7 +69,7 @@ class ModuleModel(GraphModel):
             now[name.replace("/", ".")].copy_(value)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
-        """The initial values of a checkpoint; one of 0.1 has none, and those of the module given stand in."""
+        """Load a checkpoint's initial values too; one of version 0.1 has none, so the given module's are kept."""
         prefix_of_initial = f"{prefix}initial."
         for key, value in state_dict.items():
             if key.startswith(prefix_of_initial):
@@ -79,15 +79,15 @@ class ModuleModel(GraphModel):
         super()._load_from_state_dict(state_dict, prefix, *more)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """The features themselves; the module does the rest."""
+        """Return the features themselves; the module does the rest."""
         assert self.num_hops is not None, "setup comes first"
         return graph.x, self.num_hops
 
     @capability(rests_on=("forward", "logits", "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """On one batch, as far as can be told; on rows of it where trying shows that examples do not mix.
+        """Steps can be captured on one batch, as far as is known; on rows of it if examples do not mix in a trial.
 
-        A module that makes Python wait inside is found when a step is watched.
+        A module that makes Python wait for the device is detected when a step is watched.
         """
         exact = unpadded(batcher, form)
         return exact if not exact or form == "whole" else examples_stay_apart(self, batcher)
@@ -98,11 +98,11 @@ class ModuleModel(GraphModel):
         return f"module {self.num_hops}"
 
     def forward(self, x: Batch | Tensor, edge_index: Tensor | None = None) -> Tensor:
-        """Logits of a batch's seeds; PyG-style arguments go to the module as they are."""
+        """Return the logits of a batch's seeds; PyG-style arguments are passed to the module."""
         return x.of_chosen(self.logits(x)) if isinstance(x, Batch) else self.module(x, edge_index)
 
     def logits(self, batch: Batch) -> Tensor:
-        """The module's output at the seeds."""
+        """Return the module's output at the seeds."""
         out: Tensor = self.module(as_dense(batch.x), batch.edge_index)
         if self.out_channels is not None and out.size(1) < self.out_channels:
             raise EvergraphError(
@@ -112,7 +112,7 @@ class ModuleModel(GraphModel):
         return out[: batch.num_seeds]
 
     def grow(self, out_channels: int) -> None:
-        """A foreign module's output layer is unknown here."""
+        """Raise an error: the output layer of a foreign module is unknown."""
         raise EvergraphError(
             f"{type(self.module).__name__} cannot grow by itself; build it with outputs for all classes to come"
         )
@@ -123,7 +123,7 @@ def _draws_anew(part: nn.Module) -> bool:
 
 
 def as_model(model: nn.Module | Any) -> GraphModel:
-    """The model itself, or a foreign module in its wrapper."""
+    """Return the model itself, or wrap a foreign module."""
     if isinstance(model, GraphModel):
         return model
     if not isinstance(model, nn.Module):
@@ -132,5 +132,5 @@ def as_model(model: nn.Module | Any) -> GraphModel:
 
 
 def level_of(model: object) -> str:
-    """What a model's outputs belong to; a name, nothing, or a foreign module stand for a model of nodes."""
+    """Return what a model's outputs belong to; a name, None or a foreign module counts as a node-level model."""
     return model.level if isinstance(model, GraphModel) else "node"

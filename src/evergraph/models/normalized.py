@@ -17,26 +17,26 @@ NORMALIZED_OUTPUTS = (*OUTPUTS, "operator", "inputs")
 
 
 class _Normalized(GraphModel):
-    """Normalizes what a hidden layer puts out, node by node, before its activation."""
+    """Normalizes the output of a hidden layer, node by node, before its activation."""
 
     def __init__(self, hidden: PositiveInt = 256, num_layers: Depth = 2, dropout: BelowOne = 0.0, **more: Any) -> None:
         super().__init__(hidden, num_layers, dropout, **more)
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(num_layers - 1))
 
     def reset_parameters(self) -> None:
-        """Scale one, shift zero; the weights as the plain model's."""
+        """Reset scales to one and shifts to zero, and redraw the weights as in the plain model."""
         for norm in self.norms:
             norm.reset_parameters()  # type: ignore[operator]
         super().reset_parameters()
 
     def activate(self, hidden: Tensor, layer: int) -> Tensor:
-        """Normalized, then as the plain model's."""
+        """Normalize, then activate as in the plain model."""
         active: Tensor = super().activate(self.norms[layer - 1](hidden), layer)  # type: ignore[misc]
         return active
 
     @capability(rests_on=NORMALIZED_OUTPUTS)
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """On one batch or rows of it."""
+        """Steps can be captured on one batch or rows of it."""
         return unpadded(batcher, form, by_weights=True)
 
 

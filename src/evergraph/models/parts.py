@@ -1,12 +1,12 @@
 """Features from inputs that are propagated once: of a graph in parts, or of one whose features take too much memory.
 
-Propagation reads rows of the processes that hold the neighbours, if there are any.
+Propagation reads rows from the processes that hold the neighbours, if there are several.
 
-Processes of one machine show one another some columns of their rows in shared memory, and read them there. Between
-machines rows travel in turns: in turn r a process gives the process r places further the rows that it needs, and gets
-the rows that it needs itself from the process r places back, while it adds up those of the turn before. So a process
-never holds more than its own rows, their sums, and some columns of what it reads of two other processes; memory falls
-with the number of processes even where neighbours are anywhere.
+Processes on one machine share some columns of their rows in shared memory. Between machines rows are sent in turns: in
+turn r a process sends the process r ranks ahead the rows that it needs, and receives the rows that it needs itself
+from the process r ranks back, while it adds up those of the previous turn. So a process never holds more than its own
+rows, their sums, and some columns of what it reads from two other processes; memory decreases with the number of
+processes even if neighbours are anywhere.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from evergraph.models.input_scaling import InputScaling
 if TYPE_CHECKING:
     from evergraph.models.base import GraphModel
 
-COLUMNS_AT_ONCE = 16  # of the rows that are exchanged, so that they take little memory: a cache line of float32
-COLUMNS_SHOWN = 32  # of the rows that processes of one machine share: of these there is one copy
-ROWS_AT_ONCE = 2**16  # of a product, which is added to the sums block by block
+COLUMNS_AT_ONCE = 16  # columns exchanged at once, to save memory: a cache line of float32
+COLUMNS_SHOWN = 32  # columns shared at once by processes of one machine, which have a single copy of them
+ROWS_AT_ONCE = 2**16  # rows of a product computed at once and added to the sums
 
 
 @dataclass(eq=False)
 class Piece:
-    """The edges from another process's nodes (or those of this machine) to the own nodes.
+    """The edges from another process's nodes (or those of this machine) to this process's nodes.
 
     Args:
-        turn: how many places back in the order of the processes the owner of the sources is; 0 for this machine's.
-        matrix: own nodes by sources.
-        wanted: the own rows that the process at the same distance on the other side needs of this one.
+        turn: number of ranks back to the process that owns the sources; 0 for this machine's.
+        matrix: this process's nodes by sources.
+        wanted: rows of this process that the process as many ranks ahead needs.
     """
 
     turn: int
@@ -65,18 +65,18 @@ class Piece:
 
 
 class Exchange:
-    """A + I over the rows of all processes, of which this one holds its own.
+    """Products with A + I over the rows of all processes, each of which holds its own.
 
     Args:
-        adjacency: the own nodes' in-neighbours, numbered over all processes.
-        rows: whose rows are whose.
-        dtype: of the products.
-        num_columns: of what is multiplied, at most.
+        adjacency: in-neighbours of this process's nodes, numbered over all processes.
+        rows: assignment of rows to processes.
+        dtype: type of the products.
+        num_columns: largest number of columns to multiply.
     """
 
     def __init__(self, adjacency: SparseMatrix, rows: Rows, dtype: torch.dtype, num_columns: int) -> None:
         self.group = rows.group
-        self.bytes_sent = 0  # so far
+        self.bytes_sent = 0
         one = torch.ones(1, dtype=dtype)
         ones = adjacency.all_ones()
         adjacency = adjacency.with_values(one.expand(adjacency.nnz)) if ones else adjacency.to(dtype)
@@ -89,7 +89,7 @@ class Exchange:
         self.pieces = list(self._pieces(adjacency, rows))
         sent = max(piece.wanted.numel() for piece in self.pieces)
         read = max((piece.matrix.num_columns for piece in self.pieces[len(self.board.ranks) > 1 :]), default=0)
-        # what is sent, and what is received and read in turn: memory that is used again costs less time than new memory
+        # buffers to send from, and two to receive into and read in turn: reusing memory is faster than allocating it
         numbers = (sent, read, read if len(self.pieces) > 1 else 0)
         self._space = [torch.empty(number * self.board.width, dtype=dtype) for number in numbers]
         sums = adjacency.counts().to(dtype) if ones else adjacency.row_sums()
@@ -107,17 +107,17 @@ class Exchange:
                 needed, sources = _distinct(sources, rows.starts[back + 1] - rows.starts[back])
                 wanted, num_columns = self.group.swap(needed, to=back, back=to), needed.numel()
             else:
-                sources = sources.clone()  # so that the others' entries can go
+                sources = sources.clone()  # so that the other turns' entries can be freed
             yield Piece(turn, SparseMatrix(indptr, sources, values, num_columns), wanted)
 
     def _at(self, turn: int) -> tuple[int, int]:
-        """The processes so many places further and back."""
+        """Return the processes `turn` ranks ahead and back."""
         return (self.group.rank + turn) % self.group.size, (self.group.rank - turn) % self.group.size
 
     def step(self, values: Tensor, balances: Sequence[float | None]) -> list[Tensor]:
-        """P_b H = D^(b−1) (A + I) D^(−b) H for each b, and D⁻¹ A H for None, from one exchange of rows.
+        """Return P_b H = D^(b−1) (A + I) D^(−b) H for each b, and D⁻¹ A H for None, from one exchange of rows.
 
-        For one b rows are scaled before they are sent; for several they are sent once, and scaled where they arrive.
+        With a single b, rows are scaled before they are sent; with several, they are sent once and scaled on arrival.
         """
         alone = len(balances) == 1
         before = self.degree ** -balances[0] if alone and balances[0] is not None else None
@@ -126,7 +126,7 @@ class Exchange:
         totals = [torch.zeros_like(values) if b is None else values * self.degree**-b for b in balances]
         for columns, piece, rows in self._arriving(values, before):
             for balance, total in zip(balances, totals):
-                if not piece.turn:  # the first to be added: but for None, the sums are the scaled rows so far
+                if not piece.turn:  # added first: except for None, the sums still equal the scaled rows
                     dense = self.board.show((values if balance is None else total)[:, columns], rows)
                 else:
                     dense = rows if alone or balance is None else rows * degrees[piece.turn] ** -balance
@@ -138,23 +138,23 @@ class Exchange:
         return totals
 
     def _arriving(self, values: Tensor, scale: Tensor | None) -> Iterator[tuple[slice, Piece, Tensor]]:
-        """Some columns of the rows that a piece reads, piece by piece; the next ones are under way meanwhile.
+        """Yield some columns of the rows that a piece reads, piece by piece, while the next ones are in transit.
 
-        Of the first piece, whose rows are on this machine, it is the space for them.
+        For the first piece, whose rows are on this machine, yield the space for them.
         """
         width = self.board.width
         order = list(product((slice(i, i + width) for i in range(0, values.size(1), width)), self.pieces))
         coming = [self._begin(values, scale, self._space[1], *order[0])]
         for number, (columns, piece) in enumerate(order):
             rows = coming.pop()()
-            if number + 1 < len(order):  # into the space whose rows have been read
+            if number + 1 < len(order):  # into the buffer whose rows have been read
                 coming.append(self._begin(values, scale, self._space[1 + (number + 1) % 2], *order[number + 1]))
             yield columns, piece, rows
 
     def _begin(
         self, values: Tensor, scale: Tensor | None, space: Tensor, columns: slice, piece: Piece
     ) -> Callable[[], Tensor]:
-        """Begin to exchange rows; the result waits for those that arrive, in `space`."""
+        """Begin to exchange rows; the returned function waits for those that arrive in `space`."""
         source = values[:, columns]
         if not piece.turn:
             return lambda: space
@@ -169,9 +169,9 @@ class Exchange:
 
 
 def _by_turn(matrix: SparseMatrix, rows: Rows, board: Board) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Row starts, columns and values of the entries of each turn, by one counting sort.
+    """Yield the row pointers, columns and values of the entries of each turn, by one counting sort.
 
-    Columns are places on the board for this machine's processes, and for others the owner's rows, from 0 on.
+    Columns are rows of the board for this machine's processes, and the owner's rows, from 0 on, for others.
     """
     small, size = matrix.indices.dtype, rows.group.size
     owners = torch.bucketize(matrix.indices, torch.tensor(rows.starts[1:-1], dtype=small), right=True, out_int32=True)
@@ -199,7 +199,7 @@ def _by_turn(matrix: SparseMatrix, rows: Rows, board: Board) -> Iterator[tuple[T
 
 
 def _distinct(numbers: Tensor, below: int) -> tuple[Tensor, Tensor]:
-    """The different ones of many numbers, in order, and the place of each number among them; nothing is sorted."""
+    """Return the distinct numbers in order, and the index of each number among them, without sorting."""
     met = np.zeros(below, dtype=bool)
     met[numbers.numpy()] = True
     places = np.cumsum(met, dtype=numbers.numpy().dtype) - 1
@@ -207,15 +207,15 @@ def _distinct(numbers: Tensor, below: int) -> tuple[Tensor, Tensor]:
 
 
 def _compact(matrix: SparseMatrix) -> SparseMatrix:
-    """In 32 bits where they suffice: the edges are what takes the memory."""
+    """Use 32-bit indices if they suffice, since most memory is taken by the edges."""
     small = torch.int32 if max(matrix.nnz, matrix.num_columns) < 2**31 else torch.int64
     return SparseMatrix(matrix.indptr.to(small), matrix.indices.to(small), matrix.values, matrix.num_columns)
 
 
 class PartNeighbourhoods(Neighbourhoods):
-    """Batches of a process's own nodes of a graph in parts (else of all): features of inputs that are propagated once.
+    """Batches of a process's own nodes of a graph in parts (else of all nodes), from inputs that are propagated once.
 
-    `num_hops` is the model's, since no neighbour is at hand; the batches themselves read no more.
+    `num_hops` is the model's depth; the batches themselves contain no neighbours.
     """
 
     def __init__(self, model: GraphModel, graph: Graph, y: Tensor, dtype: torch.dtype) -> None:
@@ -233,13 +233,13 @@ class PartNeighbourhoods(Neighbourhoods):
         super().__init__(graph.x, nowhere, y, max(depth for depth, _ in inputs()))
 
     def batch(self, examples: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """The features of some own nodes."""
+        """Return the features of some of this process's nodes."""
         x = self._features_from([take_rows(part, examples) for part in self._parts])
         nothing = SparseMatrix(examples.new_zeros(examples.numel() + 1), examples[:0], x.new_empty(0), examples.numel())
         return Batch(x, nothing, (examples.numel(),), examples, self.y[examples], self)
 
     def twin(self) -> Neighbourhoods:
-        """Itself: batches need no work space."""
+        """Return the object itself: batches need no work space."""
         return self
 
 
@@ -247,7 +247,7 @@ class PartNeighbourhoods(Neighbourhoods):
 def propagated(
     graph: Graph, inputs: list[tuple[int, float | None]], dtype: torch.dtype, scaling: InputScaling
 ) -> list[Features]:
-    """P_b^k X̂ for each pair (k, b), None for `others`: propagated before it is projected, since both are linear."""
+    """Return P_b^k X̂ for each pair (k, b), None for `others`; it is projected afterwards, as both steps are linear."""
     key = f"propagated {dtype} {inputs} {scaling}"
     if key not in graph.cache:
         x = unit_rows(scaling.apply(graph.x.to(dtype)))

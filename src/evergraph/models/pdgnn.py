@@ -1,4 +1,4 @@
-"""A network whose propagation has no parameters (Zhang et al., KDD 2024): one vector per node says it all."""
+"""A network whose propagation has no parameters (Zhang et al., KDD 2024), so that one vector per node suffices."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from evergraph.models.base import MODELS, Form, unpadded
 from evergraph.models.gcn import OUTPUTS, gcn_operator
 from evergraph.models.weights import StackedWeights
 
-DENSE_FROM = 0.25  # share of non-zero entries from which propagated features are held as a dense matrix
+DENSE_FROM = 0.25  # share of non-zero entries above which propagated features are stored as a dense matrix
 
 
 @MODELS.register(name="pdgnn")
 class PDGNN(StackedWeights):
     """Logits = MLP(Ã^K X), Ã = D^(-1/2) (A + I) D^(-1/2): a parameter-decoupled graph network.
 
-    Ã^K X is computed once per graph. A node without neighbours is its own vector, so one that is kept with Ã^K X for
-    features has the very outputs that it had in its graph: what `tem` rests on.
+    Ã^K X is computed once per graph. Propagation leaves a node without neighbours unchanged, so a node stored with
+    Ã^K X as its features has exactly the outputs that it had in its graph; `tem` relies on this.
 
     Args:
         hidden: width of the hidden layers.
@@ -48,11 +48,11 @@ class PDGNN(StackedWeights):
         self.stack([in_channels, *[self.hidden] * (self.mlp_layers - 1), out_channels])
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """Ã."""
+        """Return Ã."""
         return gcn_operator(graph)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """Ã^K X, and no hop left; X and K hops where every step's edges are asked for."""
+        """Return Ã^K X and no hops; X and K hops if `propagate=False`."""
         if propagate is False:
             return graph.x, self.steps
         x: Features = graph.x
@@ -63,7 +63,7 @@ class PDGNN(StackedWeights):
         return x, 0
 
     def logits(self, batch: Batch) -> Tensor:
-        """The steps of propagation that are left, then the MLP."""
+        """Apply the remaining steps of propagation, then the MLP."""
         x: Features = batch.x
         for number in range(batch.num_hops):
             x = sparse_product(batch.layer(number), x)
@@ -74,7 +74,7 @@ class PDGNN(StackedWeights):
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """On one batch or rows of it."""
+        """Steps can be captured on one batch or rows of it."""
         return unpadded(batcher, form, by_weights=True)
 
     @capability(rests_on=("operator", "inputs"))
@@ -84,7 +84,7 @@ class PDGNN(StackedWeights):
 
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
-        """What the last weight matrix multiplies."""
+        """Return the input of the last weight matrix."""
         return self.rows_of_the_last_product(batch)
 
     @capability(rests_on=OUTPUTS)

@@ -1,4 +1,4 @@
-"""A graph encoder that is trained once, with a prompt and a head of its own for every task."""
+"""A graph encoder that is trained once, with a separate prompt and head for every task."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from evergraph.models.weights import draw, grown_with_bias
 
 @MODELS.register(name="prompted-gcn")
 class PromptedGCN(GraphModel):
-    """A GCN encoder that reads features plus a task's prompt, under the task's linear head (Niu et al., NeurIPS 2024).
+    """A GCN encoder that reads features plus a task's prompt, with a linear head per task (Niu et al., NeurIPS 2024).
 
     Task t adds to every node's features x the prompt p_t(x) = Σ_j softmax_j(x S_t) v_tj, a mixture of `prompts`
     vectors with weights that depend on the node (GPF-plus; Fang et al., NeurIPS 2023); the first task has none. As the
-    first layer is linear, Ã(X + P)W = Ã(XW + softmax(XS)(VW)), so a prompted graph is never written out. Outputs send
-    no gradient to the encoder: it is trained by `embed(…, trained=True)` alone.
+    first layer is linear, Ã(X + P)W = Ã(XW + softmax(XS)(VW)), so a prompted graph is never materialized. Outputs send
+    no gradient to the encoder, which is trained only through `embed(…, trained=True)`.
 
     Args:
         hidden: width of the encoder's layers and of its output.
-        num_layers: message-passing layers of the encoder.
-        prompts: vectors in a task's prompt.
-        num_tasks: tasks that there are prompts and heads for.
+        num_layers: number of message-passing layers of the encoder.
+        prompts: number of vectors in a task's prompt.
+        num_tasks: number of tasks that have prompts and heads.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PromptedGCN(GraphModel):
             self.add_task()
 
     def reset_parameters(self) -> None:
-        """A new encoder, and no tasks."""
+        """Redraw the encoder and remove all tasks."""
         assert self.in_channels is not None
         assert self.out_channels is not None
         self.vectors, self.scores, self.heads = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
@@ -66,7 +66,7 @@ class PromptedGCN(GraphModel):
 
     @capability(rests_on=("forward", "logits", "task_logits", "embed"))
     def add_task(self) -> None:
-        """A prompt and a head for one more task."""
+        """Add a prompt and a head for one more task."""
         assert self.in_channels is not None
         assert self.out_channels is not None
         kind = {"dtype": self.weights[0].dtype, "device": self.weights[0].device}
@@ -78,22 +78,22 @@ class PromptedGCN(GraphModel):
         self.to(**kind)
 
     def grow(self, out_channels: int) -> None:
-        """More output units in every head; a new unit's bias starts at zero."""
+        """Add output units to every head; a new unit's bias starts at zero."""
         for number, head in enumerate(self.heads):
             self.heads[number] = grown_with_bias(head, out_channels)
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """GCN's Ã."""
+        """Return GCN's Ã."""
         return gcn_operator(graph)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """[X 1]: a prompt depends on a node's own features, so they are not propagated here."""
+        """Return [X 1], not propagated, since a prompt depends on a node's own features."""
         return with_ones(graph.x), self.num_layers
 
     @capability(rests_on=("forward", "logits", "task_logits", "embed", "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """On one batch or rows of it."""
+        """Steps can be captured on one batch or rows of it."""
         return unpadded(batcher, form, by_weights=True)
 
     @capability(rests_on=("operator", "inputs"))
@@ -102,7 +102,7 @@ class PromptedGCN(GraphModel):
         return f"prompted gcn {self.num_layers}"
 
     def embed(self, batch: Batch, task: int, trained: bool = False) -> Tensor:
-        """The encoder's output at the seeds, with a task's prompt."""
+        """Return the encoder's output at the seeds, with a task's prompt."""
         weights = [weight if trained else weight.detach() for weight in self.weights]
         hidden = batch.x @ weights[0]
         if task:
@@ -114,21 +114,21 @@ class PromptedGCN(GraphModel):
         return hidden
 
     def project(self, embedding: Tensor) -> Tensor:
-        """What a contrastive loss compares: two layers on top of the encoder, used for pretraining alone."""
+        """Return what a contrastive loss compares: two layers on top of the encoder, used only for pretraining."""
         first, second = self.projector
         return with_ones(F.elu(with_ones(embedding) @ first)) @ second
 
     def task_logits(self, batch: Batch, task: int) -> Tensor:
-        """A task's head on what the encoder makes of the task's prompt."""
+        """Apply a task's head to the encoder's output with the task's prompt."""
         return linear(with_ones(self.embed(batch, task)), self.heads[task])
 
     def logits(self, batch: Batch) -> Tensor:
-        """Those of the latest task."""
+        """Return the logits of the latest task's head."""
         return self.task_logits(batch, self.num_tasks - 1)
 
 
 def _weight(before: int, after: int) -> nn.Parameter:
-    """A weight matrix whose last row is the bias."""
+    """Create a weight matrix whose last row is the bias."""
     weight = torch.empty(before + 1, after)
     draw(weight)
     return nn.Parameter(weight)

@@ -23,18 +23,18 @@ HOPS = 2
 
 @MODELS.register(name="prototype-network")
 class PrototypeNetwork(GraphModel):
-    """A node as the prototypes it matches, on three levels, under a linear head.
+    """Represents a node by the prototypes it matches on three levels, with a linear head.
 
-    Atoms: linear extractors of a node's features, and of the mean features of its neighbours one and two hops away,
-    each scaled to length one. Every atom is replaced by the atom prototype with the largest cosine. The matched atoms
-    make a node embedding, which is matched to node prototypes; that makes a class embedding, matched to class
-    prototypes. The head reads all that was matched. Where a level has no prototypes yet, embeddings pass as they are.
+    Atoms: linear projections of a node's features, and of the mean features of its neighbours one and two hops away,
+    each scaled to unit length. Every atom is replaced by the atom prototype with the largest cosine. The matched atoms
+    give a node embedding, which is matched to node prototypes; these give a class embedding, matched to class
+    prototypes. The head reads all matched prototypes. If a level has no prototypes yet, embeddings pass through.
 
     Args:
         dim: width of atoms and of the embeddings of nodes and classes.
-        node_extractors: extractors of a node's own features.
-        structure_extractors: extractors of its neighbours' features, at each distance.
-        capacity: prototypes that each level has room for.
+        node_extractors: number of atoms extracted from a node's own features.
+        structure_extractors: number of atoms extracted from its neighbours' features, at each distance.
+        capacity: largest number of prototypes of each level.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PrototypeNetwork(GraphModel):
 
     @property
     def num_atoms(self) -> int:
-        """Atoms of a node."""
+        """Number of atoms of a node."""
         return self.node_extractors + HOPS * self.structure_extractors
 
     def setup(self, in_channels: int, out_channels: int) -> None:
@@ -80,22 +80,22 @@ class PrototypeNetwork(GraphModel):
         self.established.zero_()
 
     def grow(self, out_channels: int) -> None:
-        """More output units; a new unit's bias starts at zero."""
+        """Add output units; a new unit's bias starts at zero."""
         for name in ("embedding_head", "head"):
             setattr(self, name, grown_with_bias(getattr(self, name), out_channels))
         self.out_channels = out_channels
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """The mean over neighbours."""
+        """Return the mean over neighbours."""
         return mean_operator(graph)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """The features themselves, and two hops."""
+        """Return the features themselves, and two hops."""
         return graph.x, HOPS
 
     @capability(rests_on=("operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """No."""
+        """Steps cannot be captured."""
         return No("the number of prototypes that embeddings are matched with is read back at every step")
 
     @capability(rests_on=("operator", "inputs"))
@@ -104,7 +104,7 @@ class PrototypeNetwork(GraphModel):
         return "prototype network"
 
     def atoms(self, batch: Batch) -> Tensor:
-        """The atoms of each seed, of length one: `(seeds, atoms, dim)`."""
+        """Return the atoms of each seed, of unit length: `(seeds, atoms, dim)`."""
         if (held := self._held_for(batch)) is not None:
             return held.atoms[batch.nodes[: batch.sizes[0]]]
         seeds, near = batch.sizes[0], batch.sizes[1]
@@ -118,9 +118,10 @@ class PrototypeNetwork(GraphModel):
 
     @torch.no_grad()
     def hold(self, batcher: Neighbourhoods, count: int) -> None:
-        """The extractors and the first atom prototypes stand still while batches of a graph are trained on.
+        """Precompute the atoms of all nodes of a graph, and their matches among the first `count` atom prototypes.
 
-        What follows is computed here, for all its nodes, unless that takes too much memory or neighbours are sampled.
+        The extractors and these prototypes must stay fixed until `let_go`. Nothing is precomputed if it takes too much
+        memory or if neighbours are sampled.
         """
         self.held = None
         width = self.num_atoms * self.dim
@@ -132,20 +133,20 @@ class PrototypeNetwork(GraphModel):
         self.held = HeldAtoms(batcher, atoms, match)
 
     def let_go(self) -> None:
-        """Nothing stands still any more."""
+        """Discard what `hold` has precomputed."""
         self.held = None
 
     def _held_for(self, batch: Batch) -> HeldAtoms | None:
         return self.held if self.training and self.held is not None and self.held.source is batch.source else None
 
     def held_match(self, batch: Batch) -> Match | None:
-        """What the atoms of each seed match among the prototypes that stand still; None where that is not known."""
+        """Return what each seed's atoms match among the fixed prototypes; None if it is not precomputed."""
         held = self._held_for(batch)
         return None if held is None or held.match is None else held.match.of(batch.nodes[: batch.sizes[0]])
 
     @capability(rests_on=("forward", "logits", "atoms", "match", "above"))
     def levels(self, atoms: Tensor, known: Match | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        """From atoms to the embeddings of all three levels, and what they match: `(examples, vectors, dim)` each.
+        """Return the embeddings of all three levels, and what they match, from atoms: `(examples, vectors, dim)` each.
 
         `known` is what the atoms match among the first prototypes.
         """
@@ -156,12 +157,12 @@ class PrototypeNetwork(GraphModel):
         return embeddings, matched
 
     def above(self, level: int, below: Tensor) -> Tensor:
-        """The embedding on a level, of length one, from what the one below has matched."""
+        """Return the embedding of a level, of unit length, from what was matched on the level below."""
         weight = (self.to_node, self.to_class)[level - 1]
         return F.normalize(with_ones(below.flatten(1)) @ weight, dim=-1).unsqueeze(1)
 
     def match(self, level: int, embeddings: Tensor, known: Match | None = None) -> Tensor:
-        """The prototype nearest to each embedding, of length one; the embedding itself where there is none."""
+        """Return the prototype nearest to each embedding, of unit length; the embedding itself if there is none."""
         found = self.nearest(level, embeddings, known)
         if found is None:
             return embeddings
@@ -169,13 +170,13 @@ class PrototypeNetwork(GraphModel):
         return F.normalize(chosen, dim=-1)
 
     def known(self, level: int, start: int = 0) -> Tensor:
-        """The prototypes of a level, of length one, from number `start` on."""
+        """Return the prototypes of a level, of unit length, from number `start` on."""
         return F.normalize(self.prototypes[level][start : int(self.established[level])], dim=1)
 
     def nearest(self, level: int, embeddings: Tensor, known: Match | None = None) -> Match | None:
-        """The prototypes with the largest cosines; None where there are none.
+        """Return the prototypes with the largest cosines; None if there are none.
 
-        `known` is what is nearest among the first ones: the others alone are compared.
+        `known` is the match among the first prototypes, so that only the others are compared.
         """
         rest = self.known(level, known.among if known is not None else 0).detach()
         if known is not None:
@@ -183,7 +184,7 @@ class PrototypeNetwork(GraphModel):
         return nearest(embeddings.detach(), rest) if rest.size(0) else None
 
     def logits(self, batch: Batch) -> Tensor:
-        """The head on all that was matched. What it notes are the embeddings of all levels, then what they match."""
+        """Apply the head to all matched prototypes; `noted` records the embeddings of all levels, then the matches."""
         embeddings, matched = self.levels(self.atoms(batch), self.held_match(batch))
         for level in (*embeddings, *matched):
             noted(level)

@@ -1,7 +1,7 @@
-"""Random propagation features: a frozen graph encoder, and a linear head on top.
+"""Random propagation features: a frozen graph encoder with a linear head on top.
 
 With the encoder fixed, the model is linear in its parameters: the curvature of a squared loss is the Gram
-matrix of the features, the same at every θ. It is the case in which learning task after task can be exact
+matrix of the features, the same at every θ. In this case learning task after task can be exact
 (`evergraph.methods.closed_form`).
 """
 
@@ -48,34 +48,34 @@ from evergraph.models.score_pieces import Piece, arriving, reach_of
 
 BLOCKS: tuple[tuple[Any, ...], ...] = ((1, 1.0), (1, 0.5), (2, 1.0), (2, 0.5), (0, 0.5))
 AT_HAND = 2**31  # bytes of features that may be computed for a whole graph at once
-READS = ("forward", "logits", "operator", "inputs", "features")  # what the head's features rest on
+READS = ("forward", "logits", "operator", "inputs", "features")  # methods that the head's features rest on
 
 
-_projections: WeakKeyDictionary[GraphModel, tuple[int, Tensor]] = WeakKeyDictionary()  # by model: the seed, and W
+_projections: WeakKeyDictionary[GraphModel, tuple[int, Tensor]] = WeakKeyDictionary()  # by model: the seed and W
 
 
 @MODELS.register(name="random-features")
 class RandomFeatures(GraphModel):
-    """Blocks of fixed features, each seen through several steps of propagation, under a linear head.
+    """Blocks of fixed features from several steps of propagation, with a linear head.
 
-    Block (k, b) is ReLU(P_b^k X̂ W) with its rows scaled to length one before the ReLU: X̂ are the features with
-    rows of length one, W random Gaussian, and P_b = D^(b−1) (A + I) D^(−b): b = ½ is GCN's normalization, b = 1
+    Block (k, b) is ReLU(P_b^k X̂ W) with its rows scaled to unit length before the ReLU: X̂ are the features with
+    rows of unit length, W random Gaussian, and P_b = D^(b−1) (A + I) D^(−b): b = ½ is GCN's normalization, b = 1
     divides each neighbour's message by that neighbour's degree, b = 0 takes the mean. Block (k, "others") takes the
-    mean over the neighbours without the node itself. A block with a third word, "linear", is P^k X̂ itself, rows of
-    length one, exactly or, where X has more columns than `linear_width`, hashed (`Hashing`).
+    mean over the neighbours without the node itself. A block with a third word, "linear", is P^k X̂ itself with rows of
+    unit length, exactly or, if X has more columns than `linear_width`, hashed (`Hashing`).
 
-    Before that, columns of dense features are centred and scaled where they need it (`scales`). Rows of length one no
-    longer say how long they were: one number of as many as X has columns. Where these are few, X has one more, the
-    constant `lift` (`scale_inputs`).
+    Before that, columns of dense features are centred and scaled where necessary (`scales`). Scaling rows to unit
+    length discards their length, one number out of as many as X has columns. If these are few, X gets one more column,
+    the constant `lift` (`scale_inputs`).
 
     Args:
         hidden: number of random features, all random blocks together.
         blocks: pairs (k, b), or triples (k, b, "linear").
-        linear_width: columns of a linear block at most; 0 for as many as the features have.
-        kept: which of the blocks there are by now; empty for all. A method that leaves blocks behind drops them.
-        lift: the constant in X's additional column, 0 for no such column; None to measure it where columns are few.
+        linear_width: largest number of columns of a linear block; 0 for as many as the features have.
+        kept: which of the blocks are still present; empty for all. Set by methods that drop blocks.
+        lift: the constant in X's additional column, 0 for no such column; None to measure it if columns are few.
         scales: whether columns of dense X are scaled: measured, or given as (column, centre, scale) for each that is
-            read as (x − centre) / scale; scale 0: as zero, until a task has other values than the centre.
+            read as (x − centre) / scale; scale 0 reads it as zero until a task has values other than the centre.
     """
 
     reads_edge_weights = True
@@ -93,7 +93,7 @@ class RandomFeatures(GraphModel):
         self.hidden, self.linear_width = hidden, linear_width
         self.lift = lift
         self.scales = parse_columns(scales)
-        self._measures = (lift is None, scales is True)  # for another learner anew
+        self._measures = (lift is None, scales is True)  # whether another learner measures them again
         self.all_blocks: list[Block] = parse_blocks(blocks)
         self.kept = [bool(keep) for keep in kept] or [True] * len(self.all_blocks)
         num_random = sum(not block.linear for block in self.all_blocks)
@@ -106,17 +106,17 @@ class RandomFeatures(GraphModel):
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks that there are."""
+        """The blocks that are still present."""
         return [block for block, keep in zip(self.all_blocks, self.kept) if keep]
 
     @capability(rests_on=READS)
     def of_width(self, width: int) -> RandomFeatures:
-        """A model with fewer or more random features of the same kinds; training changes none of them."""
+        """Return a model with `width` random features of the same kinds, which training never changes."""
         blocks = [block.written() for block in self.all_blocks]
         return RandomFeatures(width, blocks, self.linear_width, self.kept, self.lift, self.scales)
 
     def hyperparameters(self) -> dict[str, object]:
-        """Constructor arguments that make an equal model."""
+        """Return constructor arguments that make an equal model."""
         settings: dict[str, object] = {"hidden": self.hidden, "blocks": [block.written() for block in self.all_blocks]}
         if self.linear_width:
             settings["linear_width"] = self.linear_width
@@ -128,7 +128,7 @@ class RandomFeatures(GraphModel):
 
     @property
     def num_hops(self) -> int:
-        """How far the deepest block looks."""
+        """Number of propagation steps of the deepest block."""
         return max(block.depth for block in self.blocks)
 
     def setup(self, in_channels: int, out_channels: int) -> None:
@@ -141,29 +141,29 @@ class RandomFeatures(GraphModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """A new projection and an empty head."""
+        """Draw a new projection and set the head to zero."""
         self.projection_seed.fill_(int(torch.randint(2**31, (1,))))
         nn.init.zeros_(self.head)
 
     @property
     def num_columns(self) -> int:
-        """Columns of X̂: those of X and, where it is lifted, one more."""
+        """Number of columns of X̂: those of X and, if it is lifted, one more."""
         assert self.in_channels is not None
         return self.in_channels + bool(self.lift)
 
     @property
     def hashing(self) -> Hashing:
-        """How linear blocks are sketched, if they are."""
+        """Sketch of the linear blocks, which may be exact."""
         seed = int(self.projection_seed) if hasattr(self, "projection_seed") else 0
         return Hashing.within(self.num_columns, self.linear_width or self.num_columns, seed)
 
     def widths(self) -> list[int]:
-        """The number of features of each block that there is."""
+        """Number of features of each present block."""
         return [self.hashing.width if block.linear else self.block_width for block in self.blocks]
 
     @property
     def projection(self) -> Tensor:
-        """W, drawn from its seed: a checkpoint holds the seed alone."""
+        """W, drawn from its seed, so that a checkpoint holds only the seed."""
         seed, rows = int(self.projection_seed), self.num_columns
         drawn_seed, drawn = _projections.get(self, (None, self.head))
         if drawn_seed != seed or drawn.size(0) != rows:
@@ -175,7 +175,7 @@ class RandomFeatures(GraphModel):
         return drawn
 
     def grow(self, out_channels: int) -> None:
-        """More output units, with zero weights."""
+        """Add output units with zero weights."""
         wide = self.head.new_zeros(self.head.size(0), out_channels)
         wide[:, : self.head.size(1)] = self.head.detach()
         self.head, self.out_channels = nn.Parameter(wide), out_channels
@@ -184,11 +184,11 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=READS)
     def scale_inputs(self, graph: Graph) -> None:
-        """Measure at a graph how X is read, but for what was given; once, with an empty head.
+        """Measure the input scaling on a graph, except for given values, and reset the head to zero. Called once.
 
-        Columns are brought to like scales, and few columns get a constant one, as large as a typical entry. On rows
-        [x, c] of length one a random ReLU has its threshold anywhere, on rows x at zero alone: with a single column of
-        positive numbers these are all the same. The constant is a power of two too.
+        Columns are brought to similar scales, and narrow inputs get a constant column, as large as a typical entry. On
+        rows [x, c] of unit length a random ReLU can have its threshold anywhere, on rows x only at zero: with a single
+        column of positive numbers these are all the same. The constant is a power of two too.
         """
         lift, scales = self._measures
         self.scales = measured_columns(graph) if scales else self.scales
@@ -198,15 +198,15 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=READS)
     def scale_new_columns(self, graph: Graph) -> None:
-        """Measure the scales of columns that had a single value in all graphs so far: no sum is changed by them."""
+        """Measure the scales of columns that had a single value in all graphs so far, which changes no earlier sums."""
         if columns := self._columns():
             self.scales = with_scales(columns, graph)
 
     @capability(rests_on=READS)
     def set_scaling(self, settings: Mapping[str, Any], anew: bool = False) -> None:
-        """Take up `lift` and `scales` of a model's settings, with an empty head; those that are missing are measured.
+        """Load `lift` and `scales` from a model's settings and reset the head to zero; missing ones are to be measured.
 
-        With `anew` also those that were measured for this model.
+        With `anew`, those that were measured for this model are to be measured again, too.
         """
         known = {**settings, **{name: None for name, own in zip(("lift", "scales"), self._measures) if anew and own}}
         self.lift, scales = known.get("lift"), known.get("scales")
@@ -216,40 +216,40 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=READS)
     def input_scaling(self) -> InputScaling:
-        """How X is read before its rows are scaled to length one."""
+        """Return the scaling of X that precedes scaling its rows to unit length."""
         return InputScaling(tuple(self._columns()), self.lift or 0.0)
 
     def _columns(self) -> list[Column]:
-        """The columns that are scaled."""
+        """Return the columns that are scaled."""
         return self.scales if isinstance(self.scales, list) else []
 
     def _empty_head(self) -> None:
         self.head = nn.Parameter(self.head.detach().new_zeros(sum(self.widths()) + 1, self.head.size(1)))
 
     def _own_rows(self, x: Features) -> Features:
-        """X̂: X, its columns scaled, lifted where there are few, with rows of length one."""
+        """Return X̂: X with its columns scaled, lifted if there are few, and rows of unit length."""
         return unit_rows(self.input_scaling().apply(x))
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """A + I, unnormalized: the blocks normalize each in its own way."""
+        """Return A + I, unnormalized: each block normalizes it in its own way."""
         return with_self_loops(graph.adjacency)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """The features themselves where they fit into memory; else X̂ beside the degrees, for batches."""
+        """Return the features themselves if they fit into memory; else X̂ with a column of degrees, for batches."""
         if propagate if propagate is not None else self.reads_whole(graph):
             return self.graph_features(graph.x, operator), 0
         return with_column(self._own_rows(graph.x), operator.row_sums()), self.num_hops
 
     @capability(rests_on=("operator", "inputs", "graph_features"))
     def input_key(self) -> str:
-        """The features depend on the projection too."""
+        """What `operator` and `inputs` depend on besides the graph, including the projection."""
         return f"random features {self.hyperparameters()} {self.in_channels} {int(self.projection_seed)}"
 
     @capability(rests_on=READS)
     def graph_features(self, x: Features, operator: SparseMatrix, projected: dict[int, Tensor] | None = None) -> Tensor:
-        """The features of all nodes of a graph, with a column of ones.
+        """Return the features of all nodes of a graph, with a column of ones.
 
-        `projected` keeps X̂ W, piece by piece, for further calls with the same X and other operators.
+        `projected` caches X̂ W, piece by piece, for further calls with the same X and other operators.
         """
         degree = operator.row_sums().unsqueeze(1)
         nodes, hops = operator.num_rows, self.num_hops
@@ -257,7 +257,7 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
-        """The features of a batch's seeds, with a column of ones."""
+        """Return the features of a batch's seeds, with a column of ones."""
         if not batch.num_hops:
             assert isinstance(batch.x, Tensor)
             return batch.x
@@ -269,7 +269,7 @@ class RandomFeatures(GraphModel):
     def graph_scores(
         self, x: Features, operator: SparseMatrix, weights: Tensor, projected: dict[int, Tensor] | None = None
     ) -> Tensor:
-        """The features of all nodes of a graph times `weights`, block by block: the features are never all there."""
+        """Return the features of all nodes times `weights`, block by block: the features are never all in memory."""
         nodes, hops = operator.num_rows, self.num_hops
         steps = Steps(operator.row_sums().unsqueeze(1), [operator] * hops, [nodes] * (hops + 1))
         own, total = self._own_rows(x), weights[-1].repeat(nodes, 1)
@@ -282,7 +282,7 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=("graph_scores",))
     def feature_scores(self, features: Tensor, weights: Tensor) -> Tensor:
-        """Features times `weights`, the same numbers as `graph_scores`."""
+        """Return features times `weights`, the same numbers as `graph_scores`."""
         total = weights[-1].repeat(features.size(0), 1)
         for block, part in zip(features[:, :-1].split(self.widths(), dim=1), weights[:-1].split(self.widths())):
             total += product(block, part)
@@ -301,10 +301,10 @@ class RandomFeatures(GraphModel):
         sizes: Sequence[int],
         projected: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """Every block's features at the first `sizes[0]` nodes, and a column of ones.
+        """Return every block's features at the first `sizes[0]` nodes, and a column of ones.
 
         `sizes[k]` nodes lie within k steps, and `operators[k]` goes from those within k + 1 steps to those within k. X
-        may have one more column, of degrees. Where a piece of X̂ W is `projected` already it is taken from there.
+        may have one more column, of degrees. Pieces of X̂ W that are already in `projected` are taken from there.
         """
         own = first_columns(x, self.projection.size(0))
         words = WordsWithin(own, Steps(degree, operators, sizes))
@@ -318,7 +318,7 @@ class RandomFeatures(GraphModel):
     def _fill(
         self, number: int, part: Tensor, own: Features, words: WordsWithin, projected: dict[int, Tensor] | None
     ) -> None:
-        """Write the features of one block; `own` is X̂."""
+        """Write the features of one block to `part`; `own` is X̂."""
         block, columns, steps = self.blocks[number], self._projected_columns()[number], words.steps
         if block.linear:
             torch.mul(self.hashing.apply(unit_rows(words.of(block, 0))), (self._energy / 2) ** 0.5, out=part)
@@ -338,7 +338,7 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=(*READS, "propagated_inputs", "features_from"))
     def propagates_once(self, graph: Graph) -> bool:
-        """Whether the features of a graph are too large to be kept, and its propagated inputs are not."""
+        """Whether the features of a graph are too large to be kept, but its propagated inputs are not."""
         column = self.head.element_size() * graph.num_nodes
         dense = not isinstance(graph.x, SparseMatrix) and graph.joining is None and graph.members is None
         if not dense or column * self.head.size(0) <= AT_HAND:
@@ -348,24 +348,24 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=READS)
     def propagated_inputs(self) -> list[tuple[int, float | None]]:
-        """(k, b) of each block, with None for `others`: its features are those of P_b^k X̂, row by row."""
+        """Return (k, b) of each block, None for `others`: its features are computed row by row from P_b^k X̂."""
         return [(block.depth, block.balance) for block in self.blocks]
 
     @capability(rests_on=READS)
     def features_from(self, propagated: Sequence[Features]) -> Tensor:
-        """The features of some nodes, with a column of ones, from their rows of P_b^k X̂ for each block (k, b)."""
+        """Return the features of some nodes and a column of ones, from their rows of P_b^k X̂ for each block (k, b)."""
         rows = zip(propagated, self.blocks, self._projected_columns())
         return with_ones(torch.cat([self._seen(block, h, columns) for h, block, columns in rows], dim=1))
 
     def _seen(self, block: Block, h: Features, columns: slice) -> Tensor:
-        """A block's features from rows of P^k X̂."""
+        """Return a block's features from rows of P^k X̂."""
         if block.linear:
             return self.hashing.apply(unit_rows(h)) * (self._energy / 2) ** 0.5
         return self._activate(h @ self.projection[:, columns])
 
     @capability(rests_on=READS)
     def feature_blocks(self) -> tuple[list[int], Tensor]:
-        """The depth of each block, and the block of each feature; -1 for the column of ones."""
+        """Return the depth of each block, and the block of each feature; -1 for the column of ones."""
         widths = torch.tensor(self.widths())
         block = torch.arange(len(self.blocks)).repeat_interleave(widths)
         return [block.depth for block in self.blocks], torch.cat([block, block.new_full((1,), -1)])
@@ -374,10 +374,10 @@ class RandomFeatures(GraphModel):
     def score_pieces(
         self, x: Features, operator: SparseMatrix, node: int, weights: Tensor
     ) -> tuple[float, list[Piece]]:
-        """φ_v · weights as a constant and pieces that are linear in features, in float64, for one node v.
+        """Return φ_v · weights for one node v as a constant and pieces that are linear in features, in float64.
 
-        The sum is exact. What is held as it is at this node: which random features are positive there (the ReLU), and
-        the length that its rows are scaled by. The constant has what the column adds that lifts X.
+        The sum is exact. Two things are held fixed at their values for this node: which random features are positive
+        (the ReLU), and the length that its rows are scaled by. The constant includes what the `lift` column adds.
         """
         x, operator, weights = x.to("cpu"), operator.to("cpu"), weights.detach().cpu().double()
         projection, pieces, constant = self.projection.cpu().double(), [], float(weights[-1])
@@ -399,20 +399,20 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=READS)
     def lay_out(self, kept: Sequence[bool], linear_width: int) -> None:
-        """Take up a layout of blocks, with an empty head."""
+        """Adopt a layout of blocks and reset the head to zero."""
         self.kept, self.linear_width = [bool(keep) for keep in kept], linear_width
         self._empty_head()
 
     @capability(rests_on=READS)
     def feature_layout(self) -> Layout:
-        """How its features fall into blocks."""
+        """Return how the features are divided into blocks."""
         return Layout(tuple(self.all_blocks), tuple(self.kept), tuple(self.widths()), self.hashing.width)
 
     @capability(rests_on=READS)
     def narrow(self, keep: Sequence[bool], linear_width: int) -> Callable[[Tensor, int], Tensor]:
-        """Drop blocks and narrow the linear ones; returns what takes sums over features to the new features.
+        """Drop blocks and narrow the linear ones; return a function that converts sums over features to the new ones.
 
-        That function folds a tensor along one of its dimensions, which holds the features.
+        The function folds a tensor along the dimension that holds the features.
         """
         before, hashing = self.widths(), self.hashing
         left = iter(keep)
@@ -435,7 +435,7 @@ class RandomFeatures(GraphModel):
 
     @capability(rests_on=(*READS, "graph_features"))
     def linear_products(self, graph: Graph, nodes: Tensor, counted: Tensor) -> dict[int, Products]:
-        """What linear blocks that were dropped say of some nodes, by their place among all blocks; exactly."""
+        """Return the exact inner products between nodes in dropped linear blocks, by position among all blocks."""
         dropped = [place for place, kept in enumerate(self.kept) if self.all_blocks[place].linear and not kept]
         x, operator = graph.x.to(self.head.dtype), self.operator(graph).to(self.head.dtype)
         x = self.input_scaling().apply(x)
@@ -444,7 +444,7 @@ class RandomFeatures(GraphModel):
         return dict(zip(dropped, (Products(found.between * (self._energy / 2), found.words) for found in products)))
 
     def _projected_columns(self) -> list[slice]:
-        """The columns of the projection that each block reads; a linear one reads none."""
+        """Return the columns of the projection that each block reads; a linear block reads none."""
         width, starts = self.block_width, itertools.count(0, self.block_width)
         every = [slice(0) if block.linear else slice(start := next(starts), start + width) for block in self.all_blocks]
         return [columns for columns, keep in zip(every, self.kept) if keep]
@@ -455,7 +455,7 @@ class RandomFeatures(GraphModel):
         return self.block_width / max(sum(not block.linear for block in self.all_blocks), 1) or 1.0
 
     def _activate(self, h: Tensor) -> Tensor:
-        """Rows of length one, ReLU, and a scale that gives all random features together a mean square near one half.
+        """Scale rows to unit length, apply ReLU, and scale so that all random features have mean square length near ½.
 
         `h` is overwritten.
         """
@@ -468,5 +468,5 @@ class RandomFeatures(GraphModel):
         return self.head
 
     def logits(self, batch: Batch) -> Tensor:
-        """The head's scores."""
+        """Return the head's scores."""
         return linear(self.features(batch), self.head)

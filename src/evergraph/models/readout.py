@@ -1,4 +1,4 @@
-"""From nodes to examples: models of graphs and of links, built on any model of nodes."""
+"""Read-outs: graph-level and link-level models, built on any node-level model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from evergraph.models.input_scaling import InputScaling
 from evergraph.models.receptive_field import measure_width
 from evergraph.models.weights import draw, grown_with_bias
 
-POOLED_WIDTH = 1280  # of random features of a graph, likewise: more cost much and gave nothing on the sets at hand
-FIXED_WIDTH = 640  # of random features at each end of a link, where nothing else is said
+POOLED_WIDTH = 1280  # default number of random features of a graph: more cost a lot and gained nothing where tried
+FIXED_WIDTH = 640  # default number of random features at each end of a link
 
 
 class Readout(GraphModel):
-    """A model of examples that reads the nodes' outputs of another model.
+    """Base class of models of examples that read the node outputs of another model.
 
     Args:
-        node_model: computes a row for each node.
+        node_model: computes one row per node.
     """
 
     def __init__(self, node_model: GraphModel) -> None:
@@ -40,45 +40,45 @@ class Readout(GraphModel):
 
     @property
     def encoder(self) -> GraphModel:
-        """The model of the nodes."""
+        """The node-level model."""
         return self.node_model
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Those of the model of nodes, and the read-out's own."""
+        """Return those of the node-level model, and the read-out's own."""
         return {**self.node_model.hyperparameters(), **self.readout()}
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """As the model of nodes propagates."""
+        """Return the node-level model's operator."""
         return self.node_model.operator(graph)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """As the model of nodes reads."""
+        """Return the node-level model's inputs."""
         return self.node_model.inputs(graph, operator, propagate)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
     def scale_inputs(self, graph: Graph) -> None:
-        """As the model of nodes."""
+        """Delegate to the node-level model."""
         claim = capable(self.node_model, "scale_inputs")
         assert claim is not None
         claim(graph)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
     def scale_new_columns(self, graph: Graph) -> None:
-        """As the model of nodes."""
+        """Delegate to the node-level model."""
         claim = capable(self.node_model, "scale_new_columns")
         assert claim is not None
         claim(graph)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
     def set_scaling(self, settings: Mapping[str, Any], anew: bool = False) -> None:
-        """As the model of nodes."""
+        """Delegate to the node-level model."""
         claim = capable(self.node_model, "set_scaling")
         assert claim is not None
         claim(settings, anew)
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
     def input_scaling(self) -> InputScaling:
-        """As the model of nodes."""
+        """Delegate to the node-level model."""
         claim = capable(self.node_model, "input_scaling")
         assert claim is not None
         found: InputScaling = claim()
@@ -86,21 +86,21 @@ class Readout(GraphModel):
 
     @capability(rests_on=("operator", "inputs"), through="node_model")
     def input_key(self) -> str:
-        """As the model of nodes reads."""
+        """Delegate to the node-level model."""
         claim = capable(self.node_model, "input_key")
         assert claim is not None
         return str(claim())
 
 
 class Pooled(Readout):
-    """Graphs: the mean (or sum) of its nodes' outputs.
+    """Graph-level model: the mean (or sum) of the nodes' outputs.
 
-    The last layer of a model of nodes is linear, so this is a linear head on pooled features: pooling comes before
-    the head, as in the usual networks for graphs. Random features are 1,280 in place of their default for nodes.
+    The last layer of a node-level model is linear, so this is a linear head on pooled features: pooling comes before
+    the head, as is usual in networks for graphs. Random features number 1,280 instead of their default for nodes.
 
     Args:
-        node_model: the model of the nodes.
-        pooling: `mean` or `sum`; by default what the model of nodes prefers (GIN sums).
+        node_model: the node-level model.
+        pooling: `mean` or `sum`; by default what the node-level model prefers (GIN sums).
     """
 
     level = "graph"
@@ -114,7 +114,7 @@ class Pooled(Readout):
         return {"pooling": self.pooling}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
-        """As the model of nodes."""
+        """Delegate to the node-level model."""
         self.in_channels, self.out_channels = in_channels, out_channels
         if (of_width := capable(self.node_model, "of_width")) is not None:
             given, default = self.node_model.hyperparameters()["hidden"], settings_of(type(self.node_model))["hidden"]
@@ -122,16 +122,16 @@ class Pooled(Readout):
         self.node_model.setup(in_channels, out_channels)
 
     def reset_parameters(self) -> None:
-        """As the model of nodes."""
+        """Delegate to the node-level model."""
         self.node_model.reset_parameters()
 
     def grow(self, out_channels: int) -> None:
-        """As the model of nodes."""
+        """Delegate to the node-level model."""
         self.node_model.grow(out_channels)
         self.out_channels = out_channels
 
     def logits(self, batch: Batch) -> Tensor:
-        """Outputs of the batch's graphs."""
+        """Return the outputs of the batch's graphs."""
         return self._pool(batch, self.node_model(batch.whole()))
 
     def _pool(self, batch: Batch, rows: Tensor) -> Tensor:
@@ -144,14 +144,14 @@ class Pooled(Readout):
 
     @capability(rests_on=("forward", "logits", "operator", "inputs"), through="node_model")
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """As those of the model of nodes; batches of graphs are not padded."""
+        """Steps can be captured if the node-level model's can; batches of graphs are not padded."""
         claim = capable(self.node_model, "steps_can_be_captured")
         assert claim is not None
         return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
 
     @capability(rests_on=("forward", "logits"), through="node_model")
     def features(self, batch: Batch) -> Tensor:
-        """Pooled features: what the last weight matrix multiplies."""
+        """Return the pooled features: the input of the last weight matrix."""
         claim = capable(self.node_model, "features")
         assert claim is not None
         return self._pool(batch, claim(batch))
@@ -166,13 +166,13 @@ class Pooled(Readout):
 
 
 class Paired(Readout):
-    """Links: [h_u ∘ h_v, h_u, h_v, 1] W, h the rows that the model of nodes gives the source u and the target v.
+    """Link-level model: [h_u ∘ h_v, h_u, h_v, 1] W, h being the node-level model's rows at source u and target v.
 
-    Of random features h are the features themselves, for a head in closed form.
+    With random features, h are the features themselves, for a head in closed form.
 
     Args:
-        node_model: the model of the nodes.
-        width: numbers in h; by default the width of its hidden layers (of random features at most 640). A module of
+        node_model: the node-level model.
+        width: size of h; by default the width of the hidden layers (with random features at most 640). A module of
             your own keeps its width.
     """
 
@@ -188,7 +188,7 @@ class Paired(Readout):
         return {"width": self.width}
 
     def setup(self, in_channels: int, out_channels: int) -> None:
-        """A Glorot-uniform head with zero biases, on top of the model of nodes."""
+        """Set up the node-level model, and a Glorot-uniform head with zero biases on top."""
         self.in_channels, self.out_channels = in_channels, out_channels
         if (of_width := capable(self.node_model, "of_width")) is not None:
             given = int(self.node_model.hyperparameters()["hidden"])
@@ -203,29 +203,29 @@ class Paired(Readout):
         draw(self.head)
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew."""
+        """Redraw all parameters."""
         self.node_model.reset_parameters()
         draw(self.head)
 
     def grow(self, out_channels: int) -> None:
-        """More output units; a new unit's bias starts at zero."""
+        """Add output units; a new unit's bias starts at zero."""
         self.head = grown_with_bias(self.head, out_channels)
         self.out_channels = out_channels
 
     def logits(self, batch: Batch) -> Tensor:
-        """Outputs of the batch's links."""
+        """Return the outputs of the batch's links."""
         return linear(self.features(batch), self.head, of_examples=True)
 
     @capability(rests_on=("forward", "logits", "operator", "inputs"), through="node_model")
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """As those of the model of nodes; batches of links are not padded."""
+        """Steps can be captured if the node-level model's can; batches of links are not padded."""
         claim = capable(self.node_model, "steps_can_be_captured")
         assert claim is not None
         return unpadded(batcher, form, by_weights=True) and claim(batcher, form)
 
     @capability(rests_on=("forward", "logits"))
     def features(self, batch: Batch) -> Tensor:
-        """[h_u ∘ h_v, h_u, h_v, 1]: what the head multiplies."""
+        """Return [h_u ∘ h_v, h_u, h_v, 1]: the input of the head."""
         assert batch.members is not None, "a batch of links"
         if capable(self.node_model, "of_width") is not None:
             features = capable(self.node_model, "features")

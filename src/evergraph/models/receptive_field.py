@@ -1,4 +1,4 @@
-"""How far a foreign module looks, found by trying: so that a mini-batch gives the very logits of the whole graph."""
+"""Measure how far a foreign module looks, so that a mini-batch gives exactly the logits of the whole graph."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from evergraph.core.sparse import SparseMatrix
 from evergraph.data.batching import Neighbourhoods
 from evergraph.errors import EvergraphError, first_line
 
-FARTHEST = 16  # hops tried
-NODES = 5 * FARTHEST  # of the strip below: its ends are farther than that from its middle
+FARTHEST = 16  # largest number of hops tried
+NODES = 5 * FARTHEST  # nodes of the strip below, whose ends are farther than that from its middle
 
 
 def measure_hops(module: nn.Module, in_channels: int) -> int:
-    """The fewest hops of neighbours from which `module(x, edge_index)` computes a node's output exactly.
+    """Return the fewest hops of neighbours from which `module(x, edge_index)` computes a node's output exactly.
 
-    A copy of the module runs in float64 on a small graph, once on the whole of it and once on ever larger
+    A copy of the module runs in float64 on a small graph, once on all of it and then on ever larger
     neighbourhoods of a few nodes, until both agree. A layer looks one hop far, one that normalizes by
-    degrees (GCNConv) one more, one with K steps (SGConv, APPNP) K. Never fewer than there are
-    message-passing layers: weights that start at zero can hide a layer.
+    degrees (GCNConv) one more, one with K steps (SGConv, APPNP) K hops. The result is at least the number of
+    message-passing layers, since weights that start at zero can hide a layer.
     """
     from torch_geometric.nn import MessagePassing
 
@@ -53,10 +53,10 @@ def measure_hops(module: nn.Module, in_channels: int) -> int:
 
 
 def examples_stay_apart(model: nn.Module, batcher: Neighbourhoods) -> Answer:
-    """Whether an example's outputs while training are the same whatever the other examples of its batch; by trying.
+    """Whether an example's training outputs are independent of the other examples of its batch, found by a trial run.
 
-    A copy of the model runs in training mode on a few examples alone and among others, with dropout left out. A norm
-    over the nodes of a batch shows, and so does chance other than dropout's.
+    A copy of the model runs in training mode on a few examples, alone and among others, without dropout. This detects
+    a norm over the nodes of a batch, and randomness other than dropout's.
     """
     probe = copy.deepcopy(model).train()
     examples = torch.arange(min(64, batcher.y.size(0)), device=batcher.y.device)
@@ -69,17 +69,17 @@ def examples_stay_apart(model: nn.Module, batcher: Neighbourhoods) -> Answer:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Within it dropout changes nothing."""
+    """Context in which dropout has no effect."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The input itself, in place of what would be left of it."""
+        """Return the input of a dropout function unchanged; call any other function."""
         if func in {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}:
             return args[0] if args else (kwargs or {})["input"]
         return func(*args, **(kwargs or {}))
 
 
 def measure_width(module: nn.Module | None, in_channels: int) -> int:
-    """Numbers in a row of `module(x, edge_index)`, found by trying it on a small graph."""
+    """Return the number of columns of `module(x, edge_index)`, found by running it on a small graph."""
     assert module is not None
     x, adjacency = _strip(in_channels)
     try:
@@ -93,7 +93,7 @@ def measure_width(module: nn.Module | None, in_channels: int) -> int:
 
 
 def _strip(in_channels: int) -> tuple[Tensor, SparseMatrix]:
-    """Random features on a long narrow graph: i is joined to i+1, and to i+2 for every third i."""
+    """Return random features and a long narrow graph: i is joined to i+1, and to i+2 for every third i."""
     x = torch.randn(NODES, in_channels, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     dense = torch.zeros(NODES, NODES, dtype=torch.float64)
     dense.diagonal(1).fill_(1)

@@ -17,7 +17,7 @@ from evergraph.models.gcn import GCN, OUTPUTS
 
 
 def mean_operator(graph: Graph) -> SparseMatrix:
-    """D⁻¹A: the mean over in-neighbours; zero for a node without any."""
+    """Return D⁻¹A: the mean over in-neighbours; zero for a node without any."""
     adjacency = graph.adjacency.to(torch.float64)
     return adjacency.with_values(adjacency.values / adjacency.row_sums()[adjacency.row_of_entry()])
 
@@ -42,11 +42,11 @@ class GraphSAGE(GCN):
         self.stack([in_channels, *[self.hidden] * (self.num_layers - 1), out_channels], inputs_per_unit=2)
 
     def operator(self, graph: Graph) -> SparseMatrix:
-        """D⁻¹A: the mean over in-neighbours."""
+        """Return D⁻¹A: the mean over in-neighbours."""
         return mean_operator(graph)
 
     def inputs(self, graph: Graph, operator: SparseMatrix, propagate: bool | None = None) -> tuple[Features, int]:
-        """[X, mean X, 1]."""
+        """Return [X, mean X, 1]."""
         if isinstance(graph.x, SparseMatrix):
             features = graph.x.to_scipy()
             both = SparseMatrix.from_scipy(sp.hstack([features, operator.to_scipy() @ features]), graph.x.dtype)
@@ -54,7 +54,7 @@ class GraphSAGE(GCN):
         return with_ones(torch.cat([graph.x, operator @ graph.x], dim=1)), self.num_layers - 1
 
     def logits(self, batch: Batch) -> Tensor:
-        """The layer equation, from the batch's outermost nodes inwards."""
+        """Apply the layer equation, from the batch's outermost nodes inwards."""
         hidden = linear(batch.x, self.weights[0])
         for number, weight in enumerate(list(self.weights)[1:]):  # a slice would be a new list of new parameters
             active = self.activate(hidden, number + 1)
@@ -70,7 +70,7 @@ class GraphSAGE(GCN):
 
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
-        """[σ(h_v), mean of σ(h) over v's neighbours, 1] at the seeds: what the last weight matrix multiplies."""
+        """Return [σ(h_v), mean of σ(h) over v's neighbours, 1] at the seeds: the input of the last weight matrix."""
         return GCN.features(self, batch)
 
     @capability(rests_on=OUTPUTS)
@@ -80,5 +80,5 @@ class GraphSAGE(GCN):
 
     @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
     def steps_can_be_captured(self, batcher: Neighbourhoods, form: Form) -> Answer:
-        """On one batch or rows of it."""
+        """Steps can be captured on one batch or rows of it."""
         return unpadded(batcher, form, by_weights=True)

@@ -1,4 +1,4 @@
-"""A score as a sum over nodes and their features: pieces that are linear in them."""
+"""A score as a sum of pieces that are linear in the features of nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from evergraph.models.feature_blocks import Block
 
 @dataclass(frozen=True)
 class Piece:
-    """Σ_u reach_u (x̂_u · pull): what some nodes' features add to a score.
+    """Σ_u reach_u (x̂_u · pull): the contribution of some nodes' features to a score.
 
     Args:
-        depth: steps of propagation.
-        nodes: the nodes that it reads.
-        reach: how much of each arrives.
-        rows: their features x̂, as the model scales them.
-        pull: what a feature is worth.
+        depth: number of steps of propagation.
+        nodes: the nodes u whose features contribute.
+        reach: weight with which each node's features arrive.
+        rows: the nodes' features x̂, as the model scales them.
+        pull: weight of each feature in the score.
     """
 
     depth: int
@@ -30,16 +30,16 @@ class Piece:
     pull: Tensor
 
     def by_node(self) -> Tensor:
-        """What each node adds, all its features together."""
+        """Contribution of each node, summed over features."""
         return self.reach * (self.rows @ self.pull.unsqueeze(1)).reshape(-1)
 
     def by_feature(self) -> Tensor:
-        """What each feature adds, of all nodes together."""
+        """Contribution of each feature, summed over nodes."""
         return arriving(self.rows, self.reach) * self.pull
 
 
 def arriving(rows: Features, reach: Tensor) -> Tensor:
-    """Σ_u reach_u x̂_u."""
+    """Return Σ_u reach_u x̂_u."""
     if not isinstance(rows, SparseMatrix):
         return reach @ rows
     total = torch.zeros(rows.num_columns, dtype=reach.dtype)
@@ -47,7 +47,7 @@ def arriving(rows: Features, reach: Tensor) -> Tensor:
 
 
 def reach_of(operator: SparseMatrix, node: int, block: Block) -> tuple[Tensor, Tensor]:
-    """Row `node` of P^depth, with P the block's step over A + I: the nodes it reads, and how much of each."""
+    """Return row `node` of P^depth, with P the block's step over A + I: the nodes it reads, and their weights."""
     degree = operator.row_sums().double()
     nodes, amounts = torch.tensor([node]), torch.ones(1, dtype=torch.float64)
     for _ in range(block.depth):
@@ -56,7 +56,7 @@ def reach_of(operator: SparseMatrix, node: int, block: Block) -> tuple[Tensor, T
         target = nodes[place]
         if block.balance is not None:
             flow = degree[target] ** (block.balance - 1) * rows.values.double() * degree[found] ** -block.balance
-        else:  # the mean of the others: A + I without the node itself
+        else:  # the mean over neighbours: A + I without the node itself
             others = (degree[target] - 1).clamp(min=0)
             flow = (rows.values.double() - (found == target).double()) / others.clamp(min=1e-6)
             flow = torch.where(others > 1e-6, flow, torch.zeros_like(flow))

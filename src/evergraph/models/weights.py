@@ -1,4 +1,4 @@
-"""Weight matrices whose last row is the bias: how they are drawn, how they grow, and models that stack them."""
+"""Weight matrices whose last row is the bias: how they are initialized and grown, and models that stack them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evergraph.models.base import GraphModel, grown
 
 
 def draw(weight: Tensor) -> None:
-    """Glorot-uniform weights, a zero bias."""
+    """Initialize with Glorot-uniform weights and a zero bias, in place."""
     nn.init.xavier_uniform_(weight[:-1])
     nn.init.zeros_(weight[-1])
 
 
 def grown_with_bias(weight: Tensor, out_channels: int) -> nn.Parameter:
-    """`grown`, with zero for the new units' bias."""
+    """Like `grown`, with zero biases for the new units."""
     wide = grown(weight, out_channels)
     with torch.no_grad():
         wide[-1, weight.size(1) :] = 0
@@ -28,15 +28,15 @@ def grown_with_bias(weight: Tensor, out_channels: int) -> nn.Parameter:
 
 
 class StackedWeights(GraphModel):
-    """A model with one list of weight matrices, the last of which makes its outputs."""
+    """A model with one list of weight matrices, the last of which produces its outputs."""
 
     weights: nn.ParameterList
 
     def stack(self, widths: Sequence[int], inputs_per_unit: int = 1) -> None:
-        """One weight matrix from each width to the next, drawn anew.
+        """Create one weight matrix from each width to the next, and initialize them.
 
         Args:
-            widths: from the input channels to the output channels.
+            widths: layer widths, from the input channels to the output channels.
             inputs_per_unit: how many numbers a matrix reads for each unit of the layer before.
         """
         self.in_channels, self.out_channels = widths[0], widths[-1]
@@ -52,12 +52,12 @@ class StackedWeights(GraphModel):
             draw(weight)
 
     def grow(self, out_channels: int) -> None:
-        """More output units; a new unit's bias starts at zero."""
+        """Add output units; a new unit's bias starts at zero."""
         self.weights[-1] = grown_with_bias(self.weights[-1], out_channels)
         self.out_channels = out_channels
 
     def rows_of_the_last_product(self, batch: Batch) -> Tensor:
-        """What the last weight matrix multiplies in a forward pass."""
+        """Return the input of the last weight matrix in a forward pass."""
         with recorded_products() as products:
             self.logits(batch)
         rows = products[-1].rows

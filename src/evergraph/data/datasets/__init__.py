@@ -1,4 +1,4 @@
-"""Datasets, one file each; the order here is the order in which they are listed."""
+"""Datasets, one file each, listed in the order of the imports below."""
 
 # ruff: noqa: F401, I001  # importing them registers them
 from evergraph.data.datasets import digits, coauthor, amazon, corafull, arxiv, ogb, pyg, heterophilous

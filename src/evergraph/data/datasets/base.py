@@ -1,4 +1,4 @@
-"""What a dataset is: a name, a way to load its graph, and how it is cut into tasks where nothing else is said."""
+"""Datasets: a name, a function that loads the graph, and the default way to cut it into tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evergraph.errors import EvergraphError, unknown
 
 
 def find_data_root(root: str | Path | None) -> Path:
-    """The folder of the data: the argument, else `EVERGRAPH_DATA`, else a cache in the home folder."""
+    """Return the data folder: the argument, else `EVERGRAPH_DATA`, else a cache in the home folder."""
     chosen = root or os.environ.get("EVERGRAPH_DATA")
     if chosen and not Path(chosen).is_dir():
         raise EvergraphError(f"data root {chosen} is not a folder; create it or name another")
@@ -31,15 +31,15 @@ class Dataset:
     """A named graph.
 
     Args:
-        name: what `eg.stream` and the command line take.
-        load: from the data root (None for the default one) to the graph. Further parameters with defaults are
-            settings that people may give behind the name: `sbm:nodes=500,degree=4`.
-        classes_per_task: classes that arrive together.
+        name: name for `eg.stream` and the command line.
+        load: loads the graph from the data root (None for the default one). Further parameters with defaults are
+            settings that can follow the name: `sbm:nodes=500,degree=4`.
+        classes_per_task: number of classes that arrive together.
         min_class_size: classes with fewer examples are left out.
-        about: one line for people.
-        problem: what is to be learned, by its registered name.
-        settings_like: a function whose parameters are the settings, where `load` passes them on to it.
-        scenario: what makes its tasks where nothing else is said.
+        about: one-line description.
+        problem: registered name of what is learned.
+        settings_like: function whose parameters are the settings, if `load` passes them on to it.
+        scenario: default scenario.
         stream: further settings of its stream under that scenario: `by`, `bins`.
     """
 
@@ -54,19 +54,19 @@ class Dataset:
     stream: Mapping[str, Any] = field(default_factory=dict)
 
     def graph(self, data_root: str | Path | None = None, settings: str = "") -> Graph:
-        """The graph, loaded with settings given as text: `key=value,key=value`."""
+        """Load the graph, with settings given as text: `key=value,key=value`."""
         graph = self.load(data_root, **self._parse(settings))
         graph.name = self.name
         return graph
 
     def at_hand(self, data_root: str | Path | None = None) -> bool:
-        """Whether it can be had without a download: generated, or its files are under the data root."""
-        path = getattr(getattr(self.load, "__self__", None), "path", None)  # of what is published
+        """Whether it needs no download: it is generated, or its files are under the data root."""
+        path = getattr(getattr(self.load, "__self__", None), "path", None)  # only published graphs have one
         return path is None or (find_data_root(data_root) / path).exists()
 
     @property
     def checked_by(self) -> str:
-        """What a download is compared with; empty where nothing is downloaded. See `OfficialGraph.checked_by`."""
+        """What a download is compared with; empty if nothing is downloaded. See `OfficialGraph.checked_by`."""
         return str(getattr(getattr(self.load, "__self__", None), "checked_by", ""))
 
     def _parse(self, text: str) -> dict[str, Any]:

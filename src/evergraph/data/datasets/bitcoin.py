@@ -14,14 +14,14 @@ from evergraph.data.graph import Graph
 
 FEATURES = 64
 RATINGS = (("−10", -10), ("−9 to −1", -1), ("1", 1), ("2", 2), ("3 to 4", 4), ("5 to 10", 10))
-"""The classes of ratings, each up to a number: 20 ratings would be too many, most of them rare."""
+"""Classes of ratings, each with its largest rating: 20 ratings would be too many classes, most of them rare."""
 
 
 def read_ratings(path: Path) -> Graph:
-    """Links from `source, target, rating, time` lines.
+    """Read links from `source, target, rating, time` lines.
 
-    People have no features: each gets 64 random numbers of their own (by position, always the same), so that a network
-    can tell people apart and recognize common acquaintances.
+    People have no features: each gets 64 random numbers (fixed by position), so that a network can tell people apart
+    and recognize common acquaintances.
     """
     rows = read_numbers(path)
     people, ends = np.unique(rows[:, :2].astype(np.int64), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Layouts of public collections: TU graphs, OGB's graphs, MUSAE's countries, npz with masks."""
+"""Readers for the layouts of public collections: TU graphs, OGB's graphs, MUSAE's countries, npz with masks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from evergraph.persistence.reading import DAMAGE, MissingFileError, read_json, r
 
 
 def read_numbers(path: Path, kind: type = np.float64, delimiter: str = ",", skip: int = 0) -> np.ndarray:
-    """A text file of numbers, one row per line; the first `skip` lines are left out."""
+    """Read a text file of numbers, one row per line, without its first `skip` lines."""
     try:
         regular_file(path)
     except MissingFileError:
@@ -31,10 +31,10 @@ def read_numbers(path: Path, kind: type = np.float64, delimiter: str = ",", skip
 
 
 def read_tu(folder: Path) -> Graph:
-    """Graphs in the TU collection's layout: `NAME_A.txt`, `NAME_graph_indicator.txt`, `NAME_graph_labels.txt`, ….
+    """Read graphs in the TU collection's layout: `NAME_A.txt`, `NAME_graph_indicator.txt`, `NAME_graph_labels.txt`, ….
 
-    Features are the node attributes, each with its mean over all nodes taken off and divided by its standard deviation
-    (some are percentages, some lengths), then the node labels one-hot; ones where there are neither.
+    Features are the node attributes, standardized to mean 0 and standard deviation 1 over all nodes (some are
+    percentages, some lengths), then the one-hot node labels; ones if there are neither.
     """
     found = sorted(folder.glob("*_graph_indicator.txt"))
     if not found:
@@ -60,12 +60,12 @@ def read_tu(folder: Path) -> Graph:
 
 
 def read_ogb_graphs(folder: Path, *, columns: bool, features_of_edges: bool = False) -> Graph:
-    """Graphs in OGB's raw layout: the lists of nodes and edges per graph, edges, features and labels as csv.gz.
+    """Read graphs in OGB's raw layout: numbers of nodes and edges per graph, edges, features and labels as csv.gz.
 
     Args:
         folder: the `raw` folder.
         columns: labels are columns (molhiv), not classes (ppa).
-        features_of_edges: a node's features are the means over its edges' (ppa has none of the nodes).
+        features_of_edges: a node's features are the mean of its edges' features (ppa has no node features).
     """
     sizes = read_csv_gz(folder / "num-node-list.csv.gz", np.int64).reshape(-1)
     edge_counts = read_csv_gz(folder / "num-edge-list.csv.gz", np.int64).reshape(-1)
@@ -84,7 +84,7 @@ def read_ogb_graphs(folder: Path, *, columns: bool, features_of_edges: bool = Fa
 
 
 def mean_over_edges(features: np.ndarray, edges: np.ndarray, num_nodes: int) -> np.ndarray:
-    """For each node the mean of the features of the edges that touch it."""
+    """Return, for each node, the mean of the features of the edges that touch it."""
     ends, numbers = edges.reshape(-1), np.tile(np.arange(edges.shape[1]), 2)
     touches = sp.csr_matrix((np.ones(ends.size, np.float32), (ends, numbers)), shape=(num_nodes, edges.shape[1]))
     counts = np.maximum(np.asarray(touches.sum(1)), 1)
@@ -92,7 +92,7 @@ def mean_over_edges(features: np.ndarray, edges: np.ndarray, num_nodes: int) -> 
 
 
 def read_masked_npz(path: Path) -> Graph:
-    """A graph in the layout of the heterophilous-graphs collection: `node_features`, `node_labels`, `edges`, masks.
+    """Read a graph in the heterophilous-graphs collection's layout: `node_features`, `node_labels`, `edges`, masks.
 
     Files in the layouts of the GNN-benchmark and GraphData collections (`adj_matrix`, `node_attr`, `node_label`) are
     read too: copies of these graphs come in all three.
@@ -121,7 +121,7 @@ def read_masked_npz(path: Path) -> Graph:
 
 
 def _read_graph_data(path: Path) -> Graph:
-    """A graph of the GraphData collection; its labels are numbered from 0, in ascending order."""
+    """Read a graph of the GraphData collection; its labels are renumbered from 0, in ascending order."""
     parts = read_pickled_npz(path)
     try:
         edges = np.stack(parts["adj_matrix"].nonzero())
@@ -132,9 +132,9 @@ def _read_graph_data(path: Path) -> Graph:
 
 
 def read_countries(folder: Path, countries: tuple[str, ...]) -> Graph:
-    """Graphs of several countries with one feature space, side by side; the attribute `domain` names the country.
+    """Read the graphs of several countries, which share their features, as one; the attribute `domain` is the country.
 
-    One npz file each (`DE.npz`), or the three files of the MUSAE collection (`musae_DE_edges.csv`, …).
+    Each country has one npz file (`DE.npz`), or the three files of the MUSAE collection (`musae_DE_edges.csv`, …).
     """
     graphs = [_country(folder, name) for name in countries]
     width = max(graph["x"].shape[1] for graph in graphs)
@@ -162,7 +162,7 @@ def _country(folder: Path, name: str) -> dict[str, Any]:
     edges = read_numbers(files["edges.csv"], np.int64, skip=1).T
     known, rows = read_json(files["features.json"], dict[str, list[int]]), read_rows(files["target.csv"])
     try:
-        y = np.zeros(1 + max(int(row["new_id"]) for row in rows), np.int64)  # some rows come twice
+        y = np.zeros(1 + max(int(row["new_id"]) for row in rows), np.int64)  # some rows occur twice
         for row in rows:
             y[int(row["new_id"])] = row["mature"].strip().lower() == "true"
         pairs = np.array([(int(key), word) for key, words in known.items() for word in words], np.int64).T

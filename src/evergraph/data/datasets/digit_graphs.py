@@ -14,15 +14,15 @@ SIDE = 8
 
 
 def digit_graphs(numbers: bool = False) -> Graph:
-    """scikit-learn's 1,797 handwritten digits, each a graph of its inked pixels, joined to the up to 8 around them.
+    """scikit-learn's 1,797 handwritten digits, each a graph of its inked pixels, joined to up to 8 inked neighbours.
 
-    A pixel's features are its ink, its place and one hot for its row and column. Each graph has the attribute `domain`,
+    A pixel's features are its ink, its position, and its row and column one-hot. Each graph has the attribute `domain`,
     its digit.
 
     Args:
         numbers: the target is not the digit but how far the drawing leans, to the right for even and to the left for
-            odd digits: the covariance of row and column under its ink, over all digits of mean 0 and deviation 1, with
-            the sign that goes with the digit. What is right for one digit is wrong for the next.
+            odd digits: the covariance of row and column under its ink, standardized over all digits, with a sign that
+            depends on the digit. What is right for one digit is wrong for the next.
     """
     from sklearn.datasets import load_digits
 

@@ -22,7 +22,7 @@ def digits(neighbours: PositiveInt = 8) -> Graph:
 
 @functools.cache
 def _arrays(neighbours: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Pixels, edges and labels, read and compared once however many runs of a process want them."""
+    """Return pixels, edges and labels, computed once per process."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -34,9 +34,9 @@ def _arrays(neighbours: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
 
 
 def nearest_rows(x: np.ndarray[Any, Any], neighbours: int) -> np.ndarray[Any, Any]:
-    """For each row of whole numbers the rows nearest to it, ascending; of equally distant ones the first.
+    """Return the nearest rows of each row of whole numbers, in ascending order; of equally distant ones the first.
 
-    Distances of whole numbers are exact, so that the graph is the same on every machine, with any number of threads.
+    Distances of whole numbers are exact, so the graph is the same on every machine, with any number of threads.
     """
     squares = np.square(x).sum(1)
     distance = squares[:, None] + squares - 2 * (x @ x.T)

@@ -24,21 +24,21 @@ def drift(
     targets: Literal["classes", "labels", "numbers"] = "classes",
     seed: Seed = 0,
 ) -> Graph:
-    """A block model whose nodes arrive over time, while the class means turn.
+    """Generate a block model whose nodes arrive over time, while the class means rotate.
 
     Node i has the attribute `time` = i / nodes. Its features are its class mean plus half-unit Gaussian noise; the
-    means, points on a circle in a random plane, turn by `turn` radians from beginning to end, so that what was learned
-    early is wrong later. Edges join nodes of about the same time, mostly of one class.
+    means, points on a circle in a random plane, rotate by `turn` radians from beginning to end, so that what was
+    learned early is wrong later. Edges join nodes of about the same time, mostly of the same class.
 
     Args:
         nodes: number of nodes.
         classes: number of classes.
         degree: mean number of neighbours.
-        homophily: share of edges whose ends have one class.
+        homophily: share of edges whose ends have the same class.
         features: number of features.
-        turn: how far the means turn, in radians.
+        turn: how far the means rotate, in radians.
         targets: `classes`; `labels` (two labels: whether the class number is odd, and whether it is in the upper half);
-            `numbers` (one: the class number as an angle's sine, with a little noise).
+            `numbers` (one: the sine of an angle given by the class number, with a little noise).
         seed: the same seed gives the same graph.
     """
     if not (nodes >= 10 * classes and degree < nodes):
@@ -78,15 +78,15 @@ def growing_links(
     features: PositiveInt = 16,
     seed: Seed = 0,
 ) -> Graph:
-    """Links that exist, between nodes that arrive in waves; every wave brings communities of its own.
+    """Generate existing links between nodes that arrive in waves; every wave brings its own communities.
 
-    A link joins two nodes of one wave, with probability 0.9 of one community. A node's features are the mean of its
-    community, drawn anew for every wave, plus half-unit Gaussian noise. Links have the attribute `time`.
+    A link joins two nodes of one wave, with probability 0.9 of the same community. A node's features are the mean of
+    its community, drawn anew for every wave, plus half-unit Gaussian noise. Links have the attribute `time`.
 
     Args:
         nodes: number of nodes.
-        waves: waves in which nodes arrive.
-        groups: communities in a wave.
+        waves: number of waves in which nodes arrive.
+        groups: number of communities in a wave.
         links: number of links.
         features: number of features.
         seed: the same seed gives the same links.
@@ -105,7 +105,7 @@ def growing_links(
     time = np.arange(links) / links
     start = (time * waves).astype(np.int64) * groups * size
     inside = random.integers(0, groups * size, links)
-    alike = random.integers(0, size, links) * groups + inside % groups  # another of its community
+    alike = random.integers(0, size, links) * groups + inside % groups  # another node of the same community
     other = np.where(random.random(links) < 0.9, alike, random.integers(0, groups * size, links))
     keep = inside != other
     pairs = np.stack([start + inside, start + other])[:, keep]
@@ -120,14 +120,14 @@ def growing_ratings(
     features: PositiveInt = 32,
     seed: Seed = 0,
 ) -> Graph:
-    """Links in three classes that keep arriving, while their meaning moves on.
+    """Generate links of three classes that keep arriving, while the meaning of the classes shifts.
 
     Nodes have hidden groups and noisy group means as features. A link's class says how far the target's group is from
     the source's, counted from a zero that moves by one group in each fifth of the time.
 
     Args:
         nodes: number of nodes.
-        groups: hidden groups.
+        groups: number of hidden groups.
         links: number of links.
         features: number of features.
         seed: the same seed gives the same links.

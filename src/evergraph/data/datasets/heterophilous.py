@@ -1,4 +1,4 @@
-"""Graphs whose neighbours are often unlike: BlogCatalog, Actor, and the filtered Wikipedia graphs."""
+"""Graphs in which neighbours often differ in class: BlogCatalog, Actor, and the filtered Wikipedia graphs."""
 
 from evergraph.data.datasets.base import DATASETS, Dataset
 from evergraph.data.datasets.collections import read_masked_npz

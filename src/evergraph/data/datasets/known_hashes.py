@@ -25,7 +25,7 @@ PLANETOID_HASHES = {
     "ind.pubmed.graph": "5b89f0036ca22909471f1e6558eb42fa06e0c730a577bde5b058b40638f81dc9",
     "ind.pubmed.test.index": "b101d421688bbaecbd82e8a18f1e282378d6830f3a37666f28ebc47f844341b5",
 }
-"""Raw files that PyG's Planetoid fetches, by their names; that of ind.pubmed.allx is not known here."""
+"""Hashes of the raw files that PyG's Planetoid downloads, by file name; that of ind.pubmed.allx is unknown."""
 
 TWITCH_HASHES = {
     "musae_DE_edges.csv": "54feaf3e3e70a485fe07f8611e4d2677841b97f77b8358204bcf4a48cc884d86",
@@ -50,4 +50,4 @@ TWITCH_HASHES = {
     "musae_ZHTW_features.json": "9508cc55f4b891018f278df4cec40d622aba2b04c1bca9451fd9e8ce11321c7b",
     "musae_ZHTW_target.csv": "65b75f23be40140d2e326813c3f81419f1a94aa1091acfc0279f0403be8165f7",
 }
-"""The three files of each country, by their names."""
+"""Hashes of the three files of each country, by file name."""

@@ -1,4 +1,4 @@
-"""The public benchmark graphs: where their official files are, how they are fetched, checked and read."""
+"""Public benchmark graphs: where their official files are, and how they are downloaded, checked and read."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class OfficialGraph:
     """One published graph.
 
     Args:
-        name: what it is called in messages.
+        name: name in messages.
         path: the file under the data root, in PyG's folder layout (for OGB: the folder).
-        counts: nodes (graphs, where examples are graphs), features and classes it must have; checked on every read.
-        url: where the official file is; empty where there is none.
-        sha256: hash of the official file; a download that differs is not kept. Empty where it is not known.
-        files: official files by the names that they get in the folder, where there are several.
+        counts: expected numbers of nodes (graphs, where examples are graphs), features and classes; checked on every
+            read.
+        url: address of the official file; empty if there is none.
+        sha256: hash of the official file; a download that differs is not kept. Empty if unknown.
+        files: official files by their names in the folder, if there are several.
         fingerprint: hash of the edges, feature pattern and labels, whatever file they came in (copies may be
-            compressed anew); checked on every read where it is known.
-        read: from the file or folder to the graph; by default by the layout, npz or OGB.
+            recompressed); checked on every read if known.
+        read: reads the graph from the file or folder; by default chosen by the layout, npz or OGB.
     """
 
     name: str
@@ -47,15 +48,15 @@ class OfficialGraph:
 
     @property
     def checked_by(self) -> str:
-        """What a download is compared with: `hash` of the file, its `content`, or what the `first download` was."""
+        """What a download is compared with: the `hash` of the file, its `content`, or the `first download`."""
         if self.sha256 or (self.files and all(file.sha256 for file in self.files.values())):
             return "hash"
         return "content" if self.fingerprint else "first download"
 
     def load(self, data_root: str | Path | None = None) -> Graph:
-        """The graph, from the data root or, where it is not there, from its official address.
+        """Load the graph from the data root or, if it is not there, from its official address.
 
-        Its classes are called 0, 1, 2, …, as in all tables of results: some copies carry names, some do not.
+        Its classes are named 0, 1, 2, …, as in all tables of results: some copies carry names, some do not.
         """
         base = find_data_root(data_root)
         path = base / self.path
@@ -72,12 +73,12 @@ class OfficialGraph:
             if self.files
             else downloaded(self.url, self.sha256, base, known_content=known_content)
         ) as loaded:
-            graph = self._read(loaded)  # before it is kept: a file that cannot be read never is
+            graph = self._read(loaded)  # read first, so that an unreadable file is never kept
             keep(loaded, base, path)
         return graph
 
     def _read(self, path: Path) -> Graph:
-        """The graph in a file or folder, if it is the one it should be."""
+        """Read the graph in a file or folder, and check that it is the expected one."""
         if self.read is not None:
             graph = self.read(path)
             graph.name = self.name
@@ -100,9 +101,9 @@ class OfficialGraph:
 
 
 def read_ogb_folder(folder: str | Path, *, name: str = "ogb") -> Graph:
-    """A graph in OGB's raw layout: edge, node-feat and node-label as csv.gz. Edges are made undirected.
+    """Read a graph in OGB's raw layout: edge, node-feat and node-label as csv.gz. Edges are made undirected.
 
-    Where the folder has `node_year.csv.gz`, the nodes have the attribute `year`.
+    If the folder has `node_year.csv.gz`, the nodes have the attribute `year`.
     """
     columns = {"edge": np.int64, "node-feat": np.float32, "node-label": np.float64}
     edges, x, y = (read_csv_gz(Path(folder) / f"{key}.csv.gz", kind) for key, kind in columns.items())
@@ -113,7 +114,7 @@ def read_ogb_folder(folder: str | Path, *, name: str = "ogb") -> Graph:
 
 
 def read_csv_gz(path: Path, kind: type) -> np.ndarray:
-    """A packed table of numbers, one row per line."""
+    """Read a gzipped table of numbers, one row per line."""
     if not path.exists():
         raise EvergraphError(f"{path} is missing; the folder must hold OGB's raw csv.gz files")
     try:

@@ -19,7 +19,7 @@ OGB = "http://snap.stanford.edu/ogb/data"
 
 
 def read_proteins(folder: Path) -> Graph:
-    """ogbn-proteins: 112 labels of each protein; features are the means over a protein's edges; domains are species."""
+    """Read ogbn-proteins: 112 labels per protein; features are means over a protein's edges; domains are species."""
     edges = read_csv_gz(folder / "edge.csv.gz", np.int64).T
     species = read_csv_gz(folder / "node_species.csv.gz", np.int64).reshape(-1)
     x = mean_over_edges(read_csv_gz(folder / "edge-feat.csv.gz", np.float32), edges, species.size)
@@ -28,7 +28,7 @@ def read_proteins(folder: Path) -> Graph:
 
 
 def read_collab(folder: Path) -> Graph:
-    """ogbl-collab: which authors write together, year by year."""
+    """Read ogbl-collab: which authors write together, year by year."""
     pairs = read_csv_gz(folder / "edge.csv.gz", np.int64).T
     year = read_csv_gz(folder / "edge_year.csv.gz", np.int64).reshape(-1)
     x = read_csv_gz(folder / "node-feat.csv.gz", np.float32)
@@ -38,13 +38,13 @@ def read_collab(folder: Path) -> Graph:
 
 
 def read_molecules(folder: Path) -> Graph:
-    """ogbg-molhiv: whether a molecule holds HIV back; domains are intervals of the number of atoms."""
+    """Read ogbg-molhiv: whether a molecule inhibits HIV; domains are intervals of the number of atoms."""
     graphs = read_ogb_graphs(folder, columns=True)
     assert graphs.members is not None
     return graphs.altered(attributes={"atoms": Attribute(graphs.members.counts())})
 
 
-# counts as OGB's own tables have them (master.csv of its package, and the cards of its graphs); hashes are not known
+# counts from OGB's own tables (master.csv of its package, and the cards of its graphs); hashes are unknown
 PRODUCTS = OfficialGraph("ogbn-products", "ogbn_products/raw", (2449029, 100, 47), f"{OGB}/nodeproppred/products.zip")
 PROTEINS = OfficialGraph(
     "ogbn-proteins", "ogbn_proteins/raw", (132534, 8, 112), f"{OGB}/nodeproppred/proteins.zip", read=read_proteins

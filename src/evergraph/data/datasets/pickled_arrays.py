@@ -1,4 +1,4 @@
-"""Arrays and sparse matrices that were saved as pickles, read without running anything that a pickle may ask for."""
+"""Read arrays and sparse matrices that were saved as pickles, without running anything that a pickle may request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from evergraph.persistence.reading import DAMAGE, regular_file
 
 
 class _State:
-    """Stands for a saved matrix: takes its attributes, and does nothing with them."""
+    """Placeholder for a saved matrix: holds its attributes and does nothing with them."""
 
 
 def _empty(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
-    """An array to be filled; a plain one, whatever the pickle asks for."""
+    """Return an array to be filled; a plain one, whatever the pickle requests."""
     return np.ndarray(shape, "b")
 
 
@@ -32,19 +32,19 @@ KNOWN: dict[tuple[str, str], Any] = {
     ("scipy.sparse.csr", "csr_matrix"): _State,
     ("scipy.sparse._csr", "csr_matrix"): _State,
 }
-"""All that these pickles may name: parts of arrays."""
+"""The only names that these pickles may use: those needed to build arrays."""
 
 
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """One of the known names, or an error."""
+        """Return the object for a known name; raise an error for any other."""
         if (module, name) not in KNOWN:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return KNOWN[module, name]
 
 
 def read_pickled_npz(path: Path) -> dict[str, Any]:
-    """The arrays of an npz file, and its CSR matrices (saved as arrays of one object each)."""
+    """Read the arrays of an npz file, and its CSR matrices (saved as arrays of one object each)."""
     regular_file(path)
     try:
         with zipfile.ZipFile(path) as archive:

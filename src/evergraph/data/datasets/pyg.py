@@ -1,4 +1,4 @@
-"""Published graphs that PyTorch Geometric's own dataset classes fetch and read."""
+"""Published graphs that PyTorch Geometric's own dataset classes download and read."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ PLANETOID = "https://github.com/kimiyoung/planetoid/raw/master/data"
 
 @dataclass(frozen=True)
 class PygGraph:
-    """A graph, or graphs, of one of PyG's dataset classes.
+    """A graph, or several graphs, of one of PyG's dataset classes.
 
-    What is missing is downloaded: where `files` names the raw files, here, and each is compared with its hash where
-    that is known; else by PyG, without comparing. Either way the hashes of the raw files go to SHA256SUMS, and a file
-    that has changed since is refused: trust on first use. PyG writes a `processed` folder beside the raw files; so the
-    data root has to be a folder that can be written.
+    Missing files are downloaded: if `files` names the raw files, by this class, which compares each with its hash if
+    known; else by PyG, without a check. Either way the hashes of the raw files go to SHA256SUMS, and a file that has
+    changed since is refused: trust on first use. PyG writes a `processed` folder beside the raw files, so the data
+    root must be writable.
 
     Args:
-        name: what it is called in messages.
+        name: name in messages.
         kind: the class in `torch_geometric.datasets`.
         path: its raw folder under the data root.
         root: the class's `root` under the data root; empty for the data root itself.
         settings: further arguments of the class.
         in_parts: the class has one object for each of `split="train"`, `"val"` and `"test"`.
-        prepare: from the loaded objects to what `from_objects` reads.
-        finish: from the graph to the one that is used.
-        files: the raw files by name, where their addresses are known.
+        prepare: converts each loaded object to one that `from_objects` reads.
+        finish: converts the graph to the one that is used.
+        files: the raw files by name, if their addresses are known.
     """
 
     name: str
@@ -54,12 +54,12 @@ class PygGraph:
 
     @property
     def checked_by(self) -> str:
-        """What a download is compared with: the `hash` of each file, or what the `first download` was."""
+        """What a download is compared with: the `hash` of each file, or the `first download`."""
         known = self.files and all(file.sha256 for file in self.files.values())
         return "hash" if known else "first download"
 
     def load(self, data_root: str | Path | None = None) -> Graph:
-        """The graph, from the data root or, where it is not there, from where it is published."""
+        """Load the graph from the data root or, if it is not there, from where it is published."""
         base = find_data_root(data_root)
         raw = base / self.path
         present = raw.exists() and any(raw.iterdir())
@@ -77,7 +77,7 @@ class PygGraph:
         return graph
 
     def _read(self, base: Path) -> Graph:
-        """Read, and where need be fetched, by PyG."""
+        """Read the graph with PyG, which downloads it if necessary."""
         from torch_geometric import datasets
 
         root, kind = str(base / self.root), getattr(datasets, self.kind)
@@ -86,7 +86,7 @@ class PygGraph:
                 loaded = [list(kind(root, split=part, **self.settings)) for part in PARTS]
             else:
                 loaded = [[kind(root, **self.settings)[0]]]
-        except Exception as error:  # whatever PyG's loaders and their downloads raise
+        except Exception as error:  # PyG's loaders and downloads raise errors of any type
             raise EvergraphError(
                 f"{self.name}: PyG's {self.kind} could not fetch or read it under {base} ({first_line(error)}); "
                 f"set --data-root or EVERGRAPH_DATA to a folder that can be written and has {self.path}"
@@ -100,14 +100,14 @@ class PygGraph:
 
 
 def _one_hot_atoms(molecule: Any) -> Any:
-    """ZINC numbers its 28 kinds of atoms."""
+    """Encode ZINC's 28 numbered kinds of atoms as one-hot features."""
     molecule.x = torch.nn.functional.one_hot(molecule.x.reshape(-1).long(), 28).float()
     molecule.y = molecule.y.reshape(1, 1)
     return molecule
 
 
 def _with_places(image: Any) -> Any:
-    """Superpixels have their place beside their colour."""
+    """Append the positions of superpixels to their colours."""
     image.x = torch.cat([image.x, image.pos], dim=1)
     return image
 

@@ -1,4 +1,4 @@
-"""Twitch (Rozemberczki et al., MUSAE): streamers of seven countries in one feature space."""
+"""Twitch (Rozemberczki et al., MUSAE): streamers in seven countries with a shared feature space."""
 
 from functools import partial
 
