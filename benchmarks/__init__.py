@@ -1,4 +1,4 @@
-"""How fast: every figure of `evergraph bench`, measured in one process with the contenders taking turns."""
+"""Speed benchmarks: every figure of `evergraph bench`, measured in one process with the contenders taking turns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TASK = 2  # of the five tasks of Coauthor-CS: 2,070 nodes, the smallest
 
 @dataclass(frozen=True)
 class Target:
-    """A figure's bound and its meaning; a bound in seconds is for the full graph, which `--quick` does not measure."""
+    """A figure's bound and meaning; a bound in seconds applies to the full graph, which `--quick` does not measure."""
 
     bound: float | None
     at_most: bool
@@ -33,7 +33,7 @@ class Target:
     full_size: bool = False
 
     def met(self, value: float) -> bool | None:
-        """Whether a value keeps the bound; None without one."""
+        """Whether a value meets the bound; None if there is no bound."""
         if self.bound is None:
             return None
         return value <= self.bound if self.at_most else value >= self.bound
@@ -95,17 +95,17 @@ def bench(
     threads: int = 1,
     on_part: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """All figures in one dictionary, flat but for those by method.
+    """Measure all figures; return one dictionary, flat except for figures by method.
 
-    See `TARGETS` for what they mean and docs/performance.md for readings.
+    See `TARGETS` for what they mean and docs/performance.md for measured values.
 
     Args:
         quick: fewer repetitions and a smaller pair of graphs for the scaling.
         large: also write and train a graph of ogbn-products' size; takes a quarter of an hour or more.
-        device: with a GPU the figures are the GPU's.
+        device: where to measure; a GPU has figures of its own.
         data_root: folder of the datasets; without Coauthor-CS a generated graph like it is used.
-        threads: of torch; one is the steadiest on a shared machine.
-        on_part: told the name of each part before it runs.
+        threads: threads of torch; one is the steadiest on a shared machine.
+        on_part: called with the name of each part before it runs.
     """
     device = torch.device(device)
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""What the figures are compared with: PyG's layers and plain ways to sample neighbours."""
+"""Baselines for the figures: PyG's layers and plain ways to sample neighbours."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class PyGNetwork(nn.Module):
 
 
 def pyg_step(steps: Steps) -> Callable[[], object]:
-    """A training step of PyG's GCN on the subgraph of each batch of `steps`; its inputs are ready before the clock.
+    """Make a training step of PyG's GCN on the subgraph of each batch of `steps`; inputs are prepared before timing.
 
-    The subgraph has all nodes within two hops of the seeds and the edges between them, features dense.
+    The subgraph has all nodes within two hops of the seeds and the edges between them, with dense features.
     """
     context, model, problem = steps.context, steps.context.model, steps.context.problem
     assert isinstance(model, GCN)
@@ -75,7 +75,7 @@ def _subgraph(graph: Graph, seeds: Tensor, device: torch.device) -> tuple[Tensor
 
 
 def scipy_neighbours(graph: Graph, seeds: Tensor, fan_out: Sequence[int]) -> int:
-    """Sampling in a loop over the rows of a scipy matrix: the number of nodes gathered."""
+    """Sample in a loop over the rows of a scipy matrix; return the number of nodes gathered."""
     matrix = graph.adjacency.to_scipy()
     random = np.random.default_rng(0)
     gathered = frontier = seeds.numpy()
@@ -97,7 +97,7 @@ def has_pyg_sampler() -> bool:
 
 
 def pyg_neighbours(graph: Graph, seeds: Tensor, fan_out: Sequence[int]) -> int:
-    """PyG's sampler where its compiled extras are there, else its `k_hop_subgraph`: all neighbours, no sampling."""
+    """Sample with PyG or, without its compiled extras, take all neighbours by `k_hop_subgraph`; return their number."""
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
     from torch_geometric.utils import k_hop_subgraph

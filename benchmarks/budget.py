@@ -1,7 +1,7 @@
 """Peak memory of `auto` by its budget: `python -m benchmarks.budget --data-root DATA amazon-computers 500MB 1GB 2GB`.
 
-Every budget has a process of its own, which learns the stream on one thread. Its peak is the operating system's
-(`ru_maxrss`), beside what the process took with the stream loaded and before a task was learned.
+Every budget has its own process, which learns the stream on one thread. The peak is the operating system's
+(`ru_maxrss`), reported beside the memory of the process with the stream loaded and before a task was learned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEGABYTE = 2**20
 
 
 def peaks(name: str, memory: str, data_root: str | None) -> dict[str, Any]:
-    """Megabytes of this process (loaded, once it has learned, and once it has predicted too) and of what is kept."""
+    """Peak megabytes of this process (after loading, after learning, and after predicting) and of what is kept."""
     torch.set_num_threads(1)
     tasks = stream(name, data_root=data_root)
     loaded = _peak()
@@ -39,7 +39,7 @@ def _peak() -> int:
 
 
 def main() -> None:
-    """One line for each budget."""
+    """Print one line for each budget."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("graph")
     parser.add_argument("budgets", nargs="+")

@@ -37,7 +37,7 @@ Step = Callable[[], object]
 
 
 def setting(task: Task, device: str, hidden: int, batch: int) -> tuple[Standing, GCN, Tensor, int]:
-    """What stands still, a model, seeds and the rows that their batch is padded to."""
+    """What is constant during a task, a model, seeds, and the number of rows that their batch is padded to."""
     model = GCN(hidden=hidden, propagate_inputs=True)
     context: Context = make_context(model, task, device=device)
     batcher, scope = context.batcher, context.problem.scope
@@ -60,13 +60,13 @@ def anchors(model: GCN, strength: float = 0.1) -> Past:
 
 
 def in_float64(standing: Standing, past: Past | None) -> tuple[Standing, Past | None]:
-    """The same in float64."""
+    """Convert both to float64."""
     wide = replace(standing, x=standing.x.double(), values=standing.values.double())
     return wide, past and replace(past, total1=past.total1.double(), total2=past.total2.double())
 
 
 def one_step(make: Callable[[Learned], Step], model: GCN, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Adam's mean after one step: a tenth of the gradient, so that an error in it is an error of the gradient."""
+    """Adam's mean after one step: a tenth of the gradient, so that its relative error is that of the gradient."""
     own = Learned.of(*(weight.to(dtype) for weight in model.weights))
     make(own)()
     return own.mean.double()
@@ -75,7 +75,7 @@ def one_step(make: Callable[[Learned], Step], model: GCN, dtype: torch.dtype = t
 def candidates(
     standing: Standing, seeds: Tensor, capacity: int, past: Past | None
 ) -> dict[str, Callable[[Learned], Step]]:
-    """From parameters to a step, by name."""
+    """Functions by name that make a step from parameters."""
     by_hand = partial(step_by_hand, standing, seeds=seeds, capacity=capacity, past=past)
     narrow = replace(standing, x=standing.x.bfloat16())
     compiled = torch.compile(step_by_hand, dynamic=False)
@@ -98,12 +98,12 @@ def candidates(
 
 
 def _bf16_product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of bf16 factors with float32 sums."""
+    """Product of bf16 factors with float32 accumulation."""
     return torch.mm(left.bfloat16(), right.bfloat16(), out_dtype=torch.float32)
 
 
 def captured_microseconds(step: Step, rounds: int = 200) -> float:
-    """The median time of a replay."""
+    """Capture a step and return the median time of a replay, in microseconds."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -117,7 +117,7 @@ def captured_microseconds(step: Step, rounds: int = 200) -> float:
 
 
 def _median(step: Step, rounds: int) -> float:
-    """Twenty replays behind one another, so that launching them is not what is measured; per replay."""
+    """Median microseconds of a replay, timed over twenty in a row, so that launch overhead is not measured."""
     times = []
     for _ in range(rounds // 20):
         torch.cuda.synchronize()
@@ -130,7 +130,7 @@ def _median(step: Step, rounds: int) -> float:
 
 
 def measure() -> None:
-    """All candidates, plain and exact, as lines of a table."""
+    """Measure all candidates, plain and exact, and print a table."""
     task = TaskStream(arxiv_like(quick=False), 6)[1]
     device = torch.device("cuda")
     print("| step | candidate | µs | error of the gradient |\n|---|---|---|---|")
@@ -147,18 +147,18 @@ def measure() -> None:
                 error = float((one_step(make, model) - expected).abs().max() / expected.abs().max())
                 time_of = captured_microseconds(make(Learned.of(*model.weights)))
                 print(f"| {name} | {candidate} | {time_of:.0f} | {error:.1e} |", flush=True)
-            except Exception as problem:  # one candidate that fails shall not hide the others
+            except Exception as problem:  # one failing candidate must not hide the others
                 print(f"| {name} | {candidate} | failed: {str(problem).splitlines()[0][:90]} | |", flush=True)
 
 
 def reference(standing: Standing, model: GCN, seeds: Tensor, capacity: int, past: Past | None) -> Tensor:
-    """The step in float64."""
+    """Adam's mean after the step in float64."""
     wide, wide_past = in_float64(standing, past)
     return one_step(lambda own: partial(step_by_hand, wide, own, seeds, capacity, wide_past), model, torch.float64)
 
 
 def check() -> dict[str, float]:
-    """The largest relative error of the gradient by the Triton kernels and by hand, on a small task on a CPU."""
+    """Largest relative error of the gradient, by the Triton kernels and by hand, on a small task on a CPU."""
     from benchmarks.triton_step import TritonStep
 
     task = Task.of(sbm(nodes=120, classes=5, degree=6, features=40, seed=0))

@@ -1,6 +1,6 @@
-"""`auto` in seconds on two cores, each figure also beside a GCN on the same data.
+"""Speed of `auto` on two cores, in seconds and relative to a GCN on the same data.
 
-`python -m benchmarks.closed_form --data-root DATA` takes these figures alone.
+`python -m benchmarks.closed_form --data-root DATA` measures only these figures.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from evergraph.data import Graph, stream
 from evergraph.data.streams import TaskStream
 from evergraph.training.learner import Learner
 
-THREADS = 2  # what the aims are for
-NODES = 21  # asked for one by one
+THREADS = 2  # the targets are for two threads
+NODES = 21  # predicted one by one
 AUTO, GCN = {"method": "auto"}, {"method": "finetune", "epochs": 1}
 
 
 def auto_figures(words: TaskStream, digits: TaskStream) -> dict[str, float]:
-    """Learning both streams, predicting all nodes of the first one's `seen` graph, and one node of it.
+    """Time learning both streams, predicting all nodes of the first one's `seen` graph, and predicting one node of it.
 
-    Seconds are the wall's. Ratios are over a GCN at the learner's defaults, one epoch a task: its learning of the same
-    stream, and its prediction of the same nodes. The graph to predict on is new to the learner; one node is asked for
-    of a learner loaded from disk that has predicted on the graph before.
+    Seconds are wall-clock time. Ratios are over a GCN with the learner's defaults and one epoch per task, which learns
+    the same stream and predicts the same nodes. The graph to predict on is new to the learner; the single node is
+    predicted by a learner loaded from disk that has predicted on the graph before.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
@@ -56,26 +56,26 @@ def auto_figures(words: TaskStream, digits: TaskStream) -> dict[str, float]:
 
 
 def auto_streams(data_root: str | Path | None, quick: bool) -> tuple[TaskStream, TaskStream]:
-    """Coauthor-CS, or a generated graph like it, and the digits; with `quick` two tasks of a small one and one."""
+    """Coauthor-CS, or a generated graph like it, and the digits; if `quick`, fewer tasks and a smaller graph."""
     if quick:
         return TaskStream(coauthor_like(nodes=1000, words=300), 3).first(2), stream("digits").first(1)
     return TaskStream(coauthor(data_root)[0], 3), stream("digits")
 
 
 def learned(tasks: TaskStream, about: dict[str, Any]) -> Learner:
-    """A learner that has learned them."""
+    """Return a learner that has learned the tasks."""
     return Learner(**about, device="cpu").fit(tasks)
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What it returns, and how many seconds it took."""
+    """Return the result of `work` and the seconds it took."""
     start = time.perf_counter()
     result = work()
     return result, time.perf_counter() - start
 
 
 def seconds_of_one_node(learner: Learner, graph: Graph) -> float:
-    """The median over nodes, of a learner that was saved and loaded, once it has predicted on the graph."""
+    """Median seconds to predict one node, with a learner that was saved, loaded and used on the graph once."""
     with tempfile.TemporaryDirectory() as folder:
         learner.save(Path(folder) / "learner")
         loaded, own = Learner.load(Path(folder) / "learner", device="cpu"), graph.altered()
@@ -85,7 +85,7 @@ def seconds_of_one_node(learner: Learner, graph: Graph) -> float:
 
 
 def main() -> None:
-    """These figures alone."""
+    """Measure and print these figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-root", help="folder of the datasets")
     parser.add_argument("--quick", action="store_true", help="a smaller graph")

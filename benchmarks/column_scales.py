@@ -1,13 +1,13 @@
-"""`auto` on dense columns of unlike scales and offsets: as they are given, standardized by hand, and as it scales them.
+"""`auto` on dense columns with different scales and offsets: as given, standardized by hand, and scaled by `auto`.
 
-Generated graphs of six classes in three tasks; the features differ in what a column is measured in. AP under the test
+Generated graphs of six classes in three tasks; the features differ in the units of their columns. AP on the test
 graphs `task` and `seen`, mean and standard error over seeds:
 
     python -m benchmarks.column_scales --seeds 10 --workers 2
 
-`by hand` is the mean and standard deviation of all nodes, of all tasks, which a learner cannot know at the first task.
-With `--held-out` validation nodes are tested and test nodes have no label, to settle constants; with `--first-seed 100`
-on other graphs than those that are reported.
+`by hand` uses the mean and standard deviation of all nodes of all tasks, which a learner cannot know at the first task.
+To choose constants, `--held-out` tests on validation nodes and removes the labels of test nodes, and `--first-seed 100`
+uses other graphs than the reported ones.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def table(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def mixed(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Three columns as categories of four values, one-hot; four columns of numbers in units of their own."""
+    """Three one-hot columns with four categories each; four numeric columns in different units."""
     noisy = z[:, :3] + 0.5 * random.standard_normal((len(z), 3))
     categories = [np.eye(4)[np.digitize(column, [-0.7, 0, 0.7])] for column in noisy.T]
     return np.concatenate([*categories, z[:, 3:] * [12, 1e4, 1e-2, 10] + [40, 3e4, 0, 280]], axis=1)
 
 
 def pixels(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Blots on 8 × 8 pixels from 0 to 1, most of them dark."""
+    """Blobs on 8 × 8 pixels with values from 0 to 1, most of them dark."""
     grid = np.stack(np.meshgrid(*[np.linspace(-1, 1, 8)] * 2), axis=-1).reshape(-1, 2)
     at = random.uniform(-0.6, 0.6, (z.shape[1], 1, 2))
     blots = z @ np.exp(-4 * ((grid - at) ** 2).sum(-1)) * 4 + 6 * np.exp(-2 * (grid**2).sum(-1)) - 2
@@ -55,7 +55,7 @@ def pixels(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def inflated(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Amounts in tens of thousands that most nodes have none of, beside ages and standardized columns."""
+    """Amounts in tens of thousands that are zero for most nodes, beside ages and standardized columns."""
     amounts = np.where(z[:, :4] > 0.8, 1e4 * np.exp(z[:, :4]), 0)
     return np.concatenate([amounts, 40 + 12 * z[:, 4:6], z[:, 6:]], axis=1)
 
@@ -67,13 +67,13 @@ def missing(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def many(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Units from thousandths to millions, three in ten columns with an offset."""
+    """Units from thousandths to millions; three in ten columns have an offset."""
     offset = np.where(random.random(z.shape[1]) < 0.3, 10 ** random.uniform(0, 3, z.shape[1]), 0)
     return z * 10 ** random.uniform(-3, 6, z.shape[1]) + offset
 
 
 def offsets(z: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """10 to 1,000 spreads from zero."""
+    """Columns whose means are 10 to 1,000 standard deviations from zero."""
     return z + 10 ** random.uniform(1, 3, z.shape[1]) * random.choice([-1, 1], z.shape[1])
 
 
@@ -91,11 +91,11 @@ STREAMS: dict[str, tuple[int, float, Features]] = {
     "64 columns unlike": (64, 2.25, many),
     "pixels": (10, 2.25, pixels),
 }
-"""By name: how many hidden numbers there are, the norm of their class means, and the features made of them."""
+"""By name: the number of latent variables, the norm of their class means, and the features made from them."""
 
 
 def graph_of(name: str, seed: int, by_hand: bool = False) -> Any:
-    """A graph of one stream, half of its edges within a class."""
+    """Generate a graph of one stream, with half of its edges drawn within a class."""
     from evergraph.data.graph import make_graph
 
     width, signal, features = STREAMS[name]
@@ -117,11 +117,11 @@ CONTENDERS: dict[str, tuple[bool, dict[str, Any]]] = {
     "by hand": (True, {"scales": False}),
     "auto": (False, {}),
 }
-"""By name: whether columns are standardized by hand, and settings of the model."""
+"""By name: whether columns are standardized by hand, and the model's settings."""
 
 
 def measure(name: str, seed: int, contender: str, held_out: bool) -> list[float]:
-    """AP of one run, under each test graph."""
+    """AP of one run on each test graph."""
     import torch
 
     import evergraph as eg

@@ -1,26 +1,27 @@
-"""What the closed form over a graph in parts costs: bytes, traffic and seconds for each process, from few constants.
+"""Cost model of the closed form over a graph in parts: bytes, traffic and seconds per process, from a few constants.
 
-For n nodes with d neighbours each, F features, D random features, k propagation steps and P processes:
+For n nodes with d neighbours each, F features, D random features, C classes, k propagation steps and P processes:
 
-    rows        n/P                                     a process's own
+    rows        n/P                                      per process
     propagate   k · (n/P) · d · F · c_edge               c_edge: seconds per neighbour and feature
-                + k · 4F (n/P) / b                       one machine: rows that a process shows the others, b bytes a
-                                                         second
-                or + e T (1/s + 1/w)                     a machine each: e exchanges, s bytes a second sent and received
-                                                         by a processor, w by the network
-    traffic     T = 4F · h, h = (n/P) (P − 1)            in each exchange: each of the others needs a row with
-                · (1 − e^(−d/P))                         probability 1 − e^(−d/P), where neighbours are anywhere; within
+                + k · 4F (n/P) / b                       one machine: rows shared with the other processes, at b bytes
+                                                         per second
+                or + e T (1/s + 1/w)                     one process per machine: e exchanges; a processor sends and
+                                                         receives s bytes per second, the network w
+    traffic     T = 4F · h, h = (n/P) (P − 1)            in each exchange: each other process needs a row with
+                · (1 − e^(−d/P))                         probability 1 − e^(−d/P), if neighbours are anywhere; within
                                                          a machine nothing is sent
     sums        (n/P) · D · (D + F) · c_sums             Gram matrix over training and validation nodes, features
     test        (n/P) · D · (F + C) · c_test
     read        (n/P) · (4F + 4d) · c_read
     bytes       (n/P) · (4F · 6 + 4d + 32)               features as read, of length one, propagated; edges; labels
-                + (n/P) · 4F                             one process: columns at work
-                + (n/P) · 4 min(F, 32)                   one machine: the columns that are shown
-                + (n/P) · (4P + 3 · 64) + 4h             a machine each: edges by owner, with the rows' starts for each;
-                                                         three times 16 columns under way; which rows are sent
+                + (n/P) · 4F                             one process: columns being computed
+                + (n/P) · 4 min(F, 32)                   one machine: the shared columns
+                + (n/P) · (4P + 3 · 64) + 4h             one process per machine: edges by owner, with the rows' starts
+                                                         for each; three times 16 columns in transit; the indices of
+                                                         the rows that are sent
 
-The constants are taken from small runs; the model then says the others, and how far it is off.
+The constants are fitted to small runs; the model then predicts the other runs, and its errors are reported.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from typing import Any
 from benchmarks.pages import markdown
 from evergraph.models.parts import COLUMNS_AT_ONCE, COLUMNS_SHOWN
 
-STEPS = 4  # of propagation: two balances, two steps each
-EXCHANGES = 3  # of rows: both balances begin with the same ones
-COPIES = 6  # of the features: as read, of length one, four propagated
-LABELS = 32  # bytes: class, split and number of a node, and where its neighbours begin
+STEPS = 4  # propagation steps: two balances, two steps each
+EXCHANGES = 3  # exchanges of rows: both balances begin with the same rows
+COPIES = 6  # copies of the features: as read, of length one, four propagated
+LABELS = 32  # bytes per node: its class, split and number, and where its neighbours begin
 CLASSES = 16
 PHASES = ("read", "propagate", "sums", "test")
-NETWORK = 1.25e9  # bytes a second for each process: 10 Gbit/s
+NETWORK = 1.25e9  # bytes per second for each process: 10 Gbit/s
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A graph and the features that are made of it."""
+    """The size of a graph and of the features made from it."""
 
     nodes: int
     neighbours: float
@@ -57,7 +58,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Run:
-    """A measured run: `strong` or `weak` scaling, or rows that are `sent`; processes, what was run, what was found."""
+    """A measured run: its kind (`strong` or `weak` scaling, or rows `sent`), processes, workload and measurements."""
 
     kind: str
     processes: int
@@ -66,16 +67,16 @@ class Run:
 
     @property
     def sent(self) -> bool:
-        """Whether rows were sent, as between machines, or where memory could not be shared."""
+        """Whether rows were sent, as between machines or if memory could not be shared."""
         return bool(self.found.get("sent_mb"))
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Plain values."""
         return {"scaling": self.kind, "processes": self.processes, "nodes": self.workload.nodes, **self.found}
 
 
 def units(work: Workload, processes: int) -> dict[str, float]:
-    """How much of each phase a process has to do, in units whose cost is a constant."""
+    """Work of a process in each phase, in units of constant cost."""
     rows = work.nodes / processes
     return {
         "read": rows * 4 * (work.features + work.neighbours),
@@ -86,20 +87,20 @@ def units(work: Workload, processes: int) -> dict[str, float]:
 
 
 def traffic(work: Workload, processes: int) -> float:
-    """Bytes that a process sends in one exchange of rows, where neighbours and the other processes are anywhere."""
+    """Bytes that a process sends in one exchange of rows, if neighbours and the other processes are anywhere."""
     needed = 1 - math.exp(-work.neighbours / processes)
     return work.nodes / processes * (processes - 1) * needed * 4 * work.features
 
 
 def shown(work: Workload, processes: int) -> float:
-    """Bytes that a process shows the others of its machine in one step."""
+    """Bytes that a process shares with the others on its machine in one step."""
     return work.nodes / processes * 4 * work.features if processes > 1 else 0.0
 
 
 def worker_bytes(work: Workload, processes: int, sent: bool = False) -> float:
-    """Bytes that a process holds of the graph while it propagates, which is when it holds most.
+    """Bytes of the graph that a process holds while it propagates, when it holds most.
 
-    What processes share counts once. `sent`: they do not share, as on machines of their own.
+    Shared memory counts once. `sent`: the processes share no memory, as on separate machines.
     """
     rows, row = work.nodes / processes, 4 * work.features
     kept = rows * (COPIES * row + 4 * work.neighbours + LABELS)
@@ -107,16 +108,16 @@ def worker_bytes(work: Workload, processes: int, sent: bool = False) -> float:
         return kept + rows * row
     if not sent:
         return kept + rows * 4 * min(work.features, COLUMNS_SHOWN)
-    numbers = traffic(work, processes) / work.features  # 4 bytes for each row that is sent
+    numbers = traffic(work, processes) / work.features  # the indices of the rows that are sent, 4 bytes each
     under_way = rows * 3 * 4 * min(work.features, COLUMNS_AT_ONCE)
     return kept + rows * 4 * processes + numbers + under_way
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Seconds per unit of each phase, and bytes a second that a process shows others, and sends and receives.
+    """Seconds per unit of each phase, and bytes per second that a process shares with others, and sends and receives.
 
-    `sent` is what a processor can do, of packing, copying and unpacking, however fast the network.
+    `sent` is the processor's rate of packing, copying and unpacking, however fast the network.
     """
 
     seconds: dict[str, float]
@@ -124,7 +125,7 @@ class Constants:
     sent: float = math.inf
 
     def predict(self, work: Workload, processes: int, network: float | None = None) -> dict[str, float]:
-        """Seconds of each phase on one machine; on one each with a network of so many bytes a second."""
+        """Predict the seconds of each phase on one machine; with `network` bytes per second, on a machine each."""
         found = {name: self.seconds[name] * amount for name, amount in units(work, processes).items()}
         if network is None:
             found["propagate"] += STEPS * shown(work, processes) / self.shown
@@ -134,9 +135,9 @@ class Constants:
 
 
 def fitted(runs: Sequence[Run], clock: str = "") -> tuple[Constants, list[Run]]:
-    """The constants by the smallest runs: of one process, of several, and of several that send rows, if any.
+    """Fit the constants to the smallest runs, also returned: of one process, of several, and of several that send rows.
 
-    With the clock `own_` they are the processor time of the busiest process, else the time that passes.
+    With the clock `own_` they are the processor time of the busiest process, else wall-clock time.
     """
 
     def smallest(chosen: Callable[[Run], bool]) -> Run | None:
@@ -160,9 +161,9 @@ def fitted(runs: Sequence[Run], clock: str = "") -> tuple[Constants, list[Run]]:
 
 
 def compare_with_model(runs: Sequence[Run], clock: str = "") -> dict[str, Any]:
-    """The constants, and for every other run what the model says, what was measured, and the relative error.
+    """The constants, and for every other run the prediction, the measurement and the relative error.
 
-    Nothing without runs of one process and of several.
+    Empty without runs of one process and of several.
     """
     if not any(run.processes == 1 for run in runs) or not any(run.processes > 1 for run in runs):
         return {}
@@ -187,11 +188,11 @@ PLANS = {
     "ogbn-papers100M": Workload(111_059_956, 2 * 1_615_685_872 / 111_059_956, 128, 1280),
     "10 G edges": Workload(500_000_000, 40.0, 128, 1280),
 }
-"""Graphs past our machines: each edge is read in both directions."""
+"""Graphs too large to be measured here; each edge is read in both directions."""
 
 
 def plan(constants: Constants, network: float = NETWORK, counts: Sequence[int] = (8, 32, 128)) -> str:
-    """What the model says of the graphs past our machines, as a Markdown table; a process has a machine to itself."""
+    """Predictions for the graphs of `PLANS`, as a Markdown table; each process has its own machine."""
     rows = []
     for name, work in PLANS.items():
         for count in counts:
@@ -219,7 +220,7 @@ def scaling_table(figures: dict[str, Any]) -> str:
 
 
 def error_table(model: dict[str, Any]) -> str:
-    """What the model says of the runs that it was not fitted to, as a Markdown table."""
+    """Predictions for the runs that the model was not fitted to, as a Markdown table."""
     rows = []
     for row in sorted(model["runs"], key=lambda row: (row["processes"], row["nodes"])):
         seconds = [f"{row['said']:.1f}", f"{row['took']:.1f}", f"{row['error']:+.0%}"]
@@ -230,9 +231,9 @@ def error_table(model: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print scaling, errors and the plan by a file that `evergraph bench --distributed --save` has written.
+    """Print scaling, errors and the plan from a file written by `evergraph bench --distributed --save`.
 
-    The plan has processor time, and a network of as many bytes a second for each process as a second argument says.
+    The plan uses processor time; a second argument sets the network's bytes per second for each process.
     """
     from benchmarks.distributed import closed_form_figures, workload
 

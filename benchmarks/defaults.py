@@ -2,7 +2,7 @@
 
 Every candidate learns the first tasks of each stream, with full batches, a mean loss and no weight decay. The
 candidate with the highest AP on these tasks' validation nodes, averaged over the streams, is the method's default;
-no test node and no later task is looked at. What was run before is not run again:
+test nodes and later tasks are not looked at. Finished runs are not repeated:
 
     python -m benchmarks.defaults --data-root DATA --out results/defaults
     python -m benchmarks.defaults --data-root DATA --out results/defaults/three-tasks --tasks 3 \\
@@ -46,7 +46,7 @@ STRENGTHS: dict[str, dict[str, list[Any]]] = {
     "ewc++": {"strength": [1e2, 1e4, 1e6]},
     "kfac": {"strength": [1e1, 1e3, 1e5]},
 }
-"""The candidates: every combination of these values, under each label scope."""
+"""The candidates: every combination of these values, with each label scope."""
 
 
 def cells(methods: list[str], streams: list[str], rule: FirstTasks) -> Iterator[tuple[str, str, Cell]]:
@@ -63,7 +63,7 @@ def cells(methods: list[str], streams: list[str], rule: FirstTasks) -> Iterator[
 
 
 def main() -> None:
-    """Run what is missing and write the table."""
+    """Run the missing candidates and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/defaults"))
@@ -97,7 +97,7 @@ def main() -> None:
 def table(
     listed: list[tuple[str, str, Cell]], results: dict[str, dict[str, Any]], streams: list[str], rule: FirstTasks
 ) -> str:
-    """One row per candidate: AP on validation nodes after the first tasks; the chosen ones marked."""
+    """One row per candidate: AP on validation nodes after the first tasks, with the chosen candidates marked."""
     scores: dict[tuple[str, str], list[float]] = {}
     for method, candidate, cell in listed:
         result = results[cell.key]

@@ -1,14 +1,14 @@
-"""What a deployed learner says about itself, on real graphs: calibration and unknown classes.
+"""Calibration and detection of unknown classes by a deployed learner, on real graphs.
 
-`python -m benchmarks.deployed --data-root DATA [STREAM …]` learns each stream with `auto` at its defaults, three
-random orders of the classes, and writes `results/deployed/results.jsonl` and `table.md`. After every task but the last,
-on test nodes, under both test graphs:
+`python -m benchmarks.deployed --data-root DATA [STREAM …]` learns each stream with `auto` at its defaults in three
+random class orders, and writes `results/deployed/results.jsonl` and `table.md`. After every task but the last, on test
+nodes of both test graphs, it measures
 
-- the expected calibration error of the seen classes' test nodes, as the outputs say and calibrated;
-- AUROC of the next task's test nodes against those of seen classes (nobody has learned the former), by the learner's
-  score, by energy (−logsumexp of the outputs; Liu et al., NeurIPS 2020) and by the largest probability (Hendrycks and
-  Gimpel, ICLR 2017);
-- the share of seen classes' test nodes above the threshold for 5 % false alarms, and of the next task's.
+- the expected calibration error on the seen classes' test nodes, of raw and of calibrated outputs;
+- AUROC of the next task's test nodes, whose classes are not learned yet, against those of seen classes, by the
+  learner's score, by energy (−logsumexp of the outputs; Liu et al., NeurIPS 2020) and by the largest probability
+  (Hendrycks and Gimpel, ICLR 2017);
+- the fraction of the seen classes' test nodes above the threshold for 5 % false alarms, and of the next task's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FIGURES = ("ece_raw", "ece", "auroc", "auroc_energy", "auroc_probability", "fals
 
 
 def area(scores: Tensor, unknown: Tensor) -> float:
-    """AUROC in percent of a score that is larger at unknown examples."""
+    """AUROC in percent of a score that is larger for unknown examples."""
     return roc_auc(scores.double().unsqueeze(1), unknown.double().unsqueeze(1), [0])
 
 
@@ -64,7 +64,7 @@ def measure(learner: eg.Learner, stream: eg.TaskStream, after: int, test_graph: 
 
 
 def run(source: str, order: int, root: Path, hidden: int | None) -> list[dict[str, object]]:
-    """One stream in one order: a row for each test graph and task."""
+    """Run one stream in one order; return a row for each test graph and task."""
     stream = eg.stream(source, data_root=root, order=f"random:{order}")
     learner = eg.Learner(eg.RandomFeatures(hidden=hidden), "auto") if hidden else eg.Learner("auto")
     rows: list[dict[str, object]] = []
@@ -78,7 +78,7 @@ def run(source: str, order: int, root: Path, hidden: int | None) -> list[dict[st
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    """Means over orders and tasks."""
+    """Markdown table of the means over orders and tasks."""
     lines = [
         "| stream | test graph | ECE raw | ECE calibrated | AUROC | energy | max probability | false alarms | found |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -91,7 +91,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Measure, write, print."""
+    """Measure all streams; write the rows and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("streams", nargs="*", default=STREAMS)
     parser.add_argument("--data-root", type=Path, required=True)

@@ -1,9 +1,9 @@
-"""How far seeds scatter, by split and by start: `python -m benchmarks.deviation amazon-computers --data-root DATA`.
+"""Scatter over seeds, by split and by start: `python -m benchmarks.deviation amazon-computers --data-root DATA`.
 
-A seed of `evergraph run` splits the nodes and starts the network. Here every start learns every split with
-`stand-in-curvature`; or, with `--splits own`, each its own, as `evergraph run` does. A line says AP of each learner on
-validation nodes, on test nodes and on both; the last one how far starts scatter at one split, and how far splits do
-beyond that. `--members` trains the mean of several networks in place of one.
+A seed of `evergraph run` splits the nodes and initializes the network. Here every start learns every split with
+`stand-in-curvature` or, with `--splits own`, only its own, as in `evergraph run`. A line gives the AP of each learner
+on validation nodes, on test nodes and on both; the last line gives the standard deviation over starts at one split, and
+that over splits beyond it. `--members` trains the mean of several networks instead of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from evergraph.methods import StandInCurvature
 from evergraph.models import GCN
 from evergraph.training.learner import Learner
 
-PARTS = ("val", "test", "both")  # there are as many validation nodes as test nodes: AP on both is the mean
+PARTS = ("val", "test", "both")  # as many validation nodes as test nodes, so AP on both is the mean
 
 
 def network(asked: argparse.Namespace) -> GCN:
@@ -46,7 +46,7 @@ def measured(asked: argparse.Namespace, split: int, start: int) -> dict[str, Any
 
 
 def scatter(rows: list[dict[str, Any]], part: str) -> dict[str, float]:
-    """Standard deviations: of starts at one split, and of splits beyond what is due to starts."""
+    """Standard deviations over starts at one split, and over splits beyond what is due to starts."""
     splits = sorted({row["split"] for row in rows})
     groups = [[row[part] for row in rows if row["split"] == split] for split in splits]
     within = float(np.mean([np.var(group, ddof=1) for group in groups]))
@@ -55,7 +55,7 @@ def scatter(rows: list[dict[str, Any]], part: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """A JSON line for each learner, and one for all."""
+    """Print a JSON line for each learner, and one for all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stream")
     parser.add_argument("--splits", default="0,1,2", help="seeds of splits, or `own`")

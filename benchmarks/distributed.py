@@ -1,4 +1,4 @@
-"""Several processes: how much faster two train than one, and the closed form over a graph in parts from one to many."""
+"""Several processes: training with two over one, and the closed form over a graph in parts with one to many."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from benchmarks.resident import Peak, child_environment
 from evergraph.errors import EvergraphError
 
 NODES, HIDDEN = 10_000_000, 80
-SECONDS = 300.0  # that one run may take
-LEAST_MB = 2**-8  # a page: what a run counts as whose peak is not above that of the small graph before it
+SECONDS = 300.0  # time limit of a run
+LEAST_MB = 2**-8  # a page: counted for a run whose peak is not above that of the small graph before it
 
 
-# what a process does
+# work of a child process
 
 
 def _closed_form(folder: str) -> dict[str, Any]:
-    """Read, propagate, add up, solve, predict the test nodes; seconds of each, and the peak of memory.
+    """Read, propagate, sum and solve, and predict the test nodes; return the seconds of each phase and the peak memory.
 
     Processor time is that of the busiest process, without waiting.
     """
@@ -43,7 +43,7 @@ def _closed_form(folder: str) -> dict[str, Any]:
 
     group, small = workers(), eg.stream("sbm:nodes=8000,classes=16,features=32")
     with Peak() as before:
-        _learner().learn(small[0])  # libraries are loaded and have their buffers
+        _learner().learn(small[0])  # loads libraries and allocates their buffers
     seconds, own_seconds = dict[str, float](), dict[str, float]()
     with Peak(group.size) as peak:
         clock, own_clock = time.perf_counter(), time.process_time() - peak.seconds
@@ -83,7 +83,7 @@ def _closed_form(folder: str) -> dict[str, Any]:
 
 
 def _closed_form_sent(folder: str) -> dict[str, Any]:
-    """The same with rows that are sent, as between machines."""
+    """The same with rows sent between processes, as between machines."""
     from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 
     with fast_paths(*(name for name in FAST_PATHS if name != "shared")):
@@ -97,7 +97,7 @@ def _learner() -> Any:
 
 
 def _training(method: str) -> dict[str, Any]:
-    """Seconds of an epoch of 8 batches of 2,048 seeds, on the wall and of this process's own time; the second task."""
+    """Wall-clock and processor seconds of an epoch of 8 batches of 2,048 seeds, on the second task."""
     import torch
 
     import evergraph as eg
@@ -119,7 +119,7 @@ def _training(method: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """What a child process does, as in `closed-form FOLDER` or `training METHOD`; the first prints what came of it."""
+    """Run a child process, such as `closed-form FOLDER` or `training METHOD`; the first one prints the result."""
     import torch
 
     from evergraph.core.workers import join_workers
@@ -134,13 +134,13 @@ def main() -> None:
 
 
 def together(processes: int, *words: object, seconds: float = SECONDS) -> dict[str, Any]:
-    """What the first of some processes printed, within so many seconds."""
+    """Run child processes, for at most `seconds`, and return what the first one printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {**child_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
-        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a machine without a network has this one
+        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")  # exists without a network, too
     command = [sys.executable, "-c", "from benchmarks.distributed import main; main()", *map(str, words)]
     children = [
         subprocess.Popen(
@@ -166,7 +166,7 @@ def together(processes: int, *words: object, seconds: float = SECONDS) -> dict[s
     return found
 
 
-# what is measured
+# measurements
 
 
 def distributed_figures(
@@ -179,19 +179,19 @@ def distributed_figures(
     on_part: Callable[[str], None] | None = None,
     on_figures: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Training with two processes over one; the closed form with `counts` processes, strong and weak scaling.
+    """Measure training with two processes over one, and strong and weak scaling of the closed form.
 
-    The processes share memory; in one more run of the fewest of several they send rows, as between machines. A run
-    that fails, or has no time left, is named under `missing`, and the others are carried out.
+    The processes share memory; in one more run, with the smallest of several counts, they send rows, as between
+    machines. A run that fails, or has no time left, is listed under `missing`, and the others are still run.
 
     Args:
-        nodes: of the largest graph; it has ten undirected edges a node.
+        nodes: number of nodes of the largest graph; it has ten undirected edges per node.
         counts: numbers of processes; the largest has the largest graph in weak scaling.
-        training: whether training steps are measured too.
-        folder: where the graphs are written and left; a temporary one by default.
-        seconds: after which no run is begun or kept, the writing of the graphs included; none by default.
-        on_part: told what is measured.
-        on_figures: told the figures whenever there are more of them.
+        training: whether to measure training steps, too.
+        folder: where the graphs are written and kept; a temporary folder by default.
+        seconds: time after which no run is begun or kept, including writing the graphs; unlimited by default.
+        on_part: called with the name of each measurement.
+        on_figures: called with all figures whenever there are new ones.
     """
     say, tell, begun = on_part or (lambda part: None), on_figures or (lambda figures: None), time.perf_counter()
     figures: dict[str, Any] = {"nodes": nodes, "edges": nodes * MATCHINGS, "cores": os.cpu_count(), "missing": []}
@@ -230,7 +230,7 @@ def distributed_figures(
             found = measured(about, count, "closed-form-sent" if kind == "sent" else "closed-form", graphs[size])
             if found is not None:
                 runs.append(Run(kind, count, workload(size), found))
-                if (kind, count) == ("strong", most):  # it is weak scaling too
+                if (kind, count) == ("strong", most):  # it counts as weak scaling, too
                     runs.append(Run("weak", count, runs[-1].workload, found))
                 figures |= closed_form_figures(runs)
                 figures["seconds"] = time.perf_counter() - begun
@@ -241,12 +241,12 @@ def distributed_figures(
 
 
 def workload(nodes: int) -> Workload:
-    """The generated graph of so many nodes, and the features that are made of it."""
+    """The workload of a generated graph with this number of nodes."""
     return Workload(nodes, 2 * MATCHINGS, FEATURES, HIDDEN)
 
 
 def _order(counts: Sequence[int]) -> list[tuple[str, int]]:
-    """The runs, those first without which the others say little: most processes, one, and those between."""
+    """The runs, most informative first: the most processes, one process, and the counts between."""
     ascending = sorted({*counts})
     order = [("strong", ascending[-1])]
     for count in ascending[:-1]:
@@ -255,7 +255,7 @@ def _order(counts: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def closed_form_figures(runs: Sequence[Run]) -> dict[str, Any]:
-    """What runs of the closed form say: themselves, scaling, and how far the cost model is off."""
+    """Figures of the closed form: the runs, their scaling, and the errors of the cost model."""
     return {
         "runs": [run.as_dict() for run in runs],
         **scaling(runs),
@@ -265,10 +265,10 @@ def closed_form_figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def scaling(runs: Sequence[Run]) -> dict[str, Any]:
-    """Speed-ups over the fewest processes, efficiency where the graph grows, and memory against an equal share.
+    """Speed-ups over the fewest processes, efficiency if the graph grows, and memory relative to an equal share.
 
-    `memory_share_P` is the largest peak of P processes over what one needs, times P: 1 is an equal share. It counts
-    what comes on top of a process that has its libraries and has learned a small graph; `resident_share_P` counts all.
+    `memory_share_P` is the largest peak of P processes over that of one, times P: 1 is an equal share. It counts memory
+    above that of a process that has loaded its libraries and learned a small graph; `resident_share_P` counts all.
     """
     strong = {run.processes: run.found for run in runs if run.kind == "strong"}
     weak = {run.processes: run.found for run in runs if run.kind == "weak"}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.field
 
-puts them into the page. Nothing is trained: `results/paper/field/README.md` has the commands that measure.
+writes them into the page. Nothing is trained: `results/paper/field/README.md` lists the commands that measure.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ HEAD = ("method", "AP / AF on `task`", "AP on `seen`", "AP on `node`", "bytes ke
 
 
 def tables(results: Path = RESULTS) -> str:
-    """A table for each stream of which rows have been measured, with the leak score of each test graph above it."""
+    """A table for each stream with measured rows, with the leak score of each test graph above it."""
     measured = {stream: read_results(results / stream) for stream in STREAMS}
     shown = [table(stream, found) for stream, found in measured.items() if not all(map(is_trial, found))]
     return "\n\n".join(shown) or "Not measured yet."
 
 
 def table(stream: str, entries: Mapping[str, dict[str, Any]]) -> str:
-    """One stream's table: a line for each title of the protocol, all test graphs in it."""
+    """One stream's table: a line for each row title of the protocol, with all test graphs."""
     protocol = Protocol.load("field", stream, seeds=1)
     lines: dict[str, dict[str, dict[str, Any]]] = {}
     leaks: dict[str, str] = {}
@@ -48,7 +48,7 @@ def table(stream: str, entries: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _cells(graphs: dict[str, dict[str, Any]]) -> list[str]:
-    """What is shown of a method; a dash where it was not measured."""
+    """A method's cells; a dash where it was not measured."""
     first = next(iter(graphs.values()))
     cells = [spread(graphs[graph]["ap"]) if graph in graphs else "–" for graph in TEST_GRAPHS]
     if "task" in graphs:

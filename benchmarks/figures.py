@@ -26,7 +26,7 @@ FAN_OUT = (10, 25)
 
 
 def step_figures(task: Task, seconds: float) -> Figures:
-    """Regularized steps, PyG's step and EWC's over a plain one; all take turns."""
+    """Time of regularized steps, PyG's step and EWC's step over a plain one; all take turns."""
     plain = Steps(make_context(GCN(), task), Finetune())
     curvature = {past: _curvature_steps(task, past) for past in (2, 50)}
     queue = _curvature_steps(task, 2, estimator="queue")
@@ -62,7 +62,7 @@ def _curvature_steps(task: Task, past: int, estimator: str = "exact") -> Steps:
 
 
 def _fill_queue(steps: Steps) -> None:
-    """A queue as full as it is in the long run."""
+    """Fill the queue to its capacity, as it is in the long run."""
     assert isinstance(steps.method, OnlineCurvature)
     queue = steps.method.methods[1]
     assert isinstance(queue, QueueCurvature)
@@ -80,7 +80,7 @@ def _ewc_steps(task: Task) -> Steps:
 
 
 def ahead_figures(task: Task, seconds: float) -> Figures:
-    """An epoch whose batches are cut ahead by another thread, over one that cuts them in between. By the clock."""
+    """Wall-clock time of an epoch whose batches another thread cuts ahead, over one that cuts them between steps."""
     epochs = {}
     for kind in (PlainExecutor, AheadExecutor):
         context = make_context(GCN(), task)
@@ -96,7 +96,7 @@ def _epoch(executor: Executor) -> None:
 
 
 def fisher_figures(task: Task, seconds: float) -> Figures:
-    """The per-node diagonal over a task's training nodes (expectation over labels) over a training epoch."""
+    """Time of the per-node diagonal on a task's training nodes (expectation over labels) over a training epoch."""
     context = make_context(GCN(), task)
     steps = Steps(context, Finetune())
     number = -(-task.train.numel() // SETTINGS.batch_size)
@@ -113,7 +113,7 @@ def fisher_figures(task: Task, seconds: float) -> Figures:
 
 
 def scaling_figures(seconds: float, nodes: tuple[int, int] = (100_000, 1_000_000)) -> Figures:
-    """Time per epoch and node on a large graph over one a tenth of its size, ten edges a node on both."""
+    """Time per epoch and node on a large graph over one a tenth of its size, both with ten edges per node."""
     per_node = {}
     contenders, epochs = {}, {}
     for size in nodes:
@@ -131,7 +131,7 @@ def scaling_figures(seconds: float, nodes: tuple[int, int] = (100_000, 1_000_000
 
 
 def sampler_figures(seconds: float, nodes: int = 100_000) -> Figures:
-    """Nodes gathered a second by neighbour sampling with fan-out 10, 25, here and by two baselines."""
+    """Nodes gathered per second by neighbour sampling with fan-out 10, 25: ours and two baselines."""
     graph = sbm(nodes=nodes, classes=10, degree=20, features=1, seed=0)
     cut = Neighbourhoods(graph.x, graph.adjacency, graph.y, num_hops=2, fan_out=FAN_OUT)
     generator = torch.Generator().manual_seed(0)

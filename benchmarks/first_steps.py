@@ -1,8 +1,8 @@
-"""What a task's first steps do to old classes: `python -m benchmarks.first_steps amazon-computers --data-root DATA`.
+"""Effect of a task's first steps on old classes: `python -m benchmarks.first_steps amazon-computers --data-root DATA`.
 
 The first two tasks of a stream's pseudo-stream are learned with `stand-in-curvature`. At some steps of the second, a
-line says the loss, which share of the first task's nodes is still given to one of its classes (as their stand-ins have
-it), and how far the parameters have gone.
+line gives the loss, the percentage of the first task's nodes that are still assigned to one of its classes (judged by
+their stand-ins), and how far the parameters have moved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS = (1, 2, 3, 5, 10, 20, 30, 60, 100, 200, 300)
 
 
 def learn_two_tasks(name: str, method: StandInCurvature, warm_up: float, seed: int, data_root: str | None) -> None:
-    """Learn them, and print what becomes of the first."""
+    """Learn both tasks, and print how much of the first is retained during the second."""
     tasks = stream(name, data_root=data_root, seed=seed, pseudo_stream=True)
     model = GCN(hidden=256)
     torch.manual_seed(seed)
@@ -50,7 +50,7 @@ def learn_two_tasks(name: str, method: StandInCurvature, warm_up: float, seed: i
 
 
 def main() -> None:
-    """A block of lines for each estimator and warm-up."""
+    """Print a block of lines for each estimator and warm-up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stream")
     parser.add_argument("--strength", type=float, default=0.3)

@@ -1,8 +1,8 @@
-"""A generated graph of any size, written in parts, each made by itself.
+"""A generated graph of any size, written in parts that are generated independently.
 
 Its edges are ten random permutations of the nodes, which every process can compute, and invert, for its own rows:
 nothing is exchanged or sorted, and neighbours are anywhere, which is the worst case for an exchange of rows. Eight of
-ten keep the class (homophily 0.8).
+the ten permutations keep the class (homophily 0.8).
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import numpy as np
 from evergraph.data.parts import write_part, write_parts_header
 
 MATCHINGS, CLASSES, FEATURES = 10, 16, 32
-KEEP_CLASS = 8  # of the permutations
+KEEP_CLASS = 8  # permutations that keep the class
 
 
 def write_generated(graphs: Mapping[int, Path], parts: int, workers: int) -> None:
-    """Graphs in parts, by number of nodes, with `MATCHINGS` undirected edges a node.
+    """Write graphs in parts, with `MATCHINGS` undirected edges per node.
 
     Args:
-        graphs: the folder of each graph; it must not exist. Nodes are left out until all parts have as many.
-        parts: of each graph.
-        workers: processes that make them; all parts of all graphs are made side by side.
+        graphs: the folder of each graph, by number of nodes; it must not exist. Nodes are left out to make all parts
+            equally large.
+        parts: number of parts of each graph.
+        workers: number of processes, which generate all parts of all graphs in parallel.
     """
     whole = {folder: nodes - nodes % (CLASSES * parts) for nodes, folder in graphs.items()}
     for folder in whole:
@@ -40,7 +41,7 @@ def write_generated(graphs: Mapping[int, Path], parts: int, workers: int) -> Non
 
 
 def make_part(folder: str, nodes: int, parts: int, number: int) -> None:
-    """One part of a graph."""
+    """Generate and write one part of a graph."""
     size = nodes // parts
     rows = np.arange(number * size, (number + 1) * size, dtype=np.int64)
     random = np.random.default_rng([3, number])

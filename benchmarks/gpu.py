@@ -30,32 +30,32 @@ Figures = dict[str, float]
 
 
 def arxiv_like(quick: bool) -> Graph:
-    """169,343 nodes, 1.2 million edges, 128 features, 36 classes; a tenth of that when quick."""
+    """169,343 nodes, 1.2 million edges, 128 features, 36 classes; if `quick`, a tenth of the nodes and edges."""
     return sbm(nodes=16_934 if quick else 169_343, classes=36, degree=14, features=128, signal=3.0, seed=0)
 
 
 class Replayed:
-    """Training steps as the loop takes them on a GPU: replayed, batch assembly and optimizer included."""
+    """Training steps as in the training loop on a GPU: replayed, with batch assembly and optimizer."""
 
     def __init__(self, steps: Steps) -> None:
         context, method = steps.context, steps.method
         assert can_capture(context, method, "padded")
         self.executor = CapturedExecutor(context, lambda batch: train_step(context, method, batch, steps.optimizer))
         self.pieces = list(self.executor.batches(torch.cat(steps.pieces)))
-        with tensor_cores(context.device):  # as in the loop
-            for _ in range(3):  # every shape is met, watched, then captured
+        with tensor_cores(context.device):  # as in the training loop
+            for _ in range(3):  # every shape is run, watched, then captured
                 for piece in self.pieces:
                     self.executor.step(piece)
         self.done = 0
 
     def __call__(self) -> object:
-        """One step."""
+        """Take one step."""
         self.done += 1
         return self.executor.step(self.pieces[self.done % len(self.pieces)])
 
 
 def gpu_figures(device: torch.device, quick: bool) -> Figures:
-    """Everything about the GPU."""
+    """All figures of the GPU."""
     stream = TaskStream(arxiv_like(quick), 6)
     found = _step_figures(stream[1], device, 2.0 if quick else 5.0)
     found |= _kernel_figures(stream[1], device)
@@ -69,8 +69,8 @@ def gpu_figures(device: torch.device, quick: bool) -> Figures:
 
 
 def _kernel_figures(task: Task, device: torch.device) -> Figures:
-    """Microseconds of steps that follow one another, and how many kernels each has."""
-    from benchmarks.gpu_steps import step_figures  # which takes its streams from here
+    """Microseconds of consecutive steps, and the number of kernels in each."""
+    from benchmarks.gpu_steps import step_figures  # imports this module
 
     found: Figures = {}
     for name, method in (("plain", "finetune"), ("exact", "curvature")):
@@ -80,14 +80,14 @@ def _kernel_figures(task: Task, device: torch.device) -> Figures:
 
 
 def side_by_side_figures(device: torch.device, quick: bool, members: int = 15) -> Figures:
-    """Seeds of exact curvature on Coauthor-CS's size: all of them as one in one process, over one alone."""
+    """Time of several seeds, stacked in one process, over one: exact curvature on a graph of Coauthor-CS's size."""
     graph, epochs = coauthor_like(), 50 if quick else 200
 
     def learn(seed: int) -> None:
         stream = TaskStream(graph, 3, seed=seed)
         Learner(GCN(), OnlineCurvature(), epochs=epochs, device=str(device), seed=seed).fit(stream)
 
-    learn(0)  # libraries are loaded
+    learn(0)  # loads libraries
     clock = time.perf_counter()
     learn(0)
     alone = time.perf_counter() - clock
@@ -127,7 +127,7 @@ def _step_figures(task: Task, device: torch.device, seconds: float) -> Figures:
 
 
 def _loss_difference(stream: TaskStream, device: torch.device) -> float:
-    """Two tasks with `curvature`, captured and eager, same seed: the largest relative difference of an epoch's loss."""
+    """Largest relative difference of an epoch's loss, captured against eager: two tasks with `curvature`, same seed."""
     logs = []
     for names in (FAST_PATHS, tuple(name for name in FAST_PATHS if name != "capture")):
         with fast_paths(*names):
@@ -137,7 +137,7 @@ def _loss_difference(stream: TaskStream, device: torch.device) -> float:
 
 
 def main() -> None:
-    """The GPU's figures alone, as one line of JSON: `python -m benchmarks.gpu [--quick]`."""
+    """Print the GPU's figures as one line of JSON: `python -m benchmarks.gpu [--quick]`."""
     print(json.dumps(gpu_figures(torch.device("cuda"), "--quick" in sys.argv[1:])))
 
 

@@ -1,10 +1,10 @@
-"""What an epoch of each row of the paper's Coauthor-CS table takes on a GPU, three seeds at a time.
+"""Time of an epoch of each row of the paper's Coauthor-CS table on a GPU, three seeds at a time.
 
     python -m benchmarks.gpu_rows --data-root DATA [--tasks 3] [--kernels 8] [ROW …]     # about four seconds a row
 
-One process at a time, on the third task: milliseconds an epoch by the clock and by the kernels alone, how many kernels
-that is, and seconds beside the epochs of three tasks (set-up, the recording of steps, ends of tasks, tests). `--tasks`
-looks at another task, `--kernels` names those that take longest, in milliseconds an epoch.
+One process at a time, on the third task: milliseconds per epoch by the clock and by the kernels alone, the number of
+kernels, and the seconds outside the epochs of three tasks (set-up, recording of steps, ends of tasks, tests). `--tasks`
+chooses another task, `--kernels` lists the longest kernels, in milliseconds per epoch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from evergraph.experiments.specification import RunSpec
 from evergraph.training import Progress
 from evergraph.training.side_by_side import together
 
-EPOCHS, TRACED = 40, 4  # of each task; and of the last, how many are seen by the profiler
+EPOCHS, TRACED = 40, 4  # epochs of each task; and how many of the last task's are profiled
 
 
 class Epochs:
-    """The trainings of one row over some tasks, and when the last one's epochs ended."""
+    """Trains one row on the first tasks, and times and profiles the epochs of the last one."""
 
     def __init__(self, spec: RunSpec, tasks: int) -> None:
         self.spec, self.tasks, self.epoch, self.besides = spec, tasks, 0.0, 0.0
@@ -40,7 +40,7 @@ class Epochs:
         self.how = ""
 
     def seed(self, number: int, stream: TaskStream) -> None:
-        """One seed's tasks; the first keeps the time."""
+        """Train one seed on its tasks; the first seed keeps the time."""
         learner = self.spec.learner(number, stream.problem)
         for index in range(self.tasks):
             marks = list[float]()
@@ -70,7 +70,7 @@ def _median_length(marks: list[float]) -> float:
 
 
 def figures(spec: RunSpec, stream_of: dict[int, TaskStream], tasks: int, longest: int) -> dict[str, Any]:
-    """What the last task's steps take."""
+    """Time and kernels of the last task's epochs."""
     epochs = Epochs(spec, tasks)
     begun = time.perf_counter()
     together([partial(epochs.seed, seed, stream_of[seed]) for seed in spec.seeds], torch.device("cuda"))
@@ -92,7 +92,7 @@ def figures(spec: RunSpec, stream_of: dict[int, TaskStream], tasks: int, longest
 
 
 def main() -> None:
-    """A line of JSON for each row."""
+    """Print a line of JSON for each row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*")
     parser.add_argument("--data-root")

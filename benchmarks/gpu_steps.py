@@ -1,11 +1,11 @@
-"""What a captured step consists of: its time, its kernels and the longest of them, with inputs dense and sparse.
+"""What a captured step consists of: its time, its kernels and the longest of them, with dense and sparse inputs.
 
     python -m benchmarks.gpu_steps [--data-root DATA] [--all] [METHOD …]     # on a GPU, about 40 seconds
 
-Streams: ogbn-arxiv's size (dense inputs) and Coauthor-CS (sparse ones; a generated graph like it where its file is not
-at hand). Methods: by default `finetune` and `curvature`. Steps follow one another as in training, so that time in which
-Python keeps the device waiting counts; `device_us` is the sum of the kernels alone. `--all` lists the kernels of a step
-one after the other.
+Streams: ogbn-arxiv's size (dense inputs) and Coauthor-CS (sparse ones; a generated graph like it if its file is not
+available). Methods: by default `finetune` and `curvature`. Steps follow one another as in training, so that time in
+which Python keeps the device waiting counts; `device_us` is the sum of the kernels alone. `--all` lists the kernels of
+a step in order.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from evergraph.models.gcn import GCN
 from evergraph.training.executors import Executor, executor_for
 from evergraph.training.loop import train_step
 
-EPOCHS, SECONDS = 3, 1.0  # until every shape is captured; and of timing
+EPOCHS, SECONDS = 3, 1.0  # epochs until every shape is captured; seconds of timing
 
 
 class TrainingSteps:
-    """Epochs of steps by the executor that the loop would take."""
+    """Epochs of steps by the executor that the training loop would choose."""
 
     def __init__(self, task: Task, name: str, device: torch.device) -> None:
         past = 0 if name == "finetune" else 2
@@ -48,7 +48,7 @@ class TrainingSteps:
             self.epoch()
 
     def epoch(self) -> int:
-        """One epoch as in the training loop; how many steps it had."""
+        """Run one epoch as in the training loop; return its number of steps."""
         seeds, number = self.context.train, 0
         order = torch.randperm(seeds.numel()).to(seeds.device)
         with tensor_cores(seeds.device):
@@ -59,7 +59,7 @@ class TrainingSteps:
 
 
 def step_figures(task: Task, name: str, device: torch.device, in_order: bool = False) -> dict[str, Any]:
-    """Microseconds of a step, how many kernels it has, and how long those take that take longest, or each in order."""
+    """Microseconds of a step, its number of kernels, and the times of the longest kernels, or of each in order."""
     steps = TrainingSteps(task, name, device)
     torch.cuda.synchronize(device)
     number, begin = 0, time.perf_counter()
@@ -90,7 +90,7 @@ def step_figures(task: Task, name: str, device: torch.device, in_order: bool = F
 
 
 def main() -> None:
-    """One line of JSON for each stream, method and form of inputs."""
+    """Print one line of JSON for each stream, method and form of inputs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", default=["finetune", "curvature"])
     parser.add_argument("--data-root")

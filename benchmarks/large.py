@@ -1,8 +1,8 @@
 """A stream of ogbn-products' size, written and trained from disk in processes whose memory is measured.
 
 `python -m benchmarks.large write FOLDER 1 2` writes it, with two threads; `auto` in place of `write` learns it in
-closed form, with sums of as many bytes as a fifth argument says (`500MB`), and `train` by gradient steps, one epoch a
-task. The last line has seconds, the peak in MB and the average accuracy.
+closed form, with as many bytes of sums as a fifth argument allows (`500MB`), and `train` by gradient steps, one epoch
+per task. The last line has seconds, the peak in MB and the average accuracy.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BLOCK = 4_000_000  # edges made at once
 def write_large(
     folder: str | Path, nodes: int = NODES, edges: int = EDGES, classes: int = CLASSES, features: int = FEATURES
 ) -> Path:
-    """A generated graph like `sbm`'s (homophily 0.8, noisy class features), made and written block by block."""
+    """Generate a graph like `sbm`'s (homophily 0.8, noisy class features) and write it, block by block."""
     random = np.random.default_rng(0)
     y = random.integers(0, classes, nodes)
-    by_class = np.argsort(y, kind="stable")  # the nodes of a class side by side
+    by_class = np.argsort(y, kind="stable")  # the nodes of a class are consecutive
     start = np.searchsorted(y[by_class], np.arange(classes + 1))
     means = random.standard_normal((classes, features)).astype(np.float32) * 3 / np.sqrt(features)
 
@@ -62,7 +62,7 @@ def write_large(
 
 
 def large_figures(folder: str | Path | None = None, *, epochs: int = 1, threads: int = 2) -> dict[str, float]:
-    """Seconds and peak memory of writing the graph and of training a stream over it; the folder is kept if named."""
+    """Seconds and peak memory of writing the graph and of training a stream on it; the folder is kept if given."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(folder or Path(scratch) / "large")
         found = {} if path.exists() else _child("write", path, epochs, threads)
@@ -101,7 +101,7 @@ def _train(folder: str, method: str, epochs: int, threads: int, memory: str | No
 
 
 def main() -> None:
-    """`write`, `train` or `auto`, the folder, epochs, threads, memory; prints seconds and megabytes."""
+    """Run `write`, `train` or `auto` with folder, epochs, threads and memory; print seconds and megabytes."""
     what, folder, epochs, threads, *memory = sys.argv[1:]
     began = time.perf_counter()
     rest: list[Any] = []

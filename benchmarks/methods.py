@@ -1,4 +1,4 @@
-"""Each method's training step over the plain one, on the second task of a stream; assembly and optimizer included."""
+"""Time of each method's training step over the plain one, on a stream's second task, with assembly and optimizer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from evergraph.training.learner import Learner
 from evergraph.training.learning import make_context
 from evergraph.training.loop import make_optimizer, train_step
 
-MOST_OVER_PLAIN = 1.6  # what a method's step may cost in plain steps, unless it runs another network or graph
+MOST_OVER_PLAIN = 1.6  # most plain steps that a method's step may cost, unless it runs another network or graph
 WITHOUT_STEPS = ("analytic", "auto")  # closed forms
 SHORT: Mapping[str, Mapping[str, Any]] = {
-    # what happens between tasks is not measured here, so it is kept short; so are phases with steps of their own
+    # work between tasks is not measured here, so it is kept short; so are phases with their own steps
     "cat": {"networks": 2},
     "puma": {"networks": 2},
     "delome": {"networks": 2},
@@ -31,12 +31,12 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
     "pi-gnn": {"rectify_epochs": 0},
     "hpn": {"embedding_share": 0.0},
 }
-FILLING: Mapping[str, int] = {"queue-curvature": 128}  # steps until what a method holds has its full size
+FILLING: Mapping[str, int] = {"queue-curvature": 128}  # steps until a method's state has its full size
 PLAIN_MODEL: Mapping[str, Mapping[str, Any]] = {"prompted-gcn": {"num_tasks": 2}}  # made by `tpp` task by task
 
 
 class SecondTaskSteps:
-    """Steps on the second task of a stream, one a call, as the training loop has them carried out."""
+    """Steps on the second task of a stream, one per call, executed as in the training loop."""
 
     def __init__(self, stream: TaskStream, method: Method, model: str, device: str, **settings: Any) -> None:
         learner = Learner(make_model(model, **settings), method, epochs=1, batch_size=128, device=device)
@@ -56,7 +56,7 @@ class SecondTaskSteps:
         generator = torch.Generator().manual_seed(0)
         self.seeds = context.train[torch.randperm(context.num_train, generator=generator).to(context.device)]
         self._batches = iter(())
-        for _ in range(3):  # on a GPU every shape is met, watched and captured
+        for _ in range(3):  # on a GPU every shape is run, watched, then captured
             for batch in self.executor.batches(self.seeds):
                 self.executor.step(batch)
                 if context.device.type != "cuda":
@@ -65,7 +65,7 @@ class SecondTaskSteps:
             self()
 
     def __call__(self) -> object:
-        """One step; a new epoch where the last is at its end."""
+        """Take one step, starting a new epoch at the end of the last."""
         batch = next(self._batches, None)
         if batch is None:
             self._batches = self.executor.batches(self.seeds)
@@ -80,15 +80,16 @@ def method_figures(
     on_method: Callable[[str, float], None] | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """`steps_over_plain`, a number for each method; what methods run besides one pass, by definition; who is above.
+    """Measure `steps_over_plain`, a ratio for each method.
 
-    `steps_above` names the methods above `MOST_OVER_PLAIN` that run nothing besides.
+    `steps_run_besides` says what methods by definition run besides one pass; `steps_above` names the methods above
+    `MOST_OVER_PLAIN` that run nothing besides.
 
     Args:
-        stream: classes come task by task.
-        seconds: for which a method and the plain step take turns.
+        stream: a stream with new classes in each task.
+        seconds: time for which a method and the plain step take turns.
         device: where to measure.
-        on_method: told each method and its ratio.
+        on_method: called with each method and its ratio.
         only: the methods to measure; all by default.
     """
     names = list(only) or [name for name in METHODS if name not in WITHOUT_STEPS]
@@ -111,12 +112,12 @@ def method_figures(
 
 
 def gpu_method_figures(stream: TaskStream, seconds: float, device: torch.device) -> dict[str, Any]:
-    """The same on a GPU, under names of its own."""
+    """The same on a GPU, with the prefix `gpu_`."""
     return {f"gpu_{name}": value for name, value in method_figures(stream, seconds, device).items()}
 
 
 def main() -> None:
-    """The table alone, method by method."""
+    """Measure and print the table, method by method."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("methods", nargs="*", help="all by default")
     parser.add_argument("--data-root", help="folder of the datasets")

@@ -1,4 +1,4 @@
-"""What the pages' tables have in common: how they are written, and where they stand."""
+"""Shared helpers for the tables of documentation pages: formatting, and insertion between marks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1)
 
 
 def spread(value: Mapping[str, float]) -> str:
-    """Mean and standard deviation."""
+    """Format mean and standard deviation."""
     return f"{value['mean']:.1f} ± {value['std']:.1f}".replace("-", "−")
 
 
 def with_tables(page: str, tables: str) -> str:
-    """A page with the tables between its marks."""
+    """Return a page with the tables inserted between its marks."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{tables}\n{END}{rest.partition(END)[2]}"

@@ -1,7 +1,7 @@
-"""How long the paper's Coauthor-CS table takes on a CPU, from a few epochs of every row, with and without kernels in C.
+"""Estimated time of the paper's Coauthor-CS table on a CPU, from a few epochs of every row, with and without C kernels.
 
 `python -m benchmarks.paper_table --data-root DATA` times each row's epochs task by task (processor time, one thread),
-multiplies by the protocol's number of epochs, runs and trials, and leaves out the trainings that runs have in common.
+multiplies by the protocol's number of epochs, runs and trials, and leaves out the trainings that runs share.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from evergraph.experiments.paper.protocol import Protocol
 from evergraph.experiments.specification import RunSpec
 from evergraph.training import Progress
 
-BEFORE = {"lwf": ("compiled", "structure")}  # what is left out for the figures before, where it is not `compiled` alone
-EPOCHS, UNTIL_FULL = 3, 8  # of each task that are timed; with a queue, which has to fill
-LAST = 2  # epochs of these that count
-IN_COMMON = {"joint": 0, "online-ewc": 2}  # tasks that a row need not train; elsewhere 1
+BEFORE = {"lwf": ("compiled", "structure")}  # fast paths off in the figures "before", if not just `compiled`
+EPOCHS, UNTIL_FULL = 3, 8  # epochs of each task that are run; and with a queue, which has to fill
+LAST = 2  # the last of these epochs, which are averaged
+IN_COMMON = {"joint": 0, "online-ewc": 2}  # shared tasks that a row need not train; 1 for other rows
 
 
 class Row:
-    """A row of the table: its processor seconds an epoch, task by task, and besides its epochs.
+    """A row of the table: its processor seconds per epoch, task by task, and outside its epochs.
 
     Args:
-        spec: what is run for it.
+        spec: the specification of its run.
         stream: the tasks.
     """
 
@@ -58,12 +58,12 @@ class Row:
 
 
 def table_seconds(rows: dict[str, Row], protocol: Protocol, *, shared: bool) -> float:
-    """The whole table's processor seconds.
+    """Processor seconds of the whole table.
 
     Args:
-        rows: by name.
-        protocol: whose rows, seeds, epochs and trials are counted.
-        shared: whether what rows have in common is trained once: the first task of a seed, the second of both kinds of
+        rows: measured rows by name.
+        protocol: the protocol whose rows, seeds, epochs and trials are counted.
+        shared: whether trainings that rows share are run once: the first task of a seed, the second of both kinds of
             EWC, and the trial whose settings are chosen.
     """
     epochs, total = protocol.content["training"]["epochs"], 0.0
@@ -76,7 +76,7 @@ def table_seconds(rows: dict[str, Row], protocol: Protocol, *, shared: bool) -> 
 
 
 def main() -> None:
-    """The figures of all rows, and of the table."""
+    """Measure and print the figures of all rows and of the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", help="all by default; the table is added up only if there are all")
     parser.add_argument("--data-root", help="folder of the datasets")
@@ -88,7 +88,7 @@ def main() -> None:
     specs = {name: protocol.spec(row, [0]) for name, row in protocol.rows(names).items()}
     stream = specs[names[0]].make_stream(0, asked.data_root)
     found: dict[str, dict[str, Row]] = {"before": {}, "now": {}}
-    Row(replace(specs[names[0]], training=replace(specs[names[0]].training, epochs=1)), stream)  # what is loaded once
+    Row(replace(specs[names[0]], training=replace(specs[names[0]].training, epochs=1)), stream)  # loads libraries
     for name, spec in specs.items():
         off = BEFORE.get(spec.method, ("compiled",))
         for when in ("now",) if asked.now_alone else ("before", "now"):

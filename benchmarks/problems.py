@@ -1,6 +1,6 @@
-"""The tables of docs/problems.md: on each real set eight methods, three seeds, settings chosen alike by `first-tasks`.
+"""The tables of docs/problems.md: eight methods on each real dataset, three seeds, settings chosen by `first-tasks`.
 
-One `evergraph compare` for each table, as the page lists them; what is finished is not run again:
+One `evergraph compare` for each table, as the page lists them; finished runs are not repeated:
 
     python -m benchmarks.problems --data-root DATA --tables 5 --jobs 3
     python -m benchmarks.problems enzymes bitcoin-otc-time --data-root DATA
@@ -9,10 +9,10 @@ One `evergraph compare` for each table, as the page lists them; what is finished
     python -m benchmarks.problems --print
     python -m benchmarks.problems --write
 
-`--quick` goes through every row with one seed, one trial and two epochs, to see that all of them end. `--time-limit`
-stops after so many seconds; the same command then goes on with what is left: finished trials and seeds are kept as they
-come. `--again` measures the rows of one method anew, and puts them in the place of those that there are. `--write` puts
-the tables of what `results/problems` holds into the page.
+`--quick` runs every row with one seed, one trial and two epochs, to check that all of them finish. `--time-limit` stops
+after the given number of seconds; the same command then continues with what is left: finished trials and seeds are
+kept. `--again` measures the rows of one method again and replaces the existing ones. `--write` writes the tables of the
+results in `results/problems` into the page.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ TABLES: dict[str, tuple[str, str, str]] = {
     "bitcoin-otc": ("bitcoin-otc", "analytic", LINKS),
     "bitcoin-otc-time": ("bitcoin-otc --scenario time", "analytic", LINKS),
 }
-"""By name: the stream, its closed form, and how its models are trained."""
+"""By name: the stream, its closed form, and the options of models and training."""
 KEPT = ("results.jsonl", "table.csv", "table.md")
 RESULTS = Path("results/problems")
-QUICK = ["--trials", "1", "--epochs", "2", "--seeds", "1"]  # the last of an option given twice is the one that holds
+QUICK = ["--trials", "1", "--epochs", "2", "--seeds", "1"]  # if an option is given twice, the last one counts
 
 
 def methods_of(name: str) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ def methods_of(name: str) -> tuple[str, ...]:
 
 
 def words(name: str, data_root: str = "DATA", results: Path = RESULTS, methods: Sequence[str] = ()) -> list[str]:
-    """The words of a table's command, or of one for some of its methods."""
+    """The words of a table's command, or of the command for some of its methods."""
     stream, closed_form, training = TABLES[name]
     listed = ",".join(methods or methods_of(name))
     text = f"evergraph compare {stream} --methods {listed} {ALIKE} {training}"
@@ -92,7 +92,7 @@ PAGE = Path("docs/problems.md")
 
 
 def tables(results: Path = RESULTS) -> str:
-    """The page's tables, of what the results folder holds; a dash where something was not measured."""
+    """The page's tables, from the results folder; a dash where nothing was measured."""
     parts = []
     for title, names in GROUPS.items():
         cells = {name: _cells(results / name, TABLES[name][1]) for name in names}
@@ -103,7 +103,7 @@ def tables(results: Path = RESULTS) -> str:
 
 
 def _cells(folder: Path, closed_form: str) -> dict[str, str]:
-    """A cell for each method: AP and AF on test graph `task`, and AP on `seen` where that was measured."""
+    """A cell for each method: AP and AF on test graph `task`, and AP on `seen` if it was measured."""
     found: dict[str, list[str]] = {}
     for row in table_rows([entry["result"] for entry in read_results(folder).values()]):
         name = "closed form" if row["method"] == closed_form else row["method"]
@@ -126,7 +126,7 @@ def run(
     seconds: float,
     methods: Sequence[str] = (),
 ) -> list[str]:
-    """Run tables side by side, or what is left of them; returns what went wrong. However it ends, they end with it."""
+    """Run tables in parallel, or what is left of them; return the failures. Child processes never outlive it."""
     waiting, running, wrong = list(names), dict[str, subprocess.Popen[bytes]](), list[str]()
     begun, environment = time.monotonic(), {"OMP_NUM_THREADS": "1", **os.environ}
     try:
@@ -153,19 +153,19 @@ def run(
         ]
     finally:
         for process in running.values():
-            process.kill()  # its own processes end with it
+            process.kill()  # its child processes exit with it
             process.wait()
 
 
 def _tidy(folder: Path) -> None:
-    """Leave what the page's tables are made of, and what the same command would go on from."""
+    """Remove everything but what the page's tables are made from and what the same command would resume from."""
     for left in folder.iterdir():
         if left.name not in (*KEPT, "tuning", "cells"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def renew(folder: Path, measured: Path) -> None:
-    """Put the results that were measured in the place of those of the same methods; the folder's tables follow."""
+    """Replace the results of the same methods with the measured ones, and rewrite the folder's tables."""
     entries = {**read_results(folder), **read_results(measured)}
     lines = [as_json({"key": key, **entry}) for key, entry in entries.items()]
     write_atomically(folder / "results.jsonl", "".join(f"{line}\n" for line in lines))
@@ -173,7 +173,7 @@ def renew(folder: Path, measured: Path) -> None:
 
 
 def again(method: str, names: list[str], data_root: str, results: Path, more: list[str], at_once: int) -> list[str]:
-    """Measure the rows of one method anew in the tables that have it; returns what went wrong."""
+    """Measure the rows of one method again in the tables that have it; return the failures."""
     names = [name for name in names if method in methods_of(name)]
     with tempfile.TemporaryDirectory() as folder:
         wrong = run(names, data_root, Path(folder), more, at_once, math.inf, [method])
@@ -184,7 +184,7 @@ def again(method: str, names: list[str], data_root: str, results: Path, more: li
 
 
 def main() -> None:
-    """Run the tables asked for."""
+    """Run the requested tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", help=f"some of {', '.join(TABLES)}; all by default")
     parser.add_argument("--data-root", default="DATA")

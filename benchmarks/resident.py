@@ -1,4 +1,4 @@
-"""Peak memory of a whole run, measured in a process of its own."""
+"""Peak memory of a whole run, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def resident_megabytes(root: str | Path | None, epochs: int, threads: int) -> fl
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a process that imports this package, whatever folder it is started in."""
+    """Environment variables with which a process can import this package, whatever folder it is started in."""
     root = str(Path(__file__).resolve().parents[1])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
 def peak_megabytes() -> float:
-    """Largest resident memory of this process so far.
+    """Largest resident memory of this process so far, in MB.
 
-    Linux's own count is read where there is one: `ru_maxrss` of a started process begins with its parent's.
+    On Linux the kernel's own count is read, since `ru_maxrss` of a child process starts at its parent's.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -43,15 +43,15 @@ def peak_megabytes() -> float:
 
 
 class Peak(threading.Thread):
-    """The largest resident memory of this process while it is open, looked at a hundred times a second.
+    """Largest resident memory of this process while the context is open, sampled a hundred times a second.
 
-    Memory that processes share counts once: each of `sharers` has an equal part of it. (Linux's own count of the peak
-    has all of it in each of them.) Without Linux it is the peak so far.
+    Shared memory counts once: each of `sharers` processes has an equal part of it. (Linux's own count of the peak
+    includes all of it for each process.) On other systems it is the peak so far.
     """
 
     def __init__(self, sharers: int = 1) -> None:
         super().__init__(daemon=True)
-        self.megabytes, self.seconds = 0.0, 0.0  # the peak, and the processor time that looking has taken
+        self.megabytes, self.seconds = 0.0, 0.0  # the peak, and the processor time spent on sampling
         self._sharers, self._end = sharers, threading.Event()
 
     def __enter__(self) -> Peak:
@@ -63,7 +63,7 @@ class Peak(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        """Look until it is closed, once at least."""
+        """Sample until closed, at least once."""
         while True:
             self.megabytes, self.seconds = max(self.megabytes, self._now()), time.thread_time()
             if self._end.wait(0.01):
@@ -79,7 +79,7 @@ class Peak(threading.Thread):
 
 
 def main() -> None:
-    """What the child process does; prints its peak."""
+    """Run the child process and print its peak."""
     import torch
 
     from benchmarks.setting import coauthor

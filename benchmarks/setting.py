@@ -1,4 +1,4 @@
-"""What the benchmark runs on: a graph of Coauthor-CS's size, and training steps ready to be timed."""
+"""What the benchmarks run on: a graph of Coauthor-CS's size, and training steps ready to be timed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ SETTINGS = Training(lr=1e-5, batch_size=128)
 
 
 def coauthor(root: str | Path | None) -> tuple[Graph, str]:
-    """Coauthor-CS where its file is at hand, else a generated graph like it; and which of the two, in words."""
+    """Coauthor-CS if its file is available, else a generated graph like it; and a description of which it is."""
     if (find_data_root(root) / COAUTHOR_CS.path).exists():
         return COAUTHOR_CS.load(root), "Coauthor-CS"
     return coauthor_like(), "a generated graph of Coauthor-CS's size and sparsity"
 
 
 def coauthor_like(nodes: int = 18333, words: int = 6805, seed: int = 0) -> Graph:
-    """18,333 nodes in 15 classes, 8.9 neighbours each, 6,805 sparse word counts with about 60 words a node.
+    """18,333 nodes in 15 classes, 8.9 neighbours each, 6,805 sparse word counts with about 60 words per node.
 
-    Words are as frequent as 1/rank, and a third of a node's words come from its class's own list.
+    Word frequencies follow 1/rank, and a third of a node's words come from its class's own list.
     """
     classes, length = 15, 64
     edges = sbm(nodes, classes, degree=8.9, homophily=0.8, features=1, seed=seed)
     random = np.random.default_rng(seed)
     frequency = 1.0 / (10.0 + np.arange(words))
     drawn = random.choice(words, (nodes, length), p=frequency / frequency.sum())
-    own = (drawn * 7 + 331 * (edges.y.numpy()[:, None] + 1)) % words  # another order of the words in each class
+    own = (drawn * 7 + 331 * (edges.y.numpy()[:, None] + 1)) % words  # another word order for each class
     columns = np.where(random.random((nodes, length)) < 1 / 3, own, drawn)
     x = sp.csr_matrix(
         (np.ones(columns.size, dtype=np.float32), columns.ravel(), np.arange(0, columns.size + 1, length)),
@@ -51,7 +51,7 @@ def coauthor_like(nodes: int = 18333, words: int = 6805, seed: int = 0) -> Graph
 
 
 def make_context(model: GraphModel, task: Task, past: int = 0, device: str = "cpu") -> Context:
-    """A task as the training loop meets it, with a model made for it from a fixed seed."""
+    """The context of a task as in the training loop, with a model initialized from a fixed seed."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if model.in_channels is None:
@@ -73,7 +73,7 @@ def make_context(model: GraphModel, task: Task, past: int = 0, device: str = "cp
 
 
 def remember(method: Method, context: Context, tasks: int) -> Method:
-    """Let the method go through the ends of so many tasks, the parameters moving a little between them."""
+    """Let the method end this number of tasks, with small random changes of the parameters between them."""
     start = [value.detach().clone() for value in context.model.parameters()]
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def remember(method: Method, context: Context, tasks: int) -> Method:
 
 
 class Steps:
-    """Training steps, one a call, batch assembly and optimizer included; batches repeat in a fixed order."""
+    """Training steps, one per call, with batch assembly and optimizer; batches repeat in a fixed order."""
 
     def __init__(self, context: Context, method: Method) -> None:
         self.context, self.method = context, method
@@ -110,5 +110,5 @@ class Steps:
         return self.context.batcher.batch(piece)
 
     def __call__(self) -> object:
-        """One step."""
+        """Take one step."""
         return train_step(self.context, self.method, self.batch(), self.optimizer)

@@ -1,8 +1,8 @@
 """`auto`, or another method, on seven real graphs, three seeds by three random orders, on both test graphs.
 
 Every run learns the whole stream once and is tested on each task's own graph and on the graph of all tasks. A run is
-one line of `runs.jsonl`, written as it ends; what was run before is not run again. The longest runs come first, one
-thread each:
+one line of `runs.jsonl`, written when it ends; finished runs are not repeated. The longest runs come first, one thread
+each:
 
     python -m benchmarks.seven_graphs --data-root DATA --out results/seven-graphs --workers 16
 
@@ -12,8 +12,8 @@ Another method, its settings, its model and its training are named as on the com
         --method stand-in-curvature+analytic --set encoder=continual --model sage --model-set dropout=0.5 \\
         --training batch_size=0 --training epochs=100
 
-To settle rules and constants without a look at test nodes: with `--held-out` a quarter of each class's training nodes
-stand for the validation nodes, these for the test nodes, and the test nodes are neighbours without a label.
+To choose rules and constants without looking at test nodes: with `--held-out`, a quarter of each class's training nodes
+replace the validation nodes, these replace the test nodes, and the test nodes become unlabelled neighbours.
 
     python -m benchmarks.seven_graphs --data-root DATA --out FOLDER --held-out --seeds 1
 """
@@ -45,7 +45,7 @@ GRAPHS = (
     "squirrel-filtered",
     "chameleon-filtered",
 )
-"""The longest first."""
+"""The graphs, those with the longest runs first."""
 TEST_GRAPHS = ("task", "seen")
 CHOICES = (
     "chosen_",
@@ -59,7 +59,7 @@ CHOICES = (
     "doubt_",
     "drift_",
 )
-"""What a run's line says about what was chosen."""
+"""Attributes of a method that are recorded in a run's line: what it chose."""
 
 Cell = tuple[str, str, int]
 RESULTS = Path("results/seven-graphs")
@@ -72,13 +72,13 @@ def cells(graphs: list[str], orders: int, seeds: int) -> Iterator[Cell]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A method, its model and its training, as text; what is not named is the method's own.
+    """A method, its model and its training, as text; what is not given is the method's own.
 
     Args:
-        method: by name; `a+b` composes.
-        settings: of the method.
-        model: by name.
-        model_settings: of the model.
+        method: the method's name; `a+b` composes.
+        settings: settings of the method.
+        model: the model's name.
+        model_settings: settings of the model.
         training: settings of the training.
     """
 
@@ -89,7 +89,7 @@ class Contender:
     training: dict[str, str] = field(default_factory=dict)
 
     def learner(self, seed: int) -> Any:
-        """A learner that has learned nothing."""
+        """Return an untrained learner."""
         import evergraph as eg
         from evergraph.core.settings import parse_setting
 
@@ -101,11 +101,11 @@ class Contender:
         return eg.Learner(model, method, eg.Training(**{**method.training, **training}), seed=seed, device="cpu")
 
     def row(self) -> dict[str, Any]:
-        """What a run's line says of it; of the method alone its name."""
+        """The non-empty fields, as recorded in a run's line."""
         return {key: value for key, value in asdict(self).items() if value}
 
     def key(self) -> str:
-        """What tells it apart from others."""
+        """Text that identifies the contender."""
         return json.dumps(self.row(), sort_keys=True)
 
 
@@ -115,7 +115,7 @@ def contender_of(row: dict[str, Any]) -> Contender:
 
 
 def stream_of(cell: Cell, data_root: str, held_out: bool) -> Any:
-    """The stream of a run; with `held_out` the one that has no test node of it."""
+    """The stream of a run; with `held_out`, one without its test nodes."""
     import evergraph as eg
     from evergraph.data.datasets import DATASETS
 
@@ -130,7 +130,7 @@ def stream_of(cell: Cell, data_root: str, held_out: bool) -> Any:
 
 
 def without_test_nodes(graph: Any, classes: list[int], seed: int) -> Any:
-    """A graph whose test nodes have no part: validation nodes are tested, a quarter of the training nodes validate."""
+    """The graph with test nodes in no split: validation nodes are tested, a quarter of the training nodes validate."""
     import torch
 
     from evergraph.data.arrangement import split_nodes
@@ -146,7 +146,7 @@ def without_test_nodes(graph: Any, classes: list[int], seed: int) -> Any:
 
 
 def measure(cell: Cell, contender: Contender, data_root: str, held_out: bool = False) -> dict[str, Any]:
-    """Learn one stream, and test it."""
+    """Learn one stream and test the learner."""
     import torch
 
     torch.set_num_threads(1)
@@ -171,7 +171,7 @@ def measure(cell: Cell, contender: Contender, data_root: str, held_out: bool = F
 
 
 def labels_used(learner: Any, stream: Any) -> str:
-    """The share of labels that training steps and the final head learned from, in percent."""
+    """Percentages of labels that training steps and the final head learned from, as text."""
     sizes = [[part.numel() for part in (task.train, task.val, task.test)] for task in stream]
     train, val, test = (sum(column) for column in zip(*sizes))
     both = any(getattr(part, "learn_validation", False) for part in learner.method.parts())
@@ -181,7 +181,7 @@ def labels_used(learner: Any, stream: Any) -> str:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The runs so far."""
+    """Read the runs so far."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -206,7 +206,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is missing, and print the table."""
+    """Run the missing cells and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -228,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     path = asked.out / "runs.jsonl"
     parsed = (parse_settings(asked.set), asked.model, parse_settings(asked.model_set, "--model-set"))
     contender = Contender(asked.method, *parsed, parse_settings(asked.training, "--training"))
-    contender.learner(0)  # what is wrong with it is said before anything runs
+    contender.learner(0)  # raises before anything runs if it is invalid
     known = {(row["graph"], row["order"], row["seed"], contender_of(row).key()) for row in read(path)}
     missing = [cell for cell in cells(asked.graphs, asked.orders, asked.seeds) if (*cell, contender.key()) not in known]
     failed = 0

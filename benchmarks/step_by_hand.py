@@ -1,4 +1,4 @@
-"""The two-layer training step written out in torch operations, without autograd: what candidates are held against."""
+"""The two-layer training step written out in torch operations, without autograd: the reference for candidates."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 @dataclass(eq=False)
 class Standing:
-    """What stands still during a task: propagated inputs, the operator's rows, targets, and the units in scope."""
+    """What is constant during a task: propagated inputs, the operator's rows, targets, and the units in scope."""
 
     x: Tensor
     indptr: Tensor
     indices: Tensor
     values: Tensor
     targets: Tensor
-    in_scope: Tensor  # a one for each output unit that competes
+    in_scope: Tensor  # 1 for each output unit in the softmax
 
 
 @dataclass(eq=False)
 class Past:
-    """Anchors, as their number and their sum; and the strength of the pull towards them."""
+    """The number and the sum of the anchors, and the strength of the pull towards them."""
 
     count: int
     total1: Tensor
@@ -52,13 +52,13 @@ class Learned:
 
     @classmethod
     def of(cls, w1: Tensor, w2: Tensor) -> Learned:
-        """From two weight matrices, which are copied."""
+        """Make it from two weight matrices, which are copied."""
         theta = torch.cat([w1.detach().flatten(), w2.detach().flatten()])
         return cls(theta, ((w1.size(0), w1.size(1)), (w2.size(0), w2.size(1))))
 
 
 def adam_factors(own: Learned) -> None:
-    """Count a step; the rate over the first correction, and the root of the second."""
+    """Count a step; compute the rate over the first moment's bias correction, and the root of the second's."""
     own.steps.add_(1)
     own.factors[0] = own.lr / (1 - 0.9**own.steps)
     own.factors[1] = (1 - 0.999**own.steps).sqrt()
@@ -75,7 +75,7 @@ def step_by_hand(
     past: Past | None = None,
     product: Product = torch.mm,
 ) -> None:
-    """One step in place; `product` makes the two large products with the inputs."""
+    """Take one step in place; `product` computes the large products with the inputs."""
     # the batch: a row for each edge into a seed
     batch, device = seeds.numel(), seeds.device
     start = standing.indptr[seeds]

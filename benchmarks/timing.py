@@ -1,7 +1,7 @@
-"""Timing that survives a shared machine: contenders take turns, and medians are compared.
+"""Timing that is robust on a shared machine: contenders take turns, and medians are compared.
 
-With one thread on a CPU the clock is the process's own processor time, which other people's programs do
-not move; with more threads, and on a GPU, it is the wall's.
+With one thread on a CPU the clock is the process's own processor time, which other programs do not
+affect; with more threads, and on a GPU, it is wall-clock time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Contender = Callable[[], object]
 def alternate(
     contenders: Mapping[str, Contender], *, seconds: float, least: int = 5, device: torch.device | None = None
 ) -> dict[str, float]:
-    """Median seconds of each contender, all of them run once in every round.
+    """Median seconds of each contender, where every round runs all of them once.
 
     Args:
-        contenders: what to run, by name.
-        seconds: rounds are added until this much time has passed …
-        least: … but at least so many.
-        device: a GPU's work is waited for before the clock is read.
+        contenders: functions to time, by name.
+        seconds: rounds are added until this much time has passed.
+        least: minimum number of rounds.
+        device: if it is a GPU, it is synchronized before the clock is read.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for contender in contenders.values():

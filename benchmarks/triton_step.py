@@ -1,6 +1,6 @@
 """The two-layer training step in five Triton kernels: a candidate, measured by `benchmarks.candidates`.
 
-It computes what a captured step of a two-layer GCN on padded batches computes: cut the batch, forward with the tangent
+It computes the same as a captured step of a two-layer GCN on padded batches: cut the batch, forward with the tangent
 along D = count · θ − total, loss and exact curvature, backward, Adam. Sums over edges and batches are atomic, so their
 order, and the last bits, change from run to run.
 """
@@ -22,7 +22,7 @@ EDGES, UNITS, INPUTS, CLASSES, SEEDS = 32, 64, 32, 64, 16  # sizes of tiles
 
 @triton.jit
 def cut(seeds, indptr, indices, values, source, seed, weight, batch: tl.constexpr, tile: tl.constexpr):
-    """One program per seed: the edges into it, behind those of the seeds before."""
+    """Write the edges into each seed after those of the seeds before it; one program per seed."""
     mine = tl.program_id(0)
     all_seeds = tl.arange(0, batch)
     node = tl.load(seeds + all_seeds)
@@ -43,7 +43,7 @@ def first_layer(
     x, source, seed, weight, w1, total1, hidden_sums, moved_sums, weight_sums, active, count, width, units,
     exact: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """σ(x W₁) of a tile of edges, and its tangent, added up at the edges' seeds."""
+    """Compute σ(x W₁) of a tile of edges, and its tangent, summed at the edges' seeds."""
     e = tl.program_id(0) * rows + tl.arange(0, rows)
     c = tl.program_id(1) * columns + tl.arange(0, columns)
     node = tl.load(source + e)
@@ -75,7 +75,7 @@ def second_layer(
     units, classes, exact: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of a tile of seeds, the gradient there of loss and curvature, and the gradients at W₂ and below it."""
+    """Compute outputs of a tile of seeds, the gradient there of loss and curvature, and those at W₂ and below it."""
     v, c = tl.program_id(0) * rows + tl.arange(0, rows), tl.arange(0, columns)
     there = c < classes
     bias, share = tl.load(w2 + units * classes + c, mask=there, other=0.0), tl.load(weight_sums + v)
@@ -117,7 +117,7 @@ def first_gradient(
     x, source, seed, weight, active, pulled, grad1, width, units, edges_each,
     rows: tl.constexpr, columns: tl.constexpr, inputs: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient at W₁, over some of the edges."""
+    """Compute a tile of the gradient at W₁, over some of the edges."""
     f = tl.program_id(0) * inputs + tl.arange(0, inputs)
     c = tl.program_id(1) * columns + tl.arange(0, columns)
     change = tl.zeros((inputs, columns), dtype=tl.float32)
@@ -133,7 +133,7 @@ def first_gradient(
 
 @triton.jit
 def adam(theta, grad, mean, square, factors, size, decay, beta1, beta2, epsilon, tile: tl.constexpr):
-    """One step of Adam over all parameters; the gradient is set to zero behind it."""
+    """Take one step of Adam over all parameters, and reset the gradient to zero."""
     i = tl.program_id(0) * tile + tl.arange(0, tile)
     there = i < size
     t = tl.load(theta + i, mask=there)
@@ -149,15 +149,15 @@ def adam(theta, grad, mean, square, factors, size, decay, beta1, beta2, epsilon,
 
 @dataclass(eq=False)
 class TritonStep:
-    """A training step with memory of its own; `seeds` and the parameters are read and written in place.
+    """A training step with its own buffers; `seeds` and the parameters are read and written in place.
 
     Args:
-        standing: what stands still during a task.
+        standing: what is constant during a task.
         learned: parameters and Adam's averages, as one flat tensor each.
-        seeds: a power of two of them, a multiple of 16.
-        capacity: rows that the batch is padded to, a multiple of 256.
+        seeds: seed nodes; their number is a power of two and a multiple of 16.
+        capacity: number of rows that the batch is padded to, a multiple of 256.
         past: anchors; None for a plain step.
-        precision: of products: `ieee` (float32) or `tf32`.
+        precision: precision of products: `ieee` (float32) or `tf32`.
     """
 
     standing: Standing
@@ -178,7 +178,7 @@ class TritonStep:
         self.grad = torch.zeros_like(self.learned.theta)
 
     def __call__(self) -> None:
-        """One step."""
+        """Take one step."""
         s, own, batch = self.standing, self.learned, self.seeds.numel()
         width, units, classes = own.w1.size(0), own.w1.size(1), own.w2.size(1)
         grad1, grad2 = self.grad.split([own.w1.numel(), own.w2.numel()])

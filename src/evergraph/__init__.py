@@ -1,6 +1,6 @@
 """Evergraph: graph neural networks that keep learning when new classes arrive and old data is gone."""
 
-import evergraph.program  # noqa: F401  # first, so that Ctrl-C is one line from here on
+import evergraph.program  # noqa: F401  # first, so that Ctrl-C during the imports prints one line
 from evergraph import curvature, evaluation, experiments, registry
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params

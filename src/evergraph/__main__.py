@@ -1,4 +1,4 @@
-"""`python -m evergraph`: the command line where no script is installed."""
+"""`python -m evergraph`: the command line without the installed script."""
 
 from evergraph.cli import main
 

@@ -1,4 +1,4 @@
-"""The one error that reaches people, and the one warning: a single line that names the value and the fix."""
+"""The error and the warning that users see: a single line that names the value and the fix."""
 
 import re
 import warnings
@@ -10,38 +10,38 @@ OUT_OF_MEMORY = re.compile(
 
 
 class EvergraphError(ValueError):
-    """Bad input. The message is one line; the command line prints it and exits with status 2."""
+    """Invalid input. The message is one line; the command line prints it and exits with status 2."""
 
     def __init__(self, message: object = "") -> None:
-        super().__init__("\\n".join(str(message).splitlines()))  # a name may hold line breaks
+        super().__init__("\\n".join(str(message).splitlines()))  # a quoted name may contain line breaks
 
 
 class DivergedError(EvergraphError):
-    """A model whose loss or parameters are no longer finite numbers."""
+    """The loss or the parameters of a model are no longer finite."""
 
 
 class EvergraphWarning(UserWarning):
-    """How an input was read that could be read in two ways. One line; the command line prints it on stderr."""
+    """Says how an ambiguous input was interpreted. One line; the command line prints it on stderr."""
 
 
 def tell(message: str) -> None:
-    """Say in one line what was done with an input; from one place in a program, once."""
+    """Warn in one line about how an input was handled; shown once per call site."""
     warnings.warn(message, EvergraphWarning, stacklevel=3)
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
-    """The error for a name that is not on the list: says what the list is."""
+    """Return the error for an unknown name, which lists the valid choices."""
     return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(choices)}")
 
 
 def no_such_class(graph: str, level: str, name: object, choices: Iterable[object]) -> EvergraphError:
-    """The error for a class that no example of a graph has."""
+    """Return the error for a class that no example of the graph has."""
     listed = ", ".join(map(str, choices)) or "none"
     return EvergraphError(f"{graph} has no labelled {level} of class {shown(str(name))}; its classes are: {listed}")
 
 
 def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
-    """`value` if it is one of `choices`, else the error above."""
+    """Return `value` if it is one of `choices`; otherwise raise the error of `unknown`."""
     choices = tuple(choices)
     if value not in choices:
         raise unknown(kind, value, choices)
@@ -49,22 +49,22 @@ def one_of(kind: str, value: str, choices: Iterable[str]) -> str:
 
 
 def shown(value: object, length: int = 60) -> str:
-    """A value as Python writes it, cut where it is long; never an error itself."""
+    """Return `repr(value)` on one line, truncated to `length` characters; never raises."""
     try:
         text = repr(value)
-    except Exception:  # a whole number of thousands of digits; an object whose repr is broken
+    except Exception:  # an integer with thousands of digits, or an object whose repr is broken
         return f"<{type(value).__name__}>"
     text = " ".join(text.split())
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left, as Python, NumPy and torch each put it."""
+    """Whether an error reports that memory ran out, in the wording of Python, NumPy or torch."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
     )
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's error, short enough to quote in one of ours."""
+    """The first line of another library's error, truncated so that it can be quoted in one of ours."""
     return (str(error) or type(error).__name__).splitlines()[0][:120]

@@ -1,6 +1,7 @@
-"""What is set when Evergraph is the program that runs, before anything else is imported.
+"""Process-wide setup when Evergraph is the running program, done before anything else is imported.
 
-Importing takes seconds, and Ctrl-C can come meanwhile. A program that uses Evergraph as a library keeps its own ways.
+The imports take seconds, during which the user may press Ctrl-C. A program that uses Evergraph as a library keeps its
+own signal handling.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ def is_the_program(arguments: list[str]) -> bool:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Stop at once. An exception may not get through an import: some libraries take it for a module that is missing."""
+    """Exit at once. An exception would not do: some libraries take one during an import for a missing module."""
     os.write(2, b"stopped\n")
     os._exit(128 + number)
 
 
 def ready() -> None:
-    """Everything is imported: from here on Ctrl-C is an exception again."""
+    """Let Ctrl-C raise `KeyboardInterrupt` again, now that everything is imported."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,20 +42,20 @@ def _named() -> bool:
 
 
 def asks_for_processes(words: list[str]) -> bool:
-    """Whether the command line names a number of processes side by side."""
+    """Whether the command line asks for more than one parallel process (`--jobs`)."""
     following = [value for word, value in itertools.pairwise(words) if word == "--jobs"]
     following += [word.partition("=")[2] for word in words if word.startswith("--jobs=")]
     return any(value.isdecimal() and int(value) > 1 for value in following)
 
 
-if _named() and sys.argv[1:] == ["--version"]:  # needs nothing of what takes seconds to import
-    with contextlib.suppress(OSError):  # a full disk or a closed pipe is seen to where all output is
+if _named() and sys.argv[1:] == ["--version"]:  # answered before the slow imports
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe is handled with all other output
         os.write(1, f"evergraph {__version__}\n".encode())
         raise SystemExit(0)
 
-# neither in a process that works for another one, nor where Ctrl-C is ignored (nohup) or seen to
+# neither in a worker process, nor where Ctrl-C is ignored (nohup) or already handled
 if _named() and parent_process() is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _stop)
 
-if _named() and parent_process() is None and asks_for_processes(sys.argv):  # it imports while this process does
+if _named() and parent_process() is None and asks_for_processes(sys.argv):  # imports in parallel to this one
     fork_server.start()

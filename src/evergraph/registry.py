@@ -1,12 +1,12 @@
 """One registry for everything that has a name: methods, models, datasets, problems, metrics, selection rules and more.
 
-A new one is one file with one decorator, in this package or in another. A package announces its modules with an
-entry point of the group `evergraph.plugins`; importing the module registers what is in it:
+Adding an entry takes one file with one decorator, in this package or in another. A package announces its modules with
+an entry point of the group `evergraph.plugins`; importing the module registers its entries:
 
     [project.entry-points."evergraph.plugins"]
     mine = "my_package.evergraph"
 
-The choices of the command line, the conformance suite, the report and the documentation all read these lists.
+The choices of the command line, the conformance suite, the report and the documentation all read these registries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar, overload
 from evergraph.errors import EvergraphError, first_line, shown, unknown
 
 PLUGINS = "evergraph.plugins"
-FILES = "EVERGRAPH_PLUGINS"  # an environment variable with the paths of Python files, as `--plugin` sets it
+FILES = "EVERGRAPH_PLUGINS"  # environment variable with the paths of Python files, set by `--plugin`
 Entry = TypeVar("Entry")
 
 
@@ -43,7 +43,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     def register(self, *, name: str) -> Callable[[Entry], Entry]: ...
 
     def register(self, entry: Any = None, *, name: str | None = None) -> Any:
-        """Add an entry under its `name`, or under the name given. Usable as a decorator."""
+        """Add an entry under its `name`, or under the given name. Usable as a decorator."""
         if entry is None:
             return lambda decorated: self._add(str(name), decorated)
         if name is None and not isinstance(getattr(entry, "name", None), str):
@@ -57,7 +57,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return entry
 
     def remove(self, name: str) -> None:
-        """Take an entry off the list again."""
+        """Remove an entry, if there is one of that name."""
         self._entries.pop(name, None)
 
     def __getitem__(self, name: str) -> Entry:
@@ -67,7 +67,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return self._entries[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The entry of that name, or the default."""
+        """Return the entry of that name, or the default."""
         load_plugins()
         return self._entries.get(name, default)
 
@@ -84,7 +84,7 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         return len(self._entries)
 
     def name_of(self, entry: Any) -> str | None:
-        """The name under which an entry is registered; None where it is not."""
+        """Return the name under which an entry is registered, or None."""
         return next((name for name, known in self._entries.items() if known is entry), None)
 
 
@@ -103,7 +103,7 @@ _loaded = False
 
 
 def load_plugins() -> None:
-    """Import the modules that installed packages announce; once, at the first look at any list."""
+    """Import the plug-ins of installed packages and of `EVERGRAPH_PLUGINS`, once, on first access to any registry."""
     global _loaded
     if _loaded:
         return
@@ -113,7 +113,7 @@ def load_plugins() -> None:
             plugin.load()
         except EvergraphError:
             raise
-        except Exception as error:  # whatever a foreign package raises while it is imported
+        except Exception as error:  # a third-party package may raise anything on import
             raise EvergraphError(
                 f"plug-in {plugin.name!r} ({plugin.value}) cannot be loaded ({first_line(error)}); "
                 "mend or uninstall the package that brings it"
@@ -123,7 +123,7 @@ def load_plugins() -> None:
 
 
 def add_plugin_files(paths: Iterable[str]) -> None:
-    """Load Python files with methods, models and so on of one's own; processes started from here load them too."""
+    """Load Python files with custom methods, models and so on; processes started from here load them too."""
     global _loaded
     known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
     files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
@@ -137,7 +137,7 @@ def add_plugin_files(paths: Iterable[str]) -> None:
 
 
 def _load_file(path: Path, name: str) -> None:
-    """Import a file once, whatever number it has."""
+    """Import a file, unless it was already imported under another number."""
     if any(getattr(module, "__file__", None) == str(path) for module in list(sys.modules.values())):
         return
     if not path.is_file() or path.suffix != ".py":
@@ -152,7 +152,7 @@ def _load_file(path: Path, name: str) -> None:
     except EvergraphError:
         del sys.modules[spec.name]
         raise
-    except Exception as error:  # whatever a file of somebody's raises while it is imported
+    except Exception as error:  # a user's file may raise anything on import
         del sys.modules[spec.name]
         raise EvergraphError(
             f"--plugin {path} cannot be loaded ({type(error).__name__}: {first_line(error)})"

@@ -1,3 +1,3 @@
-"""The version, where everybody can read it without importing the package."""
+"""The version, in a file that can be read without importing the package."""
 
 __version__ = "0.2.0.dev0"

@@ -1,4 +1,4 @@
-"""The command line. Thin: every command parses, calls the library, and prints."""
+"""The command line, a thin layer: every command parses, calls the library, and prints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options
 
 
 def make_app() -> typer.Typer:
-    """All commands. Their help texts list what is registered, so plug-ins are loaded here, not at import."""
+    """Make the app with all commands. Help texts list registered names, so plug-ins are loaded here, not at import."""
     from evergraph.cli import bench, compare, convert, forget, leak, learner, paper, predict, report, run, tune, why
 
     app = typer.Typer(
@@ -40,7 +40,7 @@ def make_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point: bad input is one line on stderr and exit status 2; Ctrl-C is 130."""
+    """Entry point: bad input prints one line on stderr and exits with status 2; Ctrl-C exits with 130."""
     warnings.showwarning = _notes()
     try:
         program.ready()
@@ -53,26 +53,26 @@ def main() -> None:
         leave_workers()
         sys.exit(status)
     except UsageError as error:
-        if message := error.format_message():  # without any arguments the help was printed already
+        if message := error.format_message():  # without arguments, the help was already printed
             command = error.ctx.command_path if error.ctx else "evergraph"
             _complain(f"{message.rstrip('.')}{_value_given(error)}; see {command} --help")
         sys.exit(2)
-    except ArrayWrittenError as written:  # nothing failed, and there is nothing more to do for now
+    except ArrayWrittenError as written:  # not a failure: there is nothing more to do for now
         print(written)
         sys.exit(0)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        drop_output()  # the reader of our output has gone; nothing is left to say
+        drop_output()  # the reader of our output is gone
         sys.exit(0)
     except Exception as error:
         if (message := one_line(error)) is None:
             sys.stderr = sys.__stderr__ if launched() > 1 else sys.stderr
-            raise  # a mistake of ours: the traceback helps to mend it
+            raise  # a bug of ours: the traceback helps to fix it
         _complain(message)
         if launched() > 1:
-            os._exit(2)  # the others may never answer, and torch would wait for them
+            os._exit(2)  # other processes may never answer, and torch would wait for them
         drop_output() if isinstance(error, OSError) else None
         sys.exit(2)
 
@@ -87,11 +87,11 @@ def _every_command(
         ),
     ] = None,
 ) -> None:
-    pass  # both are seen to before a command is
+    pass  # both options are handled before the command line is parsed
 
 
 def _plugins(words: list[str]) -> tuple[list[str], list[str]]:
-    """The command line without `--plugin FILE`, wherever it stands, and the files."""
+    """Split the command line into the words without `--plugin FILE`, wherever it is given, and the plug-in files."""
     left, files, rest = list[str](), list[str](), iter(words)
     for word in rest:
         if word == "--version":
@@ -109,13 +109,13 @@ def _plugins(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _complain(message: str) -> None:
-    """One line on stderr, however many processes have failed."""
+    """Print one error line on stderr, however many processes have failed."""
     if speaks_first():
         print(f"error: {' '.join(message.split())}", file=sys.__stderr__ if launched() > 1 else sys.stderr, flush=True)
 
 
 def _notes() -> Callable[..., None]:
-    """Shows warnings: ours as a line on stderr, each once however often a graph is read; others as Python does."""
+    """Return a `showwarning`: ours as a line on stderr, once however often a graph is read; others as Python does."""
     said = set[str]()
 
     def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
@@ -129,7 +129,7 @@ def _notes() -> Callable[..., None]:
 
 
 def _value_given(error: Any) -> str:
-    """What stands behind the option that an error is about: typer does not say."""
+    """The value given for the option that an error is about, which typer does not report."""
     names = getattr(getattr(error, "param", None), "opts", [])
     values = [value for name, value in zip(sys.argv, sys.argv[1:]) if name in names]
     values += [word.partition("=")[2] for word in sys.argv if word.partition("=")[0] in names and "=" in word]

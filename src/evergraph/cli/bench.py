@@ -17,7 +17,7 @@ from evergraph.persistence.reading import as_json
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put these commands on the command line."""
+    """Add the commands of this module to the app."""
     app.command("bench")(bench_command)
 
 
@@ -74,7 +74,7 @@ def bench_command(
 def _distributed(
     nodes: int, processes: str, training: bool, json: bool, seconds: float | None, save: Path | None
 ) -> None:
-    """The figures of several processes, with the runs behind them and what the cost model says of each."""
+    """Measure several processes; print the runs, the figures and the cost model's prediction of each run."""
     try:
         counts = sorted({int(number) for number in processes.split(",")})
     except ValueError:
@@ -125,7 +125,7 @@ def _distributed(
 
 
 def figure_table(figures: dict[str, Any]) -> Table:
-    """The figures that have a meaning of their own, with their targets."""
+    """Table of the figures that have a target, with their meanings."""
     table = Table(title="evergraph bench", title_justify="left")
     table.add_column("figure", no_wrap=True)
     table.add_column("what")
@@ -141,7 +141,7 @@ def figure_table(figures: dict[str, Any]) -> Table:
 
 
 def step_table(figures: dict[str, Any]) -> Table:
-    """Every method's step over the plain one, and what it runs besides by definition."""
+    """Table of every method's step time over the plain step, and what the method additionally runs by definition."""
     bound = _benchmarks().MOST_OVER_PLAIN
     columns = [name for name in ("steps_over_plain", "gpu_steps_over_plain") if name in figures]
     table = Table(title=f"steps over the plain step (at most {bound} where nothing runs besides)", title_justify="left")
@@ -163,7 +163,7 @@ def step_table(figures: dict[str, Any]) -> Table:
 
 
 def _benchmarks() -> Any:
-    """The benchmarks, which are part of the repository and not of the installed package."""
+    """Import the benchmarks, which are part of the repository and not of the installed package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "benchmarks" / "__init__.py").is_file():
         raise EvergraphError("the benchmarks come with the repository, not with the package; run this from a clone")

@@ -1,4 +1,4 @@
-"""What the commands share: option types, parsing, progress bars."""
+"""Shared parts of the commands: option types, parsing, progress bars."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from evergraph.training import LABEL_SCOPES, Training, default_method, targets_k
 
 
 def folder_name(option: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuse the next option where the name of a folder was forgotten."""
+    """Raise if the folder's name was forgotten, so that the next option was taken for it."""
     if str(value or "").startswith("--"):
         raise EvergraphError(f"--{option.name} {shown(str(value))} is an option, not a folder; name one")
     return value
@@ -126,7 +126,7 @@ Hidden = Annotated[int | None, typer.Option(help="Width of the hidden layer; the
 
 
 def _training_option(kind: Any, about: str, name: str, *flags: str) -> Any:
-    """An option of `Training`: where it is not given, the method says, else the default named here."""
+    """An option of `Training`; if it is not given, the method's own value applies, else the default named here."""
     return Annotated[kind | None, typer.Option(*flags, help=f"{about} (default: {getattr(DEFAULTS, name)})")]
 
 
@@ -166,7 +166,7 @@ Ranges = Annotated[
 
 
 def console(stderr: bool = False) -> Console:
-    """A terminal that prints text as it is: a class may be called «[/b]», which would else be mark-up."""
+    """A console that prints text as it is: a class may be called "[/b]", which would otherwise be markup."""
     return Console(stderr=stderr, markup=False, emoji=False)
 
 
@@ -221,7 +221,7 @@ Command = Callable[..., None]
 
 
 def takes_options(*names: str) -> Callable[[Command], Command]:
-    """Give a command some of the options above; it finds them in its first argument, a dictionary."""
+    """Add some of `RUN_OPTIONS` to a command, which receives them in its first argument, a dictionary."""
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
@@ -245,7 +245,7 @@ def takes_options(*names: str) -> Callable[[Command], Command]:
 
 
 def method_settings(methods: Sequence[str], options: dict[str, Any]) -> dict[str, str]:
-    """The settings given by --set and --memory; the latter is refused where none of the methods has a memory."""
+    """The settings given by --set and --memory; raises for --memory if none of the methods has a memory."""
     settings = parse_settings(options["set_"])
     if options["memory"] is None:
         return settings
@@ -272,7 +272,7 @@ def is_closed_form(method: str) -> bool:
 
 
 def tell_unused(options: dict[str, Any], methods: Iterable[str], trained: bool) -> None:
-    """Say which training settings were given for nothing, where all methods were closed forms."""
+    """Note training options that had no effect since all methods were closed forms, or that no epoch was trained."""
     given = [f"--{name.replace('_', '-')}" for name in training_options(options)]
     if not trained and not all(map(is_closed_form, methods)):
         tell("--epochs 0: the network is not trained; its accuracy is that of the parameters it began with")
@@ -288,7 +288,7 @@ STREAM_OPTIONS = (
 
 
 def named_method(method: str | None, source: str, options: dict[str, Any]) -> str:
-    """The method asked for; else the default for the problem, which the stream or file says where it is not named."""
+    """The requested method, or the default for the problem, which the stream or file determines if it is not named."""
     if method is not None:
         return method
     dataset = DATASETS.get(source.partition(":")[0])
@@ -305,9 +305,9 @@ def named_method(method: str | None, source: str, options: dict[str, Any]) -> st
 def make_spec(
     source: str, method: str, settings: dict[str, Any], seeds: int, options: dict[str, Any], *, own_training: bool
 ) -> RunSpec:
-    """A run's specification from the command line's options.
+    """Build a run's specification from the command line's options.
 
-    With `own_training` the method's own preferences fill in for training options that were not given.
+    With `own_training`, training options that were not given take the method's own values.
     """
     chosen = {key: options[key] for key in STREAM_OPTIONS if options.get(key) is not None}
     preferred = dict(make_method(method, settings).training) if own_training else {}
@@ -332,7 +332,7 @@ def make_spec(
 
 
 def model_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The model that the options name, and its settings; the method's own where they name none."""
+    """The model and its settings from the options; an empty name stands for the method's own model."""
     settings: dict[str, Any] = dict(parse_settings(options["model_set"], "--model-set"))
     if options["hidden"]:
         settings["hidden"] = options["hidden"]
@@ -345,14 +345,14 @@ def _begun(folder: Path) -> bool:
 
 
 def look_for_results(folder: Path, what: str) -> dict[str, dict[str, Any]]:
-    """The results that a folder holds; an error where it holds something, and no run: `what` would be mixed into it."""
+    """Read a folder's results; raise if it holds something other than runs, into which `what` would be mixed."""
     if holds_something(folder) and not _begun(folder):
         raise EvergraphError(f"{folder} exists and is not {what}'s folder; name another with --out")
     return read_results(folder)
 
 
 def how_to_resume(folder: Path) -> str:
-    """The command line as it was given, made one that goes on in `folder`."""
+    """The command that continues in `folder`, made from the command line as it was given."""
     if not _begun(folder):
         return "nothing was begun yet"
     words, arguments = [], iter(sys.argv[1:])
@@ -366,7 +366,7 @@ def how_to_resume(folder: Path) -> str:
 
 @contextmanager
 def on_interrupt(message: Callable[[], str]) -> Iterator[None]:
-    """Ctrl-C ends with exit status 130 and says how to go on."""
+    """Exit with status 130 on Ctrl-C and print how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -375,15 +375,15 @@ def on_interrupt(message: Callable[[], str]) -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
+    """Print one JSON object on stdout."""
     sys.stdout.write(json.dumps(value) + "\n")
 
 
 @contextmanager
 def progress_bar(label: str, seeds: int) -> Iterator[OnProgress]:
-    """A bar on stderr with the time left; it counts epochs over all tasks and seeds."""
+    """A progress bar on stderr with the time left; it counts epochs over all tasks and seeds."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn(), TextColumn("left"))
-    hidden = not stderr.is_terminal  # elsewhere it would leave an empty line
+    hidden = not stderr.is_terminal  # outside a terminal it would leave an empty line
     with Progress(*columns, TimeRemainingColumn(), console=stderr, transient=True, disable=hidden) as bar:
         line = bar.add_task(label, total=None)
 

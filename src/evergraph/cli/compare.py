@@ -1,4 +1,4 @@
-"""`evergraph compare`: several methods on several streams, tuned alike if asked, in one table with its significance."""
+"""`evergraph compare`: several methods on several streams, tuned alike on request, in one table with significance."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SEVERAL = {"order", "test_graph"}  # options that may be given more than once
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("compare")(compare_command)
 
 
@@ -101,7 +101,7 @@ def compare_command(
     rule_settings, ranges = parsing.parse_settings(rule_set, "--rule-set"), parsing.parse_settings(space, "--space")
     if tune_by is None and (rule_settings or ranges):
         raise EvergraphError(f"{'--space' if ranges else '--rule-set'} is for --tune; name a rule with it")
-    # an unknown one is refused before anything is read
+    # an unknown rule is an error before anything is read
     rule = make_rule(tune_by, rule_settings) if tune_by is not None else None
     test_graphs = parsing.names_of("test graph", test_graph or ["task"])
     for name in test_graphs:
@@ -109,7 +109,7 @@ def compare_command(
     varied = {key: value.split(",") for key, value in parsing.parse_settings(vary, "--vary").items()}
     specs, fixed = _specs(axes, test_graphs, varied, seeds, options)
     spaces = _spaces(specs, fixed, ranges) if rule is not None else {}
-    if len(specs) > len(axes["method"]) or rule:  # of a single stream the first run finds out before it begins
+    if len(specs) > len(axes["method"]) or rule:  # a single stream is checked by its first run
         for spec in {str(spec.stream) + spec.source: spec for spec in specs.values()}.values():
             spec.make_stream(0, options["data_root"]).check_tests()
     folder = options["out"] or default_folder(axes["stream"][0], "compare")
@@ -130,7 +130,7 @@ def compare_command(
         table = write_method_table(listed, folder, note, tuned)
         picture = heatmaps(listed, folder / "heatmaps.png")
         page = write_report([folder], folder / "report.html").page
-        if failure is not None:  # the tables hold what there is
+        if failure is not None:  # the tables hold the results so far
             raise failure
     trained = any("epochs" in result["protocol"] for result in listed)
     common.tell_unused(options, axes["method"], trained)
@@ -159,7 +159,7 @@ def _specs(
     seeds: int,
     options: dict[str, Any],
 ) -> tuple[dict[str, RunSpec], dict[str, set[str]]]:
-    """Every cell of the comparison by its key, checked, and the training settings that were given for each.
+    """Every cell's checked specification by key, and the names of the training settings that were given for each.
 
     A wrong name is found before the first run starts. A cell serves as many test graphs as one training run can.
     """
@@ -191,9 +191,9 @@ def _specs(
 
 
 def _spaces(specs: dict[str, RunSpec], fixed: dict[str, set[str]], ranges: dict[str, str]) -> dict[str, Space]:
-    """What is searched for each cell; a method of which every setting is given is left out.
+    """The search space of each cell; a method whose settings are all given is left out.
 
-    A range goes to every method that has the setting. One that no method has is an error.
+    A range goes to every method that has the setting. A setting that no method has is an error.
     """
     spaces = {}
     for key, spec in specs.items():
@@ -219,8 +219,8 @@ def _tuned(
 ) -> tuple[dict[str, RunSpec], dict[str, set[str]]]:
     """The cells with settings chosen by a rule, and the names of these settings by method.
 
-    They are chosen once for each stream, method and variation, on the first order and test graph. A method of which
-    every setting is given stays as it is.
+    They are chosen once for each stream, method and variation, on the first order and test graph. A method whose
+    settings are all given stays as it is.
     """
     searches: dict[str, SearchWith] = {}
     for key, spec in specs.items():
@@ -261,7 +261,7 @@ def _search(
     jobs: int,
     engine: MakeEngine | None,
 ) -> dict[str, Any]:
-    """The settings that a rule chooses for one method on one stream."""
+    """Choose the settings of one method on one stream by a rule."""
     print(f"tuning {spec.method} on {spec.source}", file=sys.stderr, flush=True)
     found = tune(
         spec,
@@ -279,14 +279,14 @@ def _search(
 
 
 def _tuned_as(key: str, spec: RunSpec) -> str:
-    """What a cell's choice of settings is called: its stream, its method and what is varied of it."""
+    """Name under which a cell's settings are chosen: its stream, its method and its varied settings."""
     return f"{spec.source}: {key.rpartition('/')[2]}"
 
 
 def _finish_cells(
     specs: dict[str, RunSpec], folder: Path, entries: dict[str, Any], options: dict[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], CellsFailedError | None]:
-    """The results of a comparison's cells, those that the results file holds and those run now; and which failed."""
+    """Run the cells that the results file does not hold; return all results, and the error that names failed cells."""
     known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
     if known and not options["resume"]:
         raise EvergraphError(
@@ -296,7 +296,7 @@ def _finish_cells(
     for key, spec in left.items():
         check_folder(folder / CELLS / key, spec, options["resume"])
     failure = None
-    save = EverySoOften(lambda results: write_results(folder, specs, results))  # a comparison that is killed keeps them
+    save = EverySoOften(lambda results: write_results(folder, specs, results))  # they survive a killed comparison
     try:
         new_results = run_all(left, folder / CELLS, options, save)
     except CellsFailedError as error:

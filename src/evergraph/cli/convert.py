@@ -11,7 +11,7 @@ from evergraph.cli import common
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put these commands on the command line."""
+    """Add the command to the app."""
     app.command("convert")(convert_command)
 
 
@@ -28,8 +28,8 @@ def convert_command(
 ) -> None:
     """Convert a graph to a folder of mapped arrays, which is read from disk as needed.
 
-    With --parts the folder holds blocks of rows with a split of their nodes; several processes of `evergraph learn` and
-    `predict` read some blocks each.
+    With --parts, the folder holds blocks of rows with a split of their nodes; each of several processes of `evergraph
+    learn` and `predict` reads some of the blocks.
     """
     from evergraph.data import find_graph
     from evergraph.data.mapped import write_mapped

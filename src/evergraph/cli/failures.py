@@ -1,4 +1,4 @@
-"""The one place where what the machine refuses (memory, disk, pipe, names, numbers too large) becomes one line."""
+"""The one place where failures of the machine (memory, disk, pipe, names, numbers too large) become one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOO_LARGE = re.compile(r"overflow|too large|too big|exceeds the limit|maximum al
 
 
 def one_line(error: BaseException) -> str | None:
-    """What to say of an error that is the input's or the machine's; None where it is a mistake of ours."""
+    """The message for an error caused by the input or the machine; None for a bug of ours."""
     if isinstance(error, EvergraphError):
         return str(error)
     if is_out_of_memory(error):
@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str | None:
 
 
 def prepare_streams() -> None:
-    """Make printing safe: what the terminal cannot show is escaped, and a closed stream is found before any work."""
+    """Make printing safe: escape what the terminal cannot show, and detect a closed stream before any work."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
     if sys.stdout is None:
@@ -45,7 +45,7 @@ def prepare_streams() -> None:
 
 
 def flush() -> None:
-    """Write out what was printed, as long as an error can still be told."""
+    """Flush stdout while an error can still be reported."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -56,7 +56,7 @@ def flush() -> None:
 
 
 def drop_output() -> None:
-    """Send what is left in the buffer nowhere, so that Python does not try it again when it ends."""
+    """Discard what is left in the buffer, so that Python does not try to write it again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, sys.stdout.fileno())

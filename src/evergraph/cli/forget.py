@@ -1,4 +1,4 @@
-"""`evergraph forget`: a learner in a folder as if it had never learned some nodes or classes."""
+"""`evergraph forget`: make a saved learner forget nodes or classes, as if it had never learned them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evergraph.training.driver import change_in_folder
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("forget")(forget_command)
 
 

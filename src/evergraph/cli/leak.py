@@ -1,4 +1,4 @@
-"""`evergraph leak`: how much a stream's test graphs give away."""
+"""`evergraph leak`: how much a stream's test graphs reveal about the task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STREAM_OPTIONS = ("order", "classes_per_task", "min_class_size", "edges_between_
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("leak")(leak_command)
 
 
@@ -29,9 +29,9 @@ def leak_command(
     seeds: common.Seeds = 3,
     json: common.Json = False,
 ) -> None:
-    """Measure how much each test graph reveals: how often the nearest mean of features names the right task.
+    """Measure how much each test graph reveals: how often the nearest feature mean identifies the right task.
 
-    Nothing is trained. At 100 a test gives the task away.
+    Nothing is trained. A score of 100 means that the test graph gives the task away.
     """
     chosen = {**options, "order": parsing.parse_order(options["order"])}
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`evergraph learn` and `info`: a learner that lives in a folder."""
+"""`evergraph learn` and `info`: a learner saved in a folder."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONS = (*CREATION, *common.TRAINING_OPTIONS, "directed", "device", "data_root
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put these commands on the command line."""
+    """Add the commands of this module to the app."""
     app.command("learn")(learn_command)
     app.command("info")(info_command)
 
@@ -91,7 +91,7 @@ def learn_command(
     tests = dict[str, Tensor]()
 
     def fits(begun: Learner) -> None:
-        """A task that was left in the middle goes on as it was begun."""
+        """Raise unless an unfinished task continues with the options it was begun with."""
         _check_same(begun, checkpoint, named, wanted)
         for name, value in given.items():
             if getattr(begun.training, name) != value:
@@ -129,7 +129,7 @@ def learn_command(
         return learner, task
 
     def test(learner: Learner) -> None:
-        """Of a graph in parts, each process tests its own nodes."""
+        """Test a graph in parts: each process tests its own nodes."""
         if in_parts:
             learner.first_accuracies[-1] = accuracy_on_parts(learner, data, tests["nodes"])
 
@@ -177,11 +177,11 @@ def learn_command(
 
 
 class _LearnedAlready(Exception):  # noqa: N818
-    """The task is one that the learner knows; it is left as it is."""
+    """The learner has already learned the task and is left as it is."""
 
 
 def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
-    """Nothing is learned twice unless it is asked for; what is left to learn is named."""
+    """Raise since examples would be learned twice without --again; the message names what is left to learn."""
     level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
@@ -197,7 +197,7 @@ def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
 
 
 def _make_learner(method: str, num_classes: int | None, seed: int, options: dict[str, Any]) -> Learner:
-    """The learner of a first call."""
+    """Make the learner of a first call."""
     named = common.model_options(options)
     chosen = make_method(method, common.method_settings([method], options))
     return Learner(
@@ -234,7 +234,7 @@ def info_command(
 
 
 def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The model card: what was learned when, from what, how well; what is kept of it."""
+    """The model card: what was learned, when, from which graph and how well, and what is kept of it."""
     kind = PROBLEMS.get(about["problem"])
     unit = " %" if kind is None or METRICS[kind.metric].title.endswith("(%)") else f" ({kind.metric})"
     level = "node" if kind is None else kind.level
@@ -262,7 +262,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _is_closed_form(about: dict[str, Any]) -> bool:
-    """Whether a learner's method learns without epochs; no, where the method is not registered here."""
+    """Whether a learner's method learns without epochs; False if the method is not registered here."""
     method = about["method"].get("name", "")
     return all(part in METHODS for part in parts_of(method)) and common.is_closed_form(method)
 
@@ -273,7 +273,7 @@ def _was_given(context: typer.Context, name: str) -> bool:
 
 
 def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: dict[str, Any]) -> None:
-    """What was chosen when the learner was made cannot be chosen otherwise now."""
+    """Raise if an option contradicts what was fixed when the learner was created."""
     title = learner.method.title
     now = {"method": title, "model": model_name(learner.model), "seed": learner.seed, "problem": learner.problem.name}
     now |= {"hidden": learner.model.hyperparameters().get("hidden"), "num_classes": learner.model.out_channels}
@@ -291,7 +291,7 @@ def _check_same(learner: Learner, checkpoint: Path, named: set[str], options: di
     if "model_set" in named:
         settings = common.model_options(options)["model_settings"]
         wanted = make_model(model_name(learner.model), **settings).hyperparameters()
-        now = learner.model.hyperparameters()  # a method may have changed others since: blocks that are kept, the lift
+        now = learner.model.hyperparameters()  # a method may since have changed others: the kept blocks, the lift
         if any(wanted.get(name) != now.get(name) for name in settings):
             raise EvergraphError(f"--model-set does not fit the model of {checkpoint}; leave it out")
 
@@ -303,5 +303,5 @@ def _shown(value: Any) -> str:
 
 
 def _passes(epochs: int, closed_form: bool) -> str:
-    """How often training nodes were read; a closed form does without epochs."""
+    """Number of passes over the training nodes, as text; a closed form has no epochs."""
     return "one pass" if closed_form and not epochs else f"{epochs} epoch{'s' * (epochs != 1)}"

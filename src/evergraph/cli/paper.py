@@ -20,7 +20,7 @@ from evergraph.experiments.selection import SELECTION_RULES
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("paper")(paper_command)
 
 
@@ -62,7 +62,7 @@ def paper_command(
     rows = [name for name in methods.split(",") if name] if methods is not None else None
     if rows == []:
         raise EvergraphError("--methods names no row; leave it out for all of them")
-    engine = engine_for(on, jobs) if on != "local" else None  # which knows how many processes by default
+    engine = engine_for(on, jobs) if on != "local" else None  # `run_paper` has its own default number of processes
     folder = out or Path("runs") / "paper"
     common.look_for_results(folder, "an experiment")
     if folder.exists() and any(folder.iterdir()) and not resume:
@@ -82,7 +82,7 @@ def paper_command(
         if not common.stderr.is_terminal:
             print(f"{done}/{total} {key}", file=sys.stderr, flush=True)
             return
-        bar.start()  # only now, when nothing can be wrong with the input any more
+        bar.start()  # only now, when the input has been checked
         bar.update(line, description=key, completed=done, total=total)
 
     try:

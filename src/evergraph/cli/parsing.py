@@ -1,4 +1,4 @@
-"""Values of options that are more than one word: lists of names and numbers, settings."""
+"""Parsing of option values: lists of names and numbers, and settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evergraph.experiments.comparison import check_names
 
 
 def class_names(text: str | None, option: str = "--classes") -> list[str] | None:
-    """Names with commas; a name that has a comma itself stands in double quotes, as in a CSV file."""
+    """Parse comma-separated names; a name that contains a comma is in double quotes, as in a CSV file."""
     if text is None:
         return None
     parts = next(csv.reader([text], skipinitialspace=True), [])
@@ -22,14 +22,14 @@ def class_names(text: str | None, option: str = "--classes") -> list[str] | None
 
 
 def listed(names: Iterable[ClassName], most: int = 8) -> str:
-    """Names as messages show them, the first few alone."""
+    """Names as messages show them, at most the first `most`."""
     shown = [repr(name) if isinstance(name, str) else str(name) for name in names]
     rest = f" and {len(shown) - most} more" if len(shown) > most else ""
     return ", ".join(shown[:most]) + rest
 
 
 def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, str]:
-    """`KEY=VALUE` items as a dictionary."""
+    """Parse `KEY=VALUE` items into a dictionary."""
     settings: dict[str, str] = {}
     for item in items or []:
         key, equals, value = item.partition("=")
@@ -42,7 +42,7 @@ def parse_settings(items: list[str] | None, option: str = "--set") -> dict[str, 
 
 
 def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
-    """`10,25` as numbers."""
+    """Parse comma-separated numbers such as `10,25`."""
     if text is None:
         return None
     try:
@@ -52,10 +52,10 @@ def parse_fan_out(text: str | None) -> tuple[int, ...] | None:
 
 
 def names_of(kind: str, items: Sequence[str]) -> list[str]:
-    """Names that were given one by one or with commas, each once; none at all is an error."""
+    """Names given one by one or comma-separated, without duplicates; raises if there is none."""
     return check_names(kind, (name.strip() for item in items for name in item.split(",")))
 
 
 def parse_order(text: str) -> str | list[str]:
-    """An order's name, or class names with commas."""
+    """Parse the name of an order, or comma-separated class names."""
     return text.split(",") if "," in text else text

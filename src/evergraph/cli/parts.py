@@ -1,4 +1,4 @@
-"""Predictions on a graph in parts: a Parquet file for each, written by the process that holds it."""
+"""Predictions on a graph in parts: one Parquet file per part, written by the process that holds the part."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def predict_parts(
     """Predict the nodes of a graph in parts.
 
     Args:
-        graph: its folder.
-        checkpoint: the learner's folder.
-        out: the folder of the predictions; it must not exist, and is there when all of them are.
+        graph: folder of the graph.
+        checkpoint: folder of the learner.
+        out: folder of the predictions; it must not exist, and appears when all predictions are written.
         device: where to compute.
-        check: refuses a graph whose labels the learner has never met.
-        predict: what the learner says of some of this process's nodes.
-        as_bytes: from a prediction to a file's content.
+        check: raises for a graph with labels that the learner has not learned.
+        predict: predicts some of this process's nodes.
+        as_bytes: converts a prediction to a file's content.
     """
     if out is None or out.suffix:
         raise EvergraphError(f"{graph} is in parts; name a folder for their predictions with --out")
@@ -63,10 +63,10 @@ def predict_parts(
 
 @contextmanager
 def filled_together(folder: Path, names: list[str], group: Workers) -> Iterator[list[Path]]:
-    """The files that this process is to write in a new folder, which gets its name when all processes have written.
+    """Yield the files that this process has to write in a new folder, renamed when all processes have written theirs.
 
-    Until then it has a hidden name beside it. The processes of a machine share it; machines need no file system in
-    common.
+    Until then the folder has a hidden name beside the final one. The processes of a machine share it; machines need no
+    common file system.
     """
     if os.path.lexists(folder):
         raise EvergraphError(f"{folder} exists; name a folder that does not with --out")
@@ -76,9 +76,9 @@ def filled_together(folder: Path, names: list[str], group: Workers) -> Iterator[
     try:
         yield files
         group.barrier()
-        with suppress(FileNotFoundError):  # another process of this machine was the first to
+        with suppress(FileNotFoundError):  # another process of this machine was first
             hidden.rename(folder)
-    except ConnectionLostError:  # nobody goes on, so what a killed process has written can go too
+    except ConnectionLostError:  # no process continues, so a killed process's files can go too
         shutil.rmtree(hidden, ignore_errors=True)
         raise
     except OSError as error:
@@ -86,12 +86,12 @@ def filled_together(folder: Path, names: list[str], group: Workers) -> Iterator[
     finally:
         for file in files:
             remove_file(file)
-        with suppress(OSError):  # the others' files may be there
+        with suppress(OSError):  # other processes' files may still be there
             hidden.rmdir()
 
 
 def joined(predictions: list[Prediction]) -> Prediction:
-    """Predictions of some nodes and of others as one."""
+    """Concatenate the predictions of several sets of nodes."""
     first = predictions[0]
     return Prediction(
         torch.cat([prediction.nodes for prediction in predictions]),

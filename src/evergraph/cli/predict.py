@@ -1,4 +1,4 @@
-"""`evergraph predict`: what a learner in a folder says of a graph, as a table."""
+"""`evergraph predict`: a saved learner's predictions on a graph, as a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Nodes = Annotated[
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("predict")(predict_command)
 
 
@@ -63,8 +63,8 @@ def predict_command(
 ) -> None:
     """Predict the most probable class of every example: columns node, class, probability.
 
-    For graphs the first column is graph instead of node; for links there are link, source and target. Where examples
-    have several labels or numbers, each has a column instead of class and probability.
+    For graphs the first column is graph instead of node; for links there are link, source and target. If examples have
+    several labels or numbers, each has its own column instead of class and probability.
     """
     if processes > 1 and launched() == 1:
         raise typer.Exit(together.launch(processes))
@@ -106,7 +106,7 @@ def predict_command(
 
 
 def _file_read(out: Path, graph: str) -> str:
-    """The file of a graph that `out` is, under whatever name; empty for none."""
+    """The graph's own file that `out` would overwrite, under whatever name; empty if there is none."""
     nodes, _, settings = graph.partition(":")
     edges = [item.removeprefix("edges=") for item in settings.split(",") if item.startswith("edges=")]
     files = [Path(nodes), *map(Path, edges), *(Path(nodes).parent / name for name in edges)]
@@ -116,14 +116,14 @@ def _file_read(out: Path, graph: str) -> str:
 def _predicted(
     learner: Learner, data: Graph, nodes: Any, classes: str | None, unknown: float | None, uncalibrated: bool
 ) -> Prediction:
-    """What the options ask for; classes are named as on the command line."""
+    """Predict as the options request; classes are named as on the command line."""
     by_name = {str(name): name for name in learner.classes_}
     chosen = [by_name.get(name, name) for name in parsing.class_names(classes) or ()]
     return learner.predict(data, nodes, classes=chosen or None, unknown=unknown, calibrated=not uncalibrated)
 
 
 def parse_nodes(text: str | None, graph: Graph) -> list[int] | list[str] | None:
-    """Ids where the graph has ids, else numbers; with commas."""
+    """Parse comma-separated nodes: ids if the graph has ids, else numbers."""
     names = parsing.class_names(text, "--nodes")
     if names is None or example_ids(graph) is not None:
         return names
@@ -131,7 +131,7 @@ def parse_nodes(text: str | None, graph: Graph) -> list[int] | list[str] | None:
 
 
 def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
-    """A node whose label names a class never learned can only be predicted wrongly."""
+    """Raise if labels name classes that were never learned: their nodes can only be misclassified."""
     if not data.has_classes:
         return
     sizes = data.class_sizes() if data.rows is None else data.rows.group.sum([data.class_sizes()])[0]
@@ -146,7 +146,7 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
 
 
 def _columns(prediction: Prediction, level: str, all_classes: bool) -> dict[str, list[Any]]:
-    """The table, column by column; `level` says what an example is."""
+    """The columns of the table; `level` says what an example is."""
     columns = {level: prediction.nodes.tolist() if prediction.names is None else prediction.names}
     if prediction.ends is not None:
         columns |= dict(zip(("source", "target"), prediction.ends.T.tolist()))

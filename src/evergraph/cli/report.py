@@ -13,7 +13,7 @@ from evergraph.experiments.report import write_report
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("report")(report_command)
 
 
@@ -23,7 +23,7 @@ def report_command(
     figures: Annotated[bool, typer.Option(help="Also write every figure as PNG and PDF, in figures/.")] = True,
     json: common.Json = False,
 ) -> None:
-    """Write one HTML page about some runs: tables, matrices, curves. It works offline."""
+    """Write one HTML page about runs: tables, matrices, curves. It works offline."""
     report = write_report(runs, out, figures=figures)
     if json:
         names = [str(path) for path in report.figures]

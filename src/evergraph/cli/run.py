@@ -28,7 +28,7 @@ from evergraph.persistence.files import taken_folder
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put these commands on the command line."""
+    """Add the commands of this module to the app."""
     app.command("run")(run_command)
     app.command("work", hidden=True)(work_command)
     app.command("methods")(methods_command)
@@ -76,12 +76,12 @@ def work_command(
     tasks: Annotated[Path, typer.Argument(help="The tasks of an array job.")],
     number: Annotated[int, typer.Argument(help="Which of them.")],
 ) -> None:
-    """Do one task of an array job that --on slurm has written."""
+    """Run one task of an array job written by --on slurm."""
     work_on(tasks, number)
 
 
 def download_once(spec: RunSpec, data_root: Path | None) -> None:
-    """Let the first of several processes download a dataset that is not at hand, while the others wait."""
+    """Let the first of several processes download a missing dataset while the others wait."""
     group, dataset = workers(), DATASETS.get(spec.source.partition(":")[0])
     if group.rank == 0 and group.size > 1 and dataset is not None and not dataset.at_hand(data_root):
         spec.make_stream(spec.seeds[0], data_root)
@@ -89,7 +89,7 @@ def download_once(spec: RunSpec, data_root: Path | None) -> None:
 
 
 def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """One run: in this process with a progress bar and loggers, or its seeds side by side."""
+    """Do one run: in this process with a progress bar and loggers, or with its seeds in parallel."""
     if (options["jobs"] or 1) > 1:
         if launched() > 1:
             raise EvergraphError("--jobs runs seeds side by side, torchrun and --processes share one run; choose one")
@@ -112,9 +112,9 @@ def run_one(spec: RunSpec, folder: Path, options: dict[str, Any]) -> dict[str, A
 def run_all(
     specs: dict[str, RunSpec], folder: Path, options: dict[str, Any], on_result: Callable[[Results], None]
 ) -> Results:
-    """Cells one after the other with progress bars and loggers, or side by side; failed ones are named at the end.
+    """Run cells one after another with progress bars and loggers, or in parallel; failed ones are named at the end.
 
-    After each, `on_result` is called with the results so far.
+    After each cell, `on_result` is called with the results so far.
     """
     if (options["jobs"] or 1) > 1 or options["on"] != "local":
         return side_by_side(specs, folder, options, on_result)
@@ -125,7 +125,7 @@ def run_all(
         except Exception as error:
             errors[key] = error
         else:
-            on_result(results)  # what it raises, a full disk say, is no cell's failure
+            on_result(results)  # an error here, such as a full disk, is not the cell's
     write_tracebacks(errors, folder)
     return all_or_error(results, errors, folder)
 
@@ -136,7 +136,7 @@ def side_by_side(
     options: dict[str, Any],
     on_result: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Cells in several processes."""
+    """Run cells in several processes."""
     if options["log"]:
         raise EvergraphError("--log follows one process; leave --jobs and --on out, or log without them")
     for spec in specs.values():

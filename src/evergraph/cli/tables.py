@@ -1,4 +1,4 @@
-"""Tables of results for people at a terminal."""
+"""Tables of results for the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evergraph.experiments.result_file import each_test_graph
 
 
 def listing(*columns: str) -> Table:
-    """A list of names and what they stand for: on narrow terminals lines are folded, and nothing is cut off."""
+    """A table of names and their descriptions; on narrow terminals lines are folded, and nothing is cut off."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0, overflow="fold")
@@ -25,12 +25,12 @@ def listing(*columns: str) -> Table:
 
 
 def spread(value: dict[str, float]) -> str:
-    """mean ± std."""
+    """Format as mean ± std."""
     return f"{value['mean']:.2f} ± {value['std']:.2f}"
 
 
 def metric_unit(results: list[dict[str, Any]]) -> str:
-    """What stands behind AP and AF: percent, or the name of a metric that is none; nothing where they differ."""
+    """Unit shown after AP and AF: percent, or the name of a metric not in percent; empty if metrics differ."""
     metrics = {describe_metric(result)["name"]: describe_metric(result) for result in results}
     if all(metric["unit"] == "%" for metric in metrics.values()):
         return " (%)"
@@ -48,7 +48,7 @@ def result_table(results: list[dict[str, Any]]) -> Group:
 
 
 def _training(results: list[dict[str, Any]]) -> list[str]:
-    """How networks were trained, all values of each setting; nothing of methods that train no epochs."""
+    """How networks were trained, with all values of each setting; methods without epochs are left out."""
     trained = [result["protocol"] for result in results if "epochs" in result["protocol"]]
     if not trained:
         return []
@@ -62,7 +62,7 @@ def _training(results: list[dict[str, Any]]) -> list[str]:
 
 
 def methods_and_streams(table: MethodTable) -> Table:
-    """One row per method, one column per stream; the best of each marked, and those within noise of it."""
+    """One row per method, one column per stream, with the best of each stream and those within noise of it marked."""
     shown = Table(caption=f"AP{' in percent' if table.in_percent else ''}. {legend(table)}", caption_justify="left")
     shown.add_column("method", no_wrap=True)
     for column in table.columns:

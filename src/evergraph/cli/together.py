@@ -1,4 +1,4 @@
-"""Several processes as one command: torchrun's, or those that `--processes` starts. The first one speaks and writes."""
+"""One command in several processes, started by torchrun or `--processes`. Only the first one prints and writes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from evergraph.errors import EvergraphError
 Processes = Annotated[
     int, typer.Option(help="Processes on this machine that share every step; use torchrun for several machines.", min=1)
 ]
-TOGETHER = ("run", "learn", "predict")  # the commands that processes carry out together
+TOGETHER = ("run", "learn", "predict")  # commands that several processes can run together
 PARENT = "EVERGRAPH_PARENT"  # the process that started this one
-GRACE = 10.0  # seconds that processes have to end by themselves when one of them has failed
+GRACE = 10.0  # seconds that processes have to exit by themselves when one of them has failed
 
 
 def quiet_unless_first(words: list[str]) -> None:
-    """Let the first of several processes speak alone; refuse commands that several cannot carry out together."""
+    """Silence all but the first of several processes; raise for commands that they cannot run together."""
     if launched() == 1:
         return
     command = next((word for word in words if not word.startswith("-")), "")
@@ -49,9 +49,9 @@ def _end_with_parent(parent: int) -> None:
 
 @contextmanager
 def shared_folder(folder: Path) -> Iterator[Path]:
-    """A folder that all processes find in the same state and the first one alone writes to; the others have a copy.
+    """A folder that all processes find in the same state; the first one writes to it, the others to a temporary copy.
 
-    The processes need no file system in common.
+    The processes need no common file system.
     """
     group = join_workers()
     if group.size == 1:
@@ -77,13 +77,13 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def launch(processes: int) -> int:
-    """This command in several processes of this machine; returns the exit status. A failure is one line."""
+    """Run this command in several processes on this machine and return the exit status. A failure prints one line."""
     from torch.distributed import TCPStore
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # the store is this process's, so that the others can talk about a failure whichever of them is gone
+    # this process holds the store, so that the others can report a failure whichever of them is gone
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     threads = str(max(1, (os.cpu_count() or 1) // processes))
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
@@ -101,7 +101,7 @@ def launch(processes: int) -> int:
             time.sleep(0.05)
         _wait(running, GRACE)
     except KeyboardInterrupt:
-        _wait(running, GRACE)  # they have had it too, and the first says how to go on
+        _wait(running, GRACE)  # they received it too, and the first prints how to continue
         return 130
     finally:
         for process in running:

@@ -18,8 +18,8 @@ from evergraph.experiments.selection.proposals import has_optuna
 from evergraph.experiments.selection.search import OnDone
 
 OPTIONS = tuple(name for name in common.RUN_OPTIONS if name != "log")
-NOT_OF_RUN = ("jobs", "on", "out", "resume")  # options that are this command's own, and no part of what is run
-SHOWN = 10  # trials in the table for people
+NOT_OF_RUN = ("jobs", "on", "out", "resume")  # options of this command only, which do not affect what is run
+SHOWN = 10  # trials in the printed table
 NO_OPTUNA = (
     "Optuna is not installed (pip install 'evergraph[tune]'): a Sobol sequence spreads the trials over the space"
 )
@@ -30,7 +30,7 @@ Trials = Annotated[int, typer.Option(help="Settings that are tried.", min=1)]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("tune")(tune_command)
 
 
@@ -48,7 +48,7 @@ def tune_command(
 ) -> None:
     """Choose a method's settings by a rule that uses no old data and no test nodes.
 
-    What is set (--set, --lr and so on) stays as it is; the rest of what the method declares is searched.
+    Settings that you give (--set, --lr and so on) are fixed; the others that the method declares are searched.
     """
     method = common.named_method(method, stream, options)
     settings = common.method_settings([method], options)
@@ -83,7 +83,7 @@ def tune_command(
 
 
 def _on_done(total: int | None, without_optuna: bool = False) -> OnDone:
-    """A line on stderr for every trial; before the first one who proposes, if it is not Optuna."""
+    """Print a line on stderr for every trial; before the first one, a note if Optuna is missing."""
     of = f"/{total}" if total else ""
 
     def on_done(key: str, done: int) -> None:
@@ -95,7 +95,7 @@ def _on_done(total: int | None, without_optuna: bool = False) -> OnDone:
 
 
 def _trials_table(found: dict[str, Any], space: Space) -> Table:
-    """The best trials by score, the chosen one marked."""
+    """Table of the best trials by score, with the chosen one marked."""
     rows = sorted(found["trials"], key=lambda row: -1.0 if row["score"] is None else row["score"], reverse=True)
     shown = rows[:SHOWN]
     if all(row["trial"] != found["best"]["trial"] for row in shown):
@@ -123,7 +123,7 @@ def _trials_table(found: dict[str, Any], space: Space) -> Table:
 
 
 def _given(method: str, seeds: int, options: dict[str, Any]) -> list[str]:
-    """The options of `evergraph run` that were given to this command."""
+    """The options given to this command, as options of `evergraph run`."""
     words = ["--method", method]
     for name in OPTIONS:
         value, default = options[name], common.RUN_OPTIONS[name][1]

@@ -1,4 +1,4 @@
-"""`evergraph why`: the neighbours and features that carry one prediction."""
+"""`evergraph why`: the neighbours and features that contribute most to a prediction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evergraph.training import Learner
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Put this command on the command line."""
+    """Add the command to the app."""
     app.command("why")(why_command)
 
 
@@ -50,5 +50,5 @@ def why_command(
 
 
 def _known(name: str | None, learner: Learner) -> ClassName | None:
-    """The class of that name as the learner has it: a number, maybe."""
+    """The class of that name as the learner stores it, which may be a number."""
     return next((known for known in learner.classes_ if str(known) == name), name)

@@ -1,4 +1,4 @@
-"""Experiments: specifications, runs on disk, cells side by side, the paper, reports, plots and loggers."""
+"""Experiments: specifications, runs on disk, cells run in parallel, the paper, reports, plots and loggers."""
 
 from evergraph.experiments.loggers import LOGGERS, Logger, make_loggers
 from evergraph.experiments.report import write_report

@@ -1,6 +1,6 @@
-"""Cells: runs that belong to one table, each in a folder of its own, worked off side by side.
+"""Cells: the runs of one table, each in its own folder, executed in parallel.
 
-A cell that is finished is never run again; one that was stopped goes on where it was.
+A finished cell is never run again; an interrupted one resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Results = dict[str, dict[str, Any]]
 Finished = Iterator[tuple["Cell", "dict[str, Any] | Exception"]]
 Finish = Callable[[list["Cell"], str, "str | Path | None"], Finished]
 Failed = Callable[["Cell", Exception], "dict[str, Any] | None"]
-SHARED = ".trainings"  # in the folder of the cells, until all are done: trainings that are the same in several runs
-FAILURES = "failures.txt"  # in the folder of the cells: what mistakes in the code left behind
-LONGEST_FIRST = (  # so that no long run starts when all others are done; those of lwf wait for trials
+SHARED = ".trainings"  # in the cells' folder, until all are done: trainings that several runs share
+FAILURES = "failures.txt"  # in the cells' folder: tracebacks of errors that are not about the input
+LONGEST_FIRST = (  # so that no long run starts when all others are done; lwf's runs wait for trials
     "auto", "joint", "twp", "lwf", "curvature", "hpn", "gem", "puma", "delome", "tpp", "fgn", "ncl", "kfac", "ewc",
     "mas",
 )  # fmt: skip
@@ -38,7 +38,7 @@ LONGEST_FIRST = (  # so that no long run starts when all others are done; those 
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table: its folder below the table's, and what is run for it."""
+    """One entry of a table: its folder relative to the table's, and the specification of its run."""
 
     key: str
     spec: RunSpec
@@ -46,15 +46,14 @@ class Cell:
     def finish(
         self, out: str | Path, data_root: str | Path | None, streams: dict[str, TaskStream] | None = None
     ) -> dict[str, Any]:
-        """What is left to do for it, in this process; returns its result.
+        """Do the rest of the cell's run in this process and return its result.
 
-        `streams` are at hand for cells that only have to be gathered, and those made here are added to them.
+        `streams` caches the streams of cells whose results only have to be gathered; streams made here are added.
         """
         folder = Path(out) / self.key
         look = partial(check_folder, folder, self.spec, resume=True)
-        with (
-            taken_folder(folder, look) if self.key else nullcontext()
-        ):  # the table's own folder is the caller's to hold
+        # the table's own folder is locked by the caller
+        with taken_folder(folder, look) if self.key else nullcontext():
             if streams is None:
                 return finish_run(self.spec, folder, data_root=data_root)
             name = f"{self.spec.source} {self.spec.stream} {self.spec.seeds[0]}"
@@ -65,24 +64,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class Choice:
-    """Entries whose settings are chosen among trials, as soon as all of them are done."""
+    """Cells whose settings are chosen from the results of trials, as soon as all trials are done."""
 
     trials: tuple[Cell, ...]
     choose: Callable[[Results], list[Cell]]
 
 
 class CellsFailedError(EvergraphError):
-    """Some cells ended in errors; the others are done.
+    """Some cells failed; the others are done.
 
     Args:
-        errors: of each cell that failed, by key.
-        results: of each cell that is done, by key.
+        errors: the error of each failed cell, by key.
+        results: the result of each finished cell, by key.
         folder: the folder of the cells.
     """
 
     def __init__(self, errors: Mapping[str, Exception], results: Results, folder: str | Path) -> None:
         self.errors, self.results = dict(errors), results
-        alike: dict[str, list[str]] = {}  # cells by what is said of them
+        alike: dict[str, list[str]] = {}  # keys of the cells by error message
         for key, error in errors.items():
             alike.setdefault(in_a_line(error).removeprefix(f"{key}: "), []).append(key)
         named = "; ".join(f"{', '.join(keys)}: {said}" for said, keys in alike.items())
@@ -94,7 +93,7 @@ class CellsFailedError(EvergraphError):
 
 @contextmanager
 def _trainings_of(out: Path) -> Iterator[None]:
-    """Begin and end without trainings in common: those of an earlier attempt may be by other code."""
+    """Remove shared trainings before and after: those of an earlier attempt may come from other code."""
     shutil.rmtree(out / SHARED, ignore_errors=True)
     try:
         yield
@@ -115,28 +114,28 @@ def run_cells(
     on_done: Callable[[str, int, int], None] | None = None,
     on_result: Callable[[Results], None] | None = None,
 ) -> Results:
-    """Run all cells, `jobs` processes side by side or wherever `engine` runs them; returns the results by key.
+    """Run all cells, in `jobs` parallel processes or wherever `engine` runs them; return the results by key.
 
-    The caller holds `out` (`taken_folder`). A cell whose settings differ from those of a finished run in its folder
-    is an error: nothing is mixed. A cell that fails, in whatever way, does not keep the others from being run: when
-    they are done, `CellsFailedError` names those that failed. What is not an error about the input is tried again.
+    The caller holds the lock on `out` (`taken_folder`). A cell whose settings differ from those of a finished run in
+    its folder is an error: runs are never mixed. A failing cell does not stop the others: when they are done,
+    `CellsFailedError` names those that failed. Errors that are not about the input are retried.
 
     Args:
-        cells: what to run.
-        out: the folder that the cells' folders are in.
-        choices: entries that are chosen among trials.
-        known: the result of a cell that need not be run.
-        failed: what stands for the result of a cell whose run ended in an error; None lets it count as failed.
+        cells: the cells to run.
+        out: the folder that contains the cells' folders.
+        choices: cells whose settings are chosen from trials.
+        known: returns the result of a cell that need not be run, or None.
+        failed: returns a substitute for the result of a failed cell; None counts the cell as failed.
         data_root: folder of the datasets.
-        jobs: processes side by side; 1 works in this process.
-        engine: makes the engine that carries out the runs, in place of processes of this machine.
-        on_done: called as (key, cells done, cells in all).
+        jobs: number of parallel processes; 1 runs the cells in this process.
+        engine: makes the engine that executes the runs, instead of processes on this machine.
+        on_done: called as (key, cells done, total number of cells).
         on_result: called after every cell with the results so far.
     """
     open_choices = list(choices)
     waiting = list({cell.key: cell for cell in [*_trials(open_choices), *cells]}.values())
     total, results, errors = len(waiting) + len(open_choices), dict[str, dict[str, Any]](), dict[str, Exception]()
-    ends: dict[str, Exception] = {}  # those too with which a table goes on
+    ends: dict[str, Exception] = {}  # including those that `failed` replaces with a result
     if on_done is not None:
         on_done("starting", 0, total)
     remove_file(Path(out) / FAILURES)
@@ -160,13 +159,13 @@ def run_cells(
                 on_done(f"{cell.key}{how}", done, max(total, done))
             ready = [choice for choice in open_choices if {trial.key for trial in choice.trials} <= results.keys()]
             open_choices = [choice for choice in open_choices if choice not in ready]
-            waiting += [cell for choice in ready for cell in choice.choose(results)]  # `finish` goes on with them
+            waiting += [cell for choice in ready for cell in choice.choose(results)]  # `finish` runs them next
     write_tracebacks(ends, out)
     return all_or_error(results, errors, out)
 
 
 def all_or_error(results: Results, errors: Mapping[str, Exception], out: str | Path) -> Results:
-    """The results where all cells are done, else one error for those that failed; of a single cell its own."""
+    """Return the results if no cell failed; otherwise raise one error for all, or a lone cell's own error."""
     if not errors:
         return results
     if len(errors) == 1 and not results:
@@ -175,16 +174,16 @@ def all_or_error(results: Results, errors: Mapping[str, Exception], out: str | P
 
 
 def write_tracebacks(errors: Mapping[str, Exception], out: str | Path) -> None:
-    """`failures.txt`: where errors came from that are not about the input."""
+    """Write `failures.txt`: the tracebacks of errors that are not about the input."""
     mistakes = {key: error for key, error in errors.items() if not isinstance(error, EvergraphError)}
     if mistakes:
         texts = ["".join([f"{key}\n", *traceback.format_exception(error)]) for key, error in mistakes.items()]
-        with suppress(EvergraphError):  # a full disk, say, which may be what the failure was
+        with suppress(EvergraphError):  # such as a full disk, which may have caused the failure
             write_atomically(Path(out) / FAILURES, "\n".join(texts))
 
 
 def in_a_line(error: Exception) -> str:
-    """What an error says, in one line; of one that is not about the input, its type too."""
+    """An error's message in one line, with its type if it is not about the input."""
     return str(error) if isinstance(error, EvergraphError) else f"{type(error).__name__}: {first_line(error)}"
 
 
@@ -195,7 +194,7 @@ def _known_first(
     out: str,
     data_root: str | Path | None,
 ) -> Finished:
-    """The cells whose results are known, then those to run; whatever is added meanwhile is treated alike."""
+    """Yield the cells whose results are known, then those to run; cells added meanwhile are treated alike."""
     while waiting:
         to_run = []
         while waiting:
@@ -218,7 +217,7 @@ def _trials(choices: Iterable[Choice]) -> Iterator[Cell]:
 def _in_turn(
     waiting: list[Cell], out: str, data_root: str | Path | None, streams: dict[str, TaskStream] | None = None
 ) -> Finished:
-    """Finish the cells one after the other, those added meanwhile too."""
+    """Finish the cells one after another, including those added meanwhile."""
     while waiting:
         cell = waiting.pop(0)
         try:
@@ -231,7 +230,7 @@ def _in_turn(
 
 @dataclass
 class _Open:
-    """A cell that an engine works on."""
+    """A cell in progress: the number of seeds left and the first error."""
 
     cell: Cell
     left: int
@@ -239,7 +238,7 @@ class _Open:
 
 
 def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | Path | None) -> Finished:
-    """Finish the cells as their last seeds are done, those added meanwhile too; a seed is a piece of work."""
+    """Finish each cell when its last seed is done, including cells added meanwhile; the engine runs seed by seed."""
     under_way, tries, streams = dict[str, _Open](), Counter[Work](), dict[str, TaskStream]()
     while waiting or under_way:
         new = sorted(waiting, key=_rank)
@@ -271,15 +270,15 @@ def _by_engine(engine: Engine, waiting: list[Cell], out: str, data_root: str | P
             if one.error is not None:
                 yield one.cell, one.error
             else:
-                # nothing is left to train: the results are gathered
+                # nothing is left to train: this only gathers the results
                 yield from _in_turn([one.cell], out, data_root, streams)
 
 
 def _rank(cell: Cell) -> int:
-    """Its place among those that wait."""
+    """Position of a cell in the queue: methods with long runs come first."""
     return LONGEST_FIRST.index(cell.spec.method) if cell.spec.method in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether a second try may end in another way: what is wrong with the input stays wrong."""
+    """Whether a second attempt may succeed: an error about the input would only recur."""
     return isinstance(error, ProcessDiedError) or not isinstance(error, EvergraphError)

@@ -23,7 +23,7 @@ from evergraph.training import Training
 
 
 def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each method's share of the settings: plain keys go to every method that has them, `name.key` to one alone.
+    """Assign settings to methods: plain keys go to every method that has them, `name.key` to that method only.
 
     A setting that no method takes is an error.
     """
@@ -46,10 +46,10 @@ def settings_by_method(methods: Sequence[str], settings: Mapping[str, Any]) -> d
 def shares(
     methods: Sequence[str], settings: Mapping[str, str], model: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Each method's settings, those of its model, and those of its training.
+    """Split the settings into each method's own, those of its model and those of its training.
 
-    `name.key` goes to one method; where the method has no such setting, to its model or to its training. The setting
-    `name.model` is the name of that method's model, and is found among those of its model.
+    `name.key` goes to one method or, if the method has no such setting, to its model or its training. `name.model`
+    names the method's model and is returned among the model's settings.
     """
     training_fields = settings_of(Training)
     models: dict[str, dict[str, Any]] = {method: {} for method in methods}
@@ -57,7 +57,7 @@ def shares(
     rest: dict[str, str] = {}
     for method in methods:
         if (named := settings.get(f"{method}.model")) is not None:
-            MODELS[named]  # an unknown name is refused
+            MODELS[named]  # raises if the name is unknown
             models[method]["model"] = named
     for full, value in settings.items():
         method, _, key = full.rpartition(".")
@@ -78,7 +78,7 @@ def shares(
 
 
 def stream_titles(sources: Iterable[str]) -> dict[str, str]:
-    """What to call streams: names as they are, files by their own name where no two share it."""
+    """Titles of the streams: names as they are, files by their file name unless two share it."""
     unique = list(dict.fromkeys(sources))
     short = [Path(source).stem if Path(source).suffix in GRAPH_FILES else Path(source).name for source in unique]
     short = [source if source.startswith("sbm:") else name for source, name in zip(unique, short)]
@@ -88,21 +88,21 @@ def stream_titles(sources: Iterable[str]) -> dict[str, str]:
 def cell_key(
     parts: Mapping[str, Sequence[str]], chosen: Mapping[str, str], settings: Mapping[str, Any] | None = None
 ) -> str:
-    """A cell's name: what sets it apart, from the outermost axis to the method and the settings that are varied."""
+    """A cell's key: the values of the axes that vary, outermost first, then the method and the varied settings."""
     varying = [_short(chosen[axis], values) for axis, values in parts.items() if len(values) > 1 and axis != "method"]
     own = [f"@{key}={str(value).replace('/', '-')}" for key, value in (settings or {}).items()]
     return "/".join([*varying, chosen["method"] + "".join(own)])
 
 
 def _short(value: str, values: Sequence[str]) -> str:
-    """A value as part of a folder's name: the last part of a path, where no other value ends alike."""
+    """A value as part of a folder's name: the last component of a path, unless another value shares it."""
     names = [Path(other).name for other in values]
     name = Path(value).name if names.count(Path(value).name) == 1 else value.strip("/")
     return name.replace("/", "-").replace(":", "-")
 
 
 def check_names(kind: str, names: Iterable[str]) -> list[str]:
-    """Names without repetition; none at all is an error."""
+    """Return the names without duplicates; raise if there is none."""
     unique = list(dict.fromkeys(name for name in names if name))
     if not unique:
         raise EvergraphError(f"no {kind} named; give at least one")
@@ -110,15 +110,15 @@ def check_names(kind: str, names: Iterable[str]) -> list[str]:
 
 
 def variations(varied: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Every way to choose one of each setting's values; one empty way where nothing is varied."""
+    """All combinations of the settings' values; a single empty one if nothing is varied."""
     return [dict(zip(varied, values)) for values in itertools.product(*varied.values())]
 
 
 def training_groups(method: str, settings: Mapping[str, Any], test_graphs: Sequence[str]) -> list[list[str]]:
-    """The test graphs that one training run can serve together.
+    """Group the test graphs by the training run that can serve them.
 
-    That is all of them, unless the method reads earlier tasks again: it then trains on the graph that tests run on,
-    with or without the edges between tasks.
+    One run serves all of them, unless the method reads earlier tasks again: it then trains on the graph it is tested
+    on, with or without the edges between tasks.
     """
     if not make_method(method, settings).access.all_data:
         return [list(test_graphs)]
@@ -134,8 +134,8 @@ def table_rows(
     """One row per stream, test graph, method and its settings: mean and standard deviation over orders and seeds.
 
     Args:
-        results: of runs; one that was measured on several test graphs has a row for each.
-        tuned: by method, settings that were chosen by a rule, which do not set rows apart.
+        results: results of runs; one measured on several test graphs has a row for each.
+        tuned: settings chosen by a selection rule, by method; rows are not distinguished by them.
     """
     results = [one for measured in results for one in each_test_graph(measured)]
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -161,7 +161,7 @@ def table_rows(
         row["metric"] = members[0]["protocol"].get("metric", "accuracy")
         rows.append(row)
     first: dict[tuple[str, str], int] = {}
-    for row in rows:  # rows of one stream and test graph stand together
+    for row in rows:  # keep the rows of one stream and test graph together
         first.setdefault((row["stream"], row["test_graph"]), len(first))
     streams = list(dict.fromkeys(row["stream"] for row in rows))
     return sorted(rows, key=lambda row: (streams.index(row["stream"]), first[row["stream"], row["test_graph"]]))
@@ -170,10 +170,10 @@ def table_rows(
 def settings_apart(
     results: Sequence[Mapping[str, Any]], tuned: Mapping[str, Collection[str]] | None = None
 ) -> list[dict[str, Any]]:
-    """Of each result the settings that set it apart from others of its method on its stream.
+    """For each result, the settings that distinguish it from the others of its method on its stream.
 
-    They are those of the method and of the training by their names, those of a part of a composed method as `PART.KEY`
-    and those of the model as `model.KEY`; settings that were `tuned` (by method) are left out.
+    Settings of the method and the training keep their names; those of a part of a composed method are `PART.KEY`, those
+    of the model `model.KEY`. Settings that were `tuned` (by method) are left out.
     """
     own = []
     for result in results:
@@ -197,7 +197,7 @@ def _made_with(result: Mapping[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     for key, value in result.get("hyperparameters", {}).items():
         number, _, part = key.partition(".")
-        if isinstance(value, Mapping) and number.isdigit():  # a method composed of several: as they are set
+        if isinstance(value, Mapping) and number.isdigit():  # a part of a composed method
             own |= {f"{part}.{name}": setting for name, setting in value.items()}
         else:
             own[key] = value
@@ -205,13 +205,13 @@ def _made_with(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_label(row: Mapping[str, Any]) -> str:
-    """The method, with the settings that set its rows apart."""
+    """The method's name, with the settings that distinguish its rows."""
     settings = ", ".join(f"{key}={value}" for key, value in row.get("settings", {}).items())
     return f"{row['method']} ({settings})" if settings else str(row["method"])
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table for people, with what each method keeps and is told beside its numbers."""
+    """The table in Markdown, with what each method keeps and uses beside its numbers."""
     names = ["stream", "test graph", "leak", "method", "AP", "AF", "runs", "seconds per run", "keeps", "bytes kept"]
     lines = ["| " + " | ".join([*names, "uses", "other test nodes"]) + " |"]
     lines.append("|---|---|--:|---|--:|--:|--:|--:|---|--:|---|---|")
@@ -225,7 +225,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def table_as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """The table for programs: means and deviations in columns of their own."""
+    """The table as CSV, with means and standard deviations in separate columns."""
     measures = [key for key, value in rows[0].items() if isinstance(value, dict) and "mean" in value]
     head = ["stream", "test_graph", "method", "runs", "seconds", "kept_bytes"]
     more = ["settings", "keeps", "uses", "test_nodes_read"]
@@ -239,6 +239,6 @@ def table_as_csv(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def write_tables(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """`table.md` and `table.csv`."""
+    """Write `table.md` and `table.csv`."""
     write_atomically(folder / "table.md", markdown(rows))
     write_atomically(folder / "table.csv", table_as_csv(rows))

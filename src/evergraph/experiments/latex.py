@@ -1,4 +1,4 @@
-"""LaTeX tables, as papers paste them (booktabs)."""
+"""LaTeX tables for papers (booktabs)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIGNS |= {
 
 
 def escape(text: str) -> str:
-    """Text as LaTeX sets it, letter for letter."""
+    """Escape text for LaTeX, character by character."""
     return "".join(SIGNS.get(sign, sign) for sign in text)
 
 
 def tabular(columns: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A tabular of cells that are LaTeX already, under head lines that are too."""
+    """A tabular of header lines and cells that are already LaTeX."""
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *head, r"\midrule"]
     lines += [" & ".join(row) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

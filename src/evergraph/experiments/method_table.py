@@ -1,4 +1,4 @@
-"""Methods × streams: one number for each pair, the best of each stream marked, and those within noise of it."""
+"""Methods × streams: one number for each pair, with the best of each stream and those within noise of it marked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKS = (
     "training is a ceiling."
 )
 OLD_DATA = {"graphs", "real nodes", "real graphs", "real links"}
-"""What a method keeps that is old data itself."""
+"""The kinds of kept things that are old data."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Entry:
 
     Args:
         values: one number per run.
-        best: it is the best of its column among methods without old data.
-        tied: its distance from the best may be chance; None where there are too few runs to tell.
-        digits: after the point.
+        best: whether it is the best of its column among methods without old data.
+        tied: whether its distance from the best may be chance; None if there are too few runs to tell.
+        digits: number of decimal places.
     """
 
     values: list[float]
@@ -47,11 +47,11 @@ class MethodTable:
     """A table of methods (rows) and streams with their test graphs (columns).
 
     Args:
-        columns: titles.
-        rows: by method, with the settings in which its runs differ, an entry for each column; None where not run.
+        columns: titles of the columns.
+        rows: an entry for each column (None where not run), by method and the settings in which its runs differ.
         apart: methods that keep old data.
-        measure: the summary shown, by name.
-        in_percent: whether all of it is.
+        measure: name of the summary shown.
+        in_percent: whether all columns are percentages.
     """
 
     columns: list[str]
@@ -62,7 +62,7 @@ class MethodTable:
 
 
 def legend(table: MethodTable) -> str:
-    """What the numbers and marks of a table mean."""
+    """Explanation of the numbers and marks of a table."""
     counts = sorted({len(entry.values) for entries in table.rows.values() for entry in entries if entry is not None})
     runs = " or ".join(map(str, counts)) + (" run" if counts == [1] else " runs")
     few = (
@@ -82,12 +82,12 @@ def keeps_old_data(result: dict[str, Any]) -> bool:
 def method_table(
     results: Iterable[dict[str, Any]], measure: str = "ap", tuned: Mapping[str, Collection[str]] | None = None
 ) -> MethodTable:
-    """The table of some results, on every test graph they were measured on; runs are paired by class order and seed.
+    """Build the table of results on every test graph they were measured on; runs are paired by class order and seed.
 
-    Settings that were `tuned` (by method) do not set a method's rows apart.
+    A method's rows are not distinguished by settings that were `tuned` (by method).
     """
     found: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
-    summary, signs = SUMMARIES[measure], dict[str, int]()  # −1 for a column of errors, of which the smallest is best
+    summary, signs = SUMMARIES[measure], dict[str, int]()  # −1 for a column of errors, where smaller is better
     percent = dict[str, bool]()
     results = [one for measured in results for one in each_test_graph(measured)]
     labels = [
@@ -125,13 +125,13 @@ def method_table(
 
 
 def _digits(values: Sequence[float]) -> int:
-    """After the point, so that the largest of some numbers has three in all."""
+    """Number of decimal places (at most 9) that gives the largest value three significant digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return min(max(2 - math.floor(math.log10(largest)), 0), 9) if largest else 1
 
 
 def markdown(table: MethodTable) -> str:
-    """For people."""
+    """The table in Markdown."""
     lines = ["| method | " + " | ".join(table.columns) + " |", "|---|" + "--:|" * len(table.columns)]
     for method, entries in table.rows.items():
         name = f"*{method}*" if method in table.apart else method
@@ -141,7 +141,7 @@ def markdown(table: MethodTable) -> str:
 
 
 def latex(table: MethodTable) -> str:
-    """For papers (booktabs)."""
+    """The table in LaTeX (booktabs)."""
     rows = []
     for method, entries in table.rows.items():
         name = rf"\emph{{{escape(method)}}}" if method in table.apart else escape(method)
@@ -155,7 +155,7 @@ def latex(table: MethodTable) -> str:
 
 
 def table_as_csv(table: MethodTable) -> str:
-    """For programs: one line per method and column."""
+    """The table as CSV: one line per method and column."""
     head = ["method", "stream", f"{table.measure}_mean", f"{table.measure}_std", "runs", "best", "within_noise"]
     lines = []
     for method, entries in table.rows.items():
@@ -170,7 +170,7 @@ def table_as_csv(table: MethodTable) -> str:
 def write_method_table(
     results: Sequence[dict[str, Any]], folder: Path, note: str = "", tuned: Mapping[str, Collection[str]] | None = None
 ) -> MethodTable:
-    """`methods.md`, `methods.tex` and `methods.csv`; returns the table."""
+    """Write `methods.md`, `methods.tex` and `methods.csv`; return the table."""
     table = method_table(results, tuned=tuned)
     write_atomically(folder / "methods.md", markdown(table) + (f"\n{note}\n" if note else ""))
     write_atomically(folder / "methods.tex", (f"% {note}\n" if note else "") + latex(table))
@@ -179,7 +179,7 @@ def write_method_table(
 
 
 def cell_text(entry: Entry | None, before: str, after: str, sign: str) -> str:
-    """Mean and deviation; from `FEWEST` runs on, marked where it is the best or its distance from it may be chance."""
+    """Mean and standard deviation; with at least `FEWEST` runs, marked if it is the best or within noise of it."""
     if entry is None:
         return "–"
     spread = mean_std(entry.values)

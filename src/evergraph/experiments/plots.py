@@ -1,4 +1,4 @@
-"""Pictures of results, drawn from what is on disk, in colours that can be told apart without colour vision."""
+"""Figures of results, drawn from files on disk, in colours that can be told apart without colour vision."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = "cividis"  # its brightness alone tells the value
-# Okabe and Ito's palette, its yellow and its light blue darkened to stand out from paper
+COLOURS = "cividis"  # brightness alone conveys the value
+# Okabe and Ito's palette, with yellow and light blue darkened to stand out on white paper
 PALETTE = ("#0072b2", "#d55e00", "#007a5a", "#a9468a", "#8a6d00", "#2b8cc4", "#000000", "#7a7a7a")
 MARKERS = "osD^vPX*"
 PERCENT = (0.0, 100.0)
 DPI = 150
-MOST_PANELS = 60  # with a panel per run, a figure of more would be no picture any more
-MOST_NAMED = 16  # runs in a legend
+MOST_PANELS = 60  # in a figure with a panel per run; more would be unreadable
+MOST_NAMED = 16  # figures with more runs have no legend
 
 
 def get_ready() -> None:
-    """Import what figures are drawn with, in a thread of its own: there is time while runs are under way."""
+    """Import matplotlib's backend in a background thread, while runs are in progress."""
     threading.Thread(target=importlib.import_module, args=("matplotlib.backends.backend_agg",), daemon=True).start()
 
 
 def describe_metric(result: dict[str, Any]) -> dict[str, Any]:
-    """What a result's matrices hold: the metric's name, its title, the title's two parts, and which way is better.
+    """Describe the metric of a result's matrices: name, title, the title's quantity and unit, and which way is better.
 
-    Results of version 0.1 name no metric and hold accuracies. A metric that is not registered here has its name as
-    its title.
+    Results of version 0.1 name no metric and hold accuracies. The title of an unregistered metric is its name.
     """
     name = str(result.get("protocol", {}).get("metric", "accuracy"))
     metric = METRICS.get(name)
@@ -50,7 +49,7 @@ def describe_metric(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def common_metric(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The metric of several results; a nameless one where they do not share it."""
+    """Description of the metric of several results; a generic one if they do not share it."""
     found = [describe_metric(run) for run in runs]
     if all(metric == found[0] for metric in found):
         return found[0]
@@ -58,7 +57,7 @@ def common_metric(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def value_limits(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """The ends of the scale that several results share: 0 to 100 for percentages, else what was measured."""
+    """Limits of the scale that several results share: 0 to 100 for percentages, else the range of the values."""
     if all(describe_metric(run)["unit"] == "%" for run in runs):
         return PERCENT
     values = np.concatenate([as_array(matrix).ravel() for run in runs for matrix in run["matrices"]])
@@ -85,7 +84,7 @@ def anytime_curve(matrices: Sequence[Any]) -> list[dict[str, float]]:
 
 
 def heatmaps(results: Sequence[dict[str, Any]], path: str | Path) -> Path:
-    """The accuracy matrices of several results side by side, on one scale. PNG, PDF or SVG by the path's ending."""
+    """Save the accuracy matrices of several results side by side, on one scale, as PNG, PDF or SVG (by suffix)."""
     runs = [
         {**result, "label": result["method"], "metrics": {key: result[key] for key in ("ap", "af")}}
         for result in results
@@ -94,24 +93,24 @@ def heatmaps(results: Sequence[dict[str, Any]], path: str | Path) -> Path:
 
 
 def draw(name: str, runs: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
-    """One of the report's figures as PNG and PDF; nothing where the runs have no data for it."""
+    """Save one of the report's figures as PNG and PDF; save nothing if the runs have no data for it."""
     figure = FIGURES[name](runs)
     if figure is None:
         return []
-    figure.draw_without_rendering()  # finds the layout once for both files
+    figure.draw_without_rendering()  # computes the layout once for both files
     figure.set_layout_engine("none")
     return [save(figure, folder / f"{name}.{ending}") for ending in ("png", "pdf")]
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure whole or not at all."""
+    """Write a figure atomically and return its path."""
     path, buffer = Path(path), io.BytesIO()
-    if path.suffix == ".png":  # drawn once: `savefig` draws everything a first time to find the layout
+    if path.suffix == ".png":  # draw once: `savefig` would draw everything an extra time to find the layout
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
         figure.dpi = DPI
         FigureCanvasAgg(figure).print_png(buffer)
-    else:  # no date inside: the same figure is the same file
+    else:  # without a date, so that equal figures give identical files
         dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(path.suffix[1:], {})
         figure.savefig(buffer, format=path.suffix[1:], dpi=DPI, metadata=dated)
     write_atomically(path, buffer.getvalue())
@@ -130,7 +129,7 @@ def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
         for t, i in np.argwhere(~np.isnan(matrix)) if len(matrix) <= 15 else []:
             colour = "black" if matrix[t, i] > low + 0.55 * (high - low) else "white"
             written = axis.text(i, t, f"{matrix[t, i]:{form}}", ha="center", va="center", color=colour, fontsize=8)
-            written.set_in_layout(False)  # it is inside of its panel
+            written.set_in_layout(False)  # it lies inside its panel
         every = range(0, len(matrix), 1 + len(matrix) // 16)
         for ticks in (axis.set_xticks, axis.set_yticks):
             ticks(list(every), [str(number + 1) for number in every])
@@ -144,7 +143,7 @@ def draw_heatmaps(runs: Sequence[dict[str, Any]]) -> Figure:
 
 
 def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
-    """Accuracy on each task over time: a line begins where its task was learned."""
+    """Accuracy on each task over time: each line begins where its task was learned."""
     runs, more = _fitting(runs)
     figure, axes = _panels(len(runs), 3.4, 2.8)
     title = common_metric(runs)["title"]
@@ -162,7 +161,7 @@ def draw_tasks(runs: Sequence[dict[str, Any]]) -> Figure:
 
 
 def draw_anytime(runs: Sequence[dict[str, Any]]) -> Figure:
-    """AP after each task: mean over the tasks met so far, with the standard deviation over seeds."""
+    """AP after each task, the mean over the tasks so far, with its standard deviation over seeds."""
     figure, (axis,) = _panels(1, 6.4, 4)
     for position, run in enumerate(runs):
         number = run.get("style", position)
@@ -180,7 +179,7 @@ def draw_anytime(runs: Sequence[dict[str, Any]]) -> Figure:
 
 
 def draw_plane(runs: Sequence[dict[str, Any]]) -> Figure:
-    """Stability against plasticity: AF (0 forgets nothing) and AP, one point per run, with error bars over seeds."""
+    """Stability against plasticity: AF (0: no forgetting) and AP, one point per run, with error bars over seeds."""
     figure, (axis,) = _panels(1, 6.4, 4.4)
     for position, run in enumerate(runs):
         number = run.get("style", position)
@@ -228,7 +227,7 @@ def draw_cost(runs: Sequence[dict[str, Any]]) -> Figure | None:
         panels.setdefault((str(run["stream"]), str(run["protocol"].get("test_graph", ""))), []).append(run)
     methods = list(dict.fromkeys(run["method"] for run in counted))
     positive = [run["kept_bytes"] for run in counted if run["kept_bytes"]] or [1]
-    nothing = 10.0 ** (np.floor(np.log10(min(positive))) - 1)  # where runs that keep nothing stand
+    nothing = 10.0 ** (np.floor(np.log10(min(positive))) - 1)  # x position of runs that keep nothing
     figure, axes = _panels(len(panels), 3.8, 3.2)
     for axis, ((stream, test_graph), members) in zip(axes, panels.items()):
         for number, method in enumerate(methods):
@@ -262,13 +261,13 @@ FIGURES: dict[str, Callable[[Sequence[dict[str, Any]]], Figure | None]] = {
 
 
 def _fitting(runs: Sequence[dict[str, Any]]) -> tuple[Sequence[dict[str, Any]], str]:
-    """As many runs as a figure with a panel for each can show, and what its title says of the others."""
+    """The runs that fit into a figure with a panel for each, and a note for its title if some are left out."""
     return runs[:MOST_PANELS], f" (the first {MOST_PANELS} of {len(runs)} runs)" if len(runs) > MOST_PANELS else ""
 
 
 def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure of equal panels, at most four per row."""
-    from matplotlib.figure import Figure  # takes a moment to import: only where something is drawn
+    from matplotlib.figure import Figure  # slow to import, so only when something is drawn
 
     columns = min(number, 4)
     rows = -(-number // columns)
@@ -280,7 +279,7 @@ def _panels(number: int, width: float, height: float) -> tuple[Figure, list[Axes
 
 
 def _legend(axis: Axes, runs: Sequence[dict[str, Any]]) -> None:
-    """A legend inside the figure, as long as it leaves room for anything else."""
+    """Add a legend inside the figure, unless it would leave no room for the plot."""
     if len(runs) <= MOST_NAMED:
         axis.legend(fontsize=8)
 
@@ -297,7 +296,7 @@ def _frame(axis: Axes, title: str, x: str, y: str, limits: tuple[float, float] |
 
 
 def _with_headroom(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """The limits of an axis, with room for markers at the top."""
+    """Limits of the value axis, with room for markers at the top."""
     low, high = value_limits(runs)
     return low, high + 0.03 * (high - low)
 

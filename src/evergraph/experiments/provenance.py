@@ -1,4 +1,4 @@
-"""What a number may depend on besides its settings: versions of packages, and the device."""
+"""What a result may depend on besides its settings: package versions and the device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from evergraph.version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything a number may depend on."""
+    """Versions of everything a result may depend on."""
     return dict(_versions())
 
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Looked up once: a process has no others than those that it was started with."""
+    """Look the versions up once: they do not change within a process."""
     known_versions = {"evergraph": __version__, "python": platform.python_version()}
     for package in ("torch", "torch_geometric", "numpy", "scipy", "scikit-learn"):
         try:
@@ -30,7 +30,7 @@ def _versions() -> dict[str, str]:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words, and the number of processes that share the work where it is more than one."""
+    """Describe the device, with the number of processes that share the work if there are several."""
     number = workers().size
     together = f", {number} processes" if number > 1 else ""
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""One file per table: `results.jsonl`, one line per cell, with what was run and what came of it.
+"""`results.jsonl`: one file per table and one line per cell, with the cell's specification and result.
 
 Tables, figures and reports are made from it alone, so that it can be committed and moved without the folders of
 the runs.
@@ -18,10 +18,10 @@ from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_json, parse_json, read_text
 
 RESULTS = "results.jsonl"
-CELLS = "cells"  # the folder of the runs themselves, beside the file
+CELLS = "cells"  # the folder of the runs, beside the file
 TUNING = "tuning"  # the folder of the trials by which a comparison's settings were chosen
 
-CHOOSING = "choose"  # in a key: the trials by which a protocol's settings were chosen
+CHOOSING = "choose"  # in the keys of trials by which a protocol's settings were chosen
 
 
 class Entry(TypedDict):
@@ -33,7 +33,7 @@ class Entry(TypedDict):
 
 
 def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
-    """The entries of a folder's `results.jsonl` by key, each with `spec` and `result`; none where there is no file."""
+    """Read a folder's `results.jsonl`: entries with `spec` and `result`, by key; empty if there is no file."""
     path = Path(folder) / RESULTS
     if not path.exists():
         return {}
@@ -45,8 +45,8 @@ def read_results(folder: str | Path) -> dict[str, dict[str, Any]]:
 def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Mapping[str, dict[str, Any]]) -> Path:
     """Write the cells that have results, in the order of `specs`.
 
-    Entries that are there already stay as they are, with the device that they were run on, where their result is the
-    same or they are not named.
+    Existing entries stay as they are, with the device that they were run on, if their result is the same or they are
+    not in `specs`.
     """
     entries = read_results(folder)
     for key, spec in specs.items():
@@ -61,30 +61,30 @@ def write_results(folder: str | Path, specs: Mapping[str, RunSpec], results: Map
 
 
 class EverySoOften:
-    """Calls `save` with the results so far, but not more often than every so many seconds: what stops keeps the rest.
+    """Calls `save` with the results so far, at most once every `seconds`, so that an interruption loses little.
 
     Args:
-        save: what writes them.
-        seconds: between two calls, at least.
+        save: writes the results.
+        seconds: minimum time between two calls.
     """
 
     def __init__(self, save: Callable[[dict[str, dict[str, Any]]], object], seconds: float = 20) -> None:
         self.save, self.seconds, self.saved = save, seconds, time.monotonic()
 
     def __call__(self, results: dict[str, dict[str, Any]]) -> None:
-        """Save if it is time to."""
+        """Save the results if enough time has passed."""
         if time.monotonic() - self.saved >= self.seconds:
             self.save(results)
             self.saved = time.monotonic()
 
 
 def is_trial(key: str) -> bool:
-    """Whether a cell is a trial by which settings were chosen, and no entry of the table."""
+    """Whether a cell is a trial by which settings were chosen, not an entry of the table."""
     return CHOOSING in key.split("/")
 
 
 def each_test_graph(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A result once for each test graph it was measured on, as if that were its only one."""
+    """Yield a result once for each test graph it was measured on, as if that were its only one."""
     yield {**result, "also_tested": {}}
     shared = {key: value for key, value in result.items() if key not in {"leak", "test_nodes_read"}}
     for name, tested in result.get("also_tested", {}).items():
@@ -92,7 +92,7 @@ def each_test_graph(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def known_result(entries: Mapping[str, dict[str, Any]], key: str, spec: RunSpec) -> dict[str, Any] | None:
-    """The result of a cell that the file holds, if it was run with these very settings; None where it is not there."""
+    """Return a cell's result from the file; None if it is missing or seeds were added. Raise if the settings differ."""
     if key not in entries:
         return None
     if differ := spec.differences(entries[key]["spec"]):

@@ -1,4 +1,4 @@
-"""Runs: a stream, a method, some seeds; a folder that holds what came of it. Resumable, never half-finished."""
+"""Runs: a stream, a method and seeds, with the results in a folder. Resumable, never half-finished."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def run(
     on_progress: OnProgress | None = None,
     loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
-    """Run a specification into a folder and return its result, which is also `result.json` there.
+    """Run a specification into a folder and return its result, which is also written to `result.json` there.
 
     The folder has `run.json` (the specification and the versions) from the start; for each seed
     `seed-N/matrix.json`, `seed-N/log.csv` and, until the seed is done, a checkpoint; and `result.json`
-    only when everything is done. With `resume` a stopped run goes on where it was, and ends in the same
-    numbers as one that was never stopped.
+    only when everything is done. With `resume` an interrupted run continues where it stopped and reaches
+    the same numbers as an uninterrupted one.
 
     Args:
-        spec: what to run.
+        spec: the specification to run.
         out: the folder; a new one, or that of the same run with `resume`.
         data_root: folder of the datasets.
-        resume: go on with a run that was stopped.
+        resume: continue an interrupted run.
         on_progress: called after every epoch.
-        loggers: where else the numbers go.
+        loggers: additional destinations of the numbers.
     """
     folder = Path(out)
     with taken_folder(folder, lambda: check_folder(folder, spec, resume), advice="name another with --out"):
@@ -64,10 +64,13 @@ def finish_run(
     loggers: Sequence[Logger] = (),
     first: TaskStream | None = None,
 ) -> dict[str, Any]:
-    """What is left of a run, in a folder that the caller has checked and holds; `first`: its stream, where at hand."""
+    """Do the rest of a run, in a folder that the caller has checked and locked.
+
+    `first` is the stream of the first seed, if it has already been made.
+    """
     if (done := finished_result(folder, spec)) is not None:
         return done
-    # everything that can be wrong with the input is found before anything is written
+    # check all input before anything is written
     device = pick_device(spec.device)
     spec.check()
     first = first or spec.make_stream(spec.seeds[0], data_root)
@@ -77,14 +80,14 @@ def finish_run(
         logging.start(folder, {**spec.as_dict(), "hyperparameters": learner.method.hyperparameters()})
 
         def finish_seed(number: int, seed: int) -> dict[str, Any]:
-            at_hand = number == 0 or seed_is_done(folder, seed)  # of a seed that is done only its results are read
+            at_hand = number == 0 or seed_is_done(folder, seed)  # a finished seed needs no stream of its own
             tasks = first if at_hand else spec.make_stream(seed, data_root)
             check_same_graph(tasks.graph_mark, first.graph_mark, folder)
             one = SeedRun(spec, folder / f"seed-{seed}", tasks, seed, number, on_progress, logging, mark)
             return one.finish()
 
         seeds = [partial(finish_seed, number, seed) for number, seed in enumerate(spec.seeds)]
-        # loggers see one seed after another; results that are only read need no device
+        # loggers need one seed after another; results that are only read need no device
         in_turn = loggers or all(seed_is_done(folder, seed) for seed in spec.seeds)
         results = [seed() for seed in seeds] if in_turn else together(seeds, device)
         result = {**_result(spec, folder, first, learner, device, results), "run": mark, "graph": first.graph_mark}
@@ -94,7 +97,7 @@ def finish_run(
 
 
 def run_seed(spec: RunSpec, out: str | Path, seed: int, *, data_root: str | Path | None = None) -> None:
-    """One seed of a run into the run's folder, for processes side by side; `finish_run` then finds it done."""
+    """Run one seed into the run's folder, for parallel processes; `finish_run` then finds it done."""
     folder, seed_folder = Path(out), Path(out) / f"seed-{seed}"
     check_folder(folder, spec, resume=True)
     spec.check()
@@ -115,10 +118,10 @@ def _result(
     device: torch.device,
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """What `result.json` holds."""
+    """The content of `result.json`."""
     metric = spec.metric or learner.problem.metric
     access = learner.method.access_at(learner.problem.level)
-    trained = any(result["log"] for result in results)  # a closed form has no epochs, and no settings of them
+    trained = any(result["log"] for result in results)  # a closed form has no epochs and so no training settings
 
     def tested(test_graph: str, matrices: list[Rows]) -> dict[str, Any]:
         scores = [result["leak"][test_graph] for result in results if test_graph in result.get("leak", {})]
@@ -157,14 +160,14 @@ def _result(
 
 
 def _contents(tasks: TaskStream) -> list[list[str]]:
-    """What each task brings: its classes or, where tasks share them, the value of the attribute that makes it."""
+    """What each task brings: its classes or, if tasks share classes, the value of the attribute that defines it."""
     if tasks.scenario.by_attribute:
         return [[name] for name in tasks.task_names]
     return [list(map(str, task.class_names)) for task in tasks]
 
 
 def _measures(matrices: list[Rows], metric: str) -> dict[str, Any]:
-    """Every summary of one matrix per seed, and the matrices themselves."""
+    """All summaries of the seeds' matrices, and the matrices themselves."""
     summaries = summarize(matrices, higher_is_better=METRICS[metric].higher_is_better)
     headline = {name: {key: summaries[name][key] for key in ("mean", "std")} for name in ("ap", "af")}
     return {**headline, "metrics": summaries, "matrices": matrices}

@@ -1,4 +1,4 @@
-"""The folder of a run: what its files hold, and that all of them are of one run."""
+"""The folder of a run: the content of its files, and checks that all of them belong to one run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from evergraph.training import pick_device
 
 Row = list[float | None]
 Rows = list[Row]
-"""A matrix as JSON holds it: after each task, the measure on every task; None on those not learned yet."""
+"""A matrix as stored in JSON: after each task, a row with the measure on every task; None on tasks not yet learned."""
 
 
 class RunRecord(TypedDict):
-    """What `run.json` holds."""
+    """The content of `run.json`."""
 
     spec: dict[str, Any]
     graph: str
@@ -34,7 +34,7 @@ class RunRecord(TypedDict):
 
 
 class SeedRecord(TypedDict):
-    """What `matrix.json` holds."""
+    """The content of `matrix.json`."""
 
     matrix: Rows
     also_tested: dict[str, Rows]
@@ -48,7 +48,7 @@ class SeedRecord(TypedDict):
 
 
 class ResultRecord(TypedDict):
-    """What `result.json` holds at least."""
+    """The required content of `result.json`."""
 
     stream: str
     method: str
@@ -63,7 +63,7 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
     """Refuse to mix two runs in one folder."""
     config = folder / "run.json"
     if not config.exists():
-        if holds_something(folder) and not config.exists():  # another seed's process may have begun the run just now
+        if holds_something(folder) and not config.exists():  # another seed's process may just have begun the run
             raise EvergraphError(f"{folder} exists and is not a run's folder; name another with --out")
         return
     if not resume:
@@ -74,20 +74,20 @@ def check_folder(folder: Path, spec: RunSpec, resume: bool) -> None:
 
 
 def check_same_graph(graph: str, known: str, place: str | Path) -> None:
-    """An error where a run would be mixed from two graphs, given the marks of both."""
+    """Raise if a run would mix two graphs, given the marks of both."""
     if graph != known:
         raise EvergraphError(f"{place} was run on another graph: the file has changed since; name another with --out")
 
 
 def check_graph(spec: RunSpec, known: str | None, place: str | Path) -> None:
-    """An error where the graph file that a finished run was made of has changed; named datasets check their own."""
+    """Raise if the graph file of a finished run has changed; named datasets check their own files."""
     if known is not None and spec.source.partition(":")[0] not in DATASETS:
         undirected, numbers = spec.stream.get("undirected"), about_numbers(spec.problem)
         check_same_graph(file_mark(spec.source, undirected=undirected, numbers=numbers), known, place)
 
 
 def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
-    """What the run is, written once; a run resumed under other versions says so. Returns the run's mark."""
+    """Write `run.json` once, adding other versions or another device on resumption; return the run's mark."""
     path = folder / "run.json"
     now = {"versions": versions(), "device": describe_device(pick_device(spec.device))}
     if not path.exists():
@@ -105,13 +105,13 @@ def write_new(folder: Path, spec: RunSpec, tasks: TaskStream) -> str:
 
 
 def run_mark(record: Mapping[str, Any]) -> str:
-    """What every part of a run carries: a hash of its settings and its graph; seeds and devices may be added later."""
+    """The mark stored in every part of a run: a hash of its settings and graph; seeds and devices may change later."""
     settings = {key: value for key, value in record["spec"].items() if key not in {"seeds", "device"}}
     return content_hash([settings, record["graph"]])
 
 
 def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
-    """The result of a run in its folder; None where it is not finished, or seeds were added to it."""
+    """Return the result of the run in a folder; None if it is not finished, or if seeds were added."""
     if not (folder / "result.json").exists():
         return None
     result = read_result(folder)
@@ -122,13 +122,13 @@ def finished_result(folder: Path, spec: RunSpec) -> dict[str, Any] | None:
 
 
 def read_result(folder: str | Path) -> dict[str, Any]:
-    """A finished run's result."""
+    """Read the result of a finished run."""
     path = Path(folder) / "result.json"
     if not path.exists():
         state = "a run that is not finished" if (Path(folder) / "run.json").exists() else "no run"
         raise EvergraphError(f"{folder} holds {state}; finish it with --resume or name a run's folder")
     result: dict[str, Any] = read_json(path, ResultRecord)
-    if HASH in result or "run" in result:  # those of version 0.1 have none
+    if HASH in result or "run" in result:  # results of version 0.1 have neither
         result = read_record(path, ResultRecord)
         config = Path(folder) / "run.json"
         if exists(config) and run_mark(read_record(config, RunRecord)) != result.get("run"):

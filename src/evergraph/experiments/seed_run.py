@@ -1,4 +1,4 @@
-"""One seed of a run: its tasks in turn, measured after each, saved so that it can go on where it was stopped."""
+"""One seed of a run: learns the tasks in turn, measures after each, and saves its state so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ OnProgress = Callable[[int, int, int, int, int], None]
 
 
 class SeedRun:
-    """All tasks of one seed, from wherever an earlier attempt left off.
+    """All tasks of one seed, from where an earlier attempt left off.
 
-    The learner and the rows measured so far are saved in one atomic write, so they always fit together.
+    The learner and the rows measured so far are saved in one atomic write, so they are always consistent.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class SeedRun:
         remove_scratch(folder)
         self.spec, self.folder, self.tasks, self.seed, self.number = spec, folder, tasks, seed, number
         self.on_progress, self.logging = on_progress, logging
-        self.mark = {"run": mark, "seed": seed}  # every part of the seed's folder carries it
+        self.mark = {"run": mark, "seed": seed}  # stored in every part of the seed's folder
         self.checkpoint = folder / "checkpoint"
         self.driver = Driver(self.checkpoint, advice="; the run can go on with --resume when there is room")
         self.clock = clock()
 
     def finish(self) -> dict[str, Any]:
-        """Learn the tasks that remain; returns the seed's matrix, log and seconds."""
+        """Learn the remaining tasks; return the seed's matrix, log and seconds."""
         done = self._read_finished()
         if done is not None:
             remove_tree(self.checkpoint)
@@ -73,7 +73,7 @@ class SeedRun:
         return state
 
     def _learn(self, learner: Learner, index: int, state: dict[str, Any]) -> None:
-        """One task, whole or in pieces, and its row."""
+        """Learn one task, whole or in pieces, and append its row."""
 
         def on_epoch(progress: Progress, epochs: int) -> None:
             if self.on_progress is not None:
@@ -95,7 +95,7 @@ class SeedRun:
             state["also_tested"][name].append(self._row(learner, index, name))
         if self.spec.validate:
             state["validation"].append(self._row(learner, index, self.tasks.test_graph, "val"))
-        # what the model has grown by since the first task is kept too
+        # the growth of the model since the first task counts as kept, too
         sizes = state.setdefault("model_bytes", [])
         sizes.append(count_bytes(dict(learner.model.state_dict())))
         state["kept_bytes"].append(learner.method.kept_bytes() + sizes[-1] - sizes[0])
@@ -106,21 +106,21 @@ class SeedRun:
         write_record(self.folder / "matrix.json", state)
 
     def _arrivals(self, index: int) -> list[Task]:
-        """What `learn` is called with for a task: the task, or where it arrives without boundaries its pieces."""
+        """What `learn` is called with for a task: the whole task, or its pieces if tasks have no boundaries."""
         task = self.tasks[index]
         return list(task.pieces(self.spec.pieces)) if self.spec.pieces else [task]
 
     def _row(self, learner: Learner, index: int, test_graph: str, part: Part = "test") -> Row:
-        """The row of an accuracy matrix after a task."""
+        """Measure the row of an accuracy matrix after a task."""
         metric, after = self.spec.metric or None, index if self.spec.pieces else None
         measured = learner.evaluate(self.tasks, metric=metric, test_graph=test_graph, part=part, after=after)
         values: Row = [*measured.accuracies]
         return values + [None] * (len(self.tasks) - len(values))
 
     def _leak(self) -> dict[str, float]:
-        """How much each test graph gives away, where classes make the tasks and prediction is among those of all tasks.
+        """Leak score of each test graph, if classes define the tasks and predictions are among those of all tasks.
 
-        Runs that settings are chosen by do not look at test nodes.
+        Runs by which settings are chosen do not look at test nodes.
         """
         scenario = self.tasks.scenario
         told_apart = not (scenario.task_known or scenario.by_attribute) and self.tasks.graph.level == "node"
@@ -138,12 +138,12 @@ class SeedRun:
         return learner
 
     def _check_mark(self, record: Mapping[str, Any], place: Path, advice: str) -> None:
-        """An error where a part of the folder is another run's or another seed's."""
+        """Raise if a part of the folder belongs to another run or another seed."""
         if any(record.get(key) != value for key, value in self.mark.items()):
             raise EvergraphError(f"{place} is another run's or another seed's; {advice}")
 
     def _read_finished(self) -> dict[str, Any] | None:
-        """The seed's result, if it is done."""
+        """Return the seed's result if it is done, else None."""
         path, advice = self.folder / "matrix.json", f"remove {self.folder} to begin seed {self.seed} anew"
         if not exists(path):
             return None
@@ -159,6 +159,6 @@ def seed_is_done(folder: Path, seed: int) -> bool:
 
 
 def _log_table(log: list[dict[str, Any]]) -> str:
-    """The log as CSV; a column for whatever any epoch has, empty where it has none."""
+    """The log as CSV, with a column for every key of any epoch; empty where an epoch lacks the key."""
     columns = list(dict.fromkeys(key for row in log for key in row)) or ["task", "epoch", "loss"]
     return as_csv(columns, ([row.get(key, "") for key in columns] for row in log))

@@ -1,4 +1,4 @@
-"""What a run is: everything its numbers depend on, as plain values."""
+"""The specification of a run: everything its numbers depend on, as plain values."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class RunSpec(metaclass=Checked):
             `pseudo_stream` restrict it to what a selection rule may look at.
         method: the method's name.
         settings: the method's hyper-parameters.
-        model: the model's name; the one that the method prefers where it is empty.
+        model: the model's name; empty for the one that the method prefers.
         model_settings: the model's hyper-parameters.
         training: how a task is trained.
-        seeds: one run each.
+        seeds: one run per seed.
         device: `auto`, `cpu` or `cuda`.
         also_test: further test graphs on which the same learner is measured.
-        validate: measure the accuracy matrix on validation nodes too, to choose settings by.
-        problem: what is to be learned; the stream's own problem where it is empty.
-        metric: what is measured; the problem's own metric where it is empty.
-        pieces: training examples that arrive at once, where tasks have no boundaries (`Task.pieces`): each piece is
-            learned as it comes. 0 for whole tasks.
+        validate: also measure the accuracy matrix on validation nodes, for choosing settings.
+        problem: what is to be learned; empty for the stream's own problem.
+        metric: what is measured; empty for the problem's own metric.
+        pieces: number of training examples that arrive at once, if tasks have no boundaries (`Task.pieces`): each piece
+            is learned as it arrives. 0 for whole tasks.
     """
 
     source: str
@@ -57,7 +57,7 @@ class RunSpec(metaclass=Checked):
     pieces: NonNegativeInt = 0
 
     def learner(self, seed: int, problem: str = "") -> Learner:
-        """A learner that has learned nothing yet, for a stream with the given problem."""
+        """Return an untrained learner for a stream with the given problem."""
         return Learner(
             make_model(self.model or preferred_model(self.method), **self.model_settings),
             make_method(self.method, self.settings),
@@ -68,7 +68,7 @@ class RunSpec(metaclass=Checked):
         )
 
     def make_stream(self, seed: int, data_root: str | Path | None) -> TaskStream:
-        """The stream as this seed splits it."""
+        """Return the stream, split with this seed."""
         asked: dict[str, Any] = {"problem": self.problem} if about_numbers(self.problem) else {}
         tasks = stream(self.source, seed=seed, data_root=data_root, **asked, **self.stream)
         for name in self.also_test:
@@ -76,7 +76,7 @@ class RunSpec(metaclass=Checked):
         return tasks
 
     def check(self) -> None:
-        """Raise the error for a name or a setting that is wrong, before anything is run."""
+        """Raise if a name or a setting is wrong, before anything is run."""
         if self.problem:
             PROBLEMS[self.problem]
         if self.metric:
@@ -86,7 +86,7 @@ class RunSpec(metaclass=Checked):
         self.learner(self.seeds[0])
 
     def learner_for(self, tasks: TaskStream) -> Learner:
-        """One for a stream; raises the error for a stream that it cannot learn or a metric that it has not."""
+        """Return a learner for a stream; raise if it cannot learn the stream or does not have the metric."""
         learner = self.learner(self.seeds[0], tasks.problem)
         tasks.check_tests()
         learner.check(tasks[0])
@@ -94,13 +94,13 @@ class RunSpec(metaclass=Checked):
         return learner
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What differs from a saved specification, the device and further seeds aside.
+        """Names of the fields that differ from a saved specification, ignoring the device and added seeds.
 
-        What is not named is the default.
+        A field that is not saved has its default.
         """
         wanted, defaults = (json.loads(json.dumps(spec.as_dict())) for spec in (self, RunSpec(self.source)))
         earlier = {**defaults, **saved, "training": {**defaults["training"], **saved.get("training", {})}}
-        for spec in (wanted, earlier):  # protocols that have but one order of classes may leave it out
+        for spec in (wanted, earlier):  # protocols with a single order of classes may leave it out
             if isinstance(spec["stream"], dict):
                 spec["stream"] = {"order": settings_of(TaskStream)["order"], **spec["stream"]}
         if wanted["seeds"][: len(earlier["seeds"])] == earlier["seeds"]:
@@ -108,6 +108,6 @@ class RunSpec(metaclass=Checked):
         return [name for name in {**wanted, **earlier} if earlier.get(name) != wanted.get(name) and name != "device"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; `pieces` where there are any."""
+        """Plain values, for JSON; without `pieces` if it is 0."""
         plain = {**asdict(self), "training": self.training.protocol()}
         return {key: value for key, value in plain.items() if key != "pieces" or value}

@@ -1,4 +1,4 @@
-"""What a method keeps, is told and looks at, in the words that tables print beside its numbers."""
+"""What a method keeps, is told and looks at, as text that tables print beside its numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USES = {"old_labels": "old labels", "task_identity": "task identity", "all_data"
 def other_test_nodes(access: Access, test_graph: str, level: str = "node") -> str:
     """Which other test examples a prediction may depend on: `none`, the `neighbours` that the model reads, or `all`.
 
-    No other test graph is read where examples are graphs, and no message passes along a test link.
+    If examples are graphs, no other test graph is read; no message passes along a test link.
     """
     if TEST_GRAPHS[test_graph].alone:
         return "none"
@@ -22,12 +22,12 @@ def other_test_nodes(access: Access, test_graph: str, level: str = "node") -> st
 
 
 def keeps(result: Mapping[str, Any]) -> str:
-    """What kinds of things are kept."""
+    """The kinds of data that the method keeps, as text."""
     return ", ".join(result.get("access", {}).get("keeps", [])) or "nothing"
 
 
 def uses(result: Mapping[str, Any]) -> str:
-    """What is used besides the current task and the model."""
+    """What the method uses besides the current task and the model, as text."""
     words = [word for key, word in USES.items() if result.get("access", {}).get(key)]
     if result.get("test_nodes_read") == "all":
         words.append("all test nodes")
@@ -35,12 +35,12 @@ def uses(result: Mapping[str, Any]) -> str:
 
 
 def bytes_kept(result: Mapping[str, Any]) -> int | None:
-    """Bytes kept after the last task, in the largest seed; None where they were not counted."""
+    """Bytes kept after the last task, maximum over seeds; None if they were not counted."""
     return max((values[-1] for values in result.get("kept_bytes", []) if values), default=None)
 
 
 def show_bytes(number: int | None) -> str:
-    """Bytes in decimal units, as the report prints them."""
+    """Format a number of bytes in decimal units, as the report prints them."""
     if number is None:
         return "–"
     size, unit = float(number), 0

@@ -1,4 +1,4 @@
-"""Engines: where the runs of a table are carried out, several at a time."""
+"""Engines: where the runs of a table are executed, several at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evergraph.experiments.engines.ray import RayEngine
 from evergraph.experiments.engines.slurm import FOLDER, SCRIPT, ArrayWrittenError, SlurmEngine, work_on
 
 MakeEngine = Callable[[Path], Engine]
-"""From the folder of the runs to an engine for them."""
+"""Makes the engine for the runs in a folder."""
 
 ENGINES = {
     "local": "processes of this machine",
@@ -22,7 +22,7 @@ ENGINES = {
 
 
 def engine_for(name: str, jobs: int | None) -> MakeEngine | None:
-    """What makes the engine of a name; None for one process of this machine."""
+    """Return the factory of the named engine; None for a single process on this machine."""
     one_of("engine", name, ENGINES)
     if name == "ray":
         return lambda folder: RayEngine(jobs)

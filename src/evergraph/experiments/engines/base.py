@@ -1,4 +1,4 @@
-"""What an engine is: it carries out the seeds of runs somewhere, and says how each ended."""
+"""The engine interface: executes the seeds of runs somewhere and reports how each ended."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from evergraph.training.known_trainings import known_trainings
 
 @dataclass(frozen=True)
 class Work:
-    """One seed of a run: what a process does at a time.
+    """One seed of a run: the unit of work of a process.
 
     Args:
         key: the run's name in its table.
-        spec: the run.
+        spec: the run's specification.
         folder: the run's folder.
         seed: the seed.
         data_root: folder of the datasets.
-        shared: folder of what the runs of the table have in common (`evergraph.training.known_trainings`).
+        shared: folder of trainings that the table's runs share (`evergraph.training.known_trainings`).
     """
 
     key: str
@@ -32,7 +32,7 @@ class Work:
     shared: str | None = None
 
     def do(self) -> None:
-        """Run the seed from wherever it stands into the run's folder, in this process."""
+        """Run the seed into the run's folder in this process, from where it left off."""
         with known_trainings(Path(self.shared) if self.shared else None):
             run_seed(self.spec, Path(self.folder), self.seed, data_root=self.data_root)
 
@@ -42,21 +42,21 @@ class Work:
 
 
 class Engine:
-    """Carries out work somewhere. Used as a context: left by an error, it waits for nothing that is under way."""
+    """Executes work somewhere. A context manager: if left by an error, it does not wait for work in progress."""
 
     attempts: int = 2
-    """How often work is tried that ends in anything but an error about its input: a machine may have been lost."""
+    """Number of attempts at work that fails for a reason other than its input, such as a lost machine."""
 
     def submit(self, work: Work) -> None:
-        """Take on one piece of work; returns at once."""
+        """Accept one piece of work and return at once."""
         raise NotImplementedError
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
-        """Wait until some of the work is done: each piece, with the error that it ended in."""
+        """Wait until some work is done; return each finished piece with its error, or None."""
         raise NotImplementedError
 
     def close(self, *, at_once: bool) -> None:
-        """Give back what the engine holds; `at_once` stops what is under way (it can be resumed)."""
+        """Release the engine's resources; `at_once` stops work in progress (it can be resumed)."""
 
     def __enter__(self) -> Engine:
         return self

@@ -1,11 +1,11 @@
-"""Imported by the server that processes are forked from: all that a run imports, at once or when it comes to it."""
+"""Imported by the server that processes are forked from: everything that a run imports, lazy imports included."""
 
 from __future__ import annotations
 
 import importlib
 from contextlib import suppress
 
-LATER = (  # what is imported where it is needed; what is not installed, or does not work here, is left out
+LATER = (  # lazy imports; those that are not installed, or do not work here, are skipped
     "evergraph.cli",
     "evergraph.core.chosen_kernel",
     "evergraph.core.layer_kernel",

@@ -1,4 +1,4 @@
-"""Ray: the machines of a cluster, or a local one that is started for the occasion."""
+"""Ray: the machines of a cluster, or a local cluster that is started for the occasion."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evergraph.registry import FILES
 
 
 class RayEngine(Engine):
-    """Work as Ray tasks: on the cluster that RAY_ADDRESS names, else on one of this machine's cores.
+    """Runs work as Ray tasks: on the cluster that RAY_ADDRESS names, else on a local one with this machine's cores.
 
-    A task has one core, and an equal share of a GPU where the run is on one. The folders of the runs have to be on a
-    file system that all machines share, and evergraph installed on each.
+    A task takes one core, and a quarter of a GPU if the run uses one. The folders of the runs must be on a file system
+    that all machines share, and evergraph must be installed on each.
 
     Args:
-        jobs: tasks at a time on a cluster of this machine; as many as there are cores by default.
+        jobs: tasks at a time on a local cluster; one per core by default.
     """
 
     def __init__(self, jobs: int | None = None) -> None:
@@ -37,7 +37,7 @@ class RayEngine(Engine):
         if not os.environ.get("RAY_ADDRESS"):
             settings |= {"num_cpus": jobs, "include_dashboard": False}
         if self._started:
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's own note about it is not for users
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a warning not meant for users
             try:
                 ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -46,12 +46,12 @@ class RayEngine(Engine):
         self._running: dict[Any, Work] = {}
 
     def submit(self, work: Work) -> None:
-        """As a task of its own; Ray starts it when there is room."""
+        """Submit the work as a Ray task; Ray starts it when there is room."""
         share = 0.25 if work.spec.device.startswith("cuda") else 0
         self._running[self._task.options(num_gpus=share).remote(work)] = work
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
-        """The tasks that are done next."""
+        """Wait for the next finished task."""
         done, _ = self._ray.wait(list(self._running), num_returns=1)
         return [(work := self._running.pop(task), self._ended(task, work)) for task in done]
 
@@ -64,7 +64,7 @@ class RayEngine(Engine):
             )
 
     def close(self, *, at_once: bool) -> None:
-        """Stop what is under way where asked to, and the cluster if it was started here."""
+        """Cancel running tasks if `at_once`, and shut the cluster down if it was started here."""
         for task in self._running if at_once else ():
             with suppress(Exception):
                 self._ray.cancel(task, force=True)
@@ -73,7 +73,7 @@ class RayEngine(Engine):
 
 
 def _do(work: Work) -> Exception | None:
-    """What a task does; an error is its result, so that it comes back as it is."""
+    """Body of a Ray task; an error is returned rather than raised, so that it arrives unchanged."""
     begin_process()
     try:
         work.do()

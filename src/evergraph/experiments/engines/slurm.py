@@ -1,4 +1,4 @@
-"""SLURM: work is written as an array job; the command that wrote it gathers the results when the job is done."""
+"""SLURM: writes the work as an array job; the same command gathers the results when the job is done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PASSED_ON = (FILES, "PYTHONPATH", "EVERGRAPH_DATA")
 
 
 class Listed(TypedDict):
-    """A task of the array, as `tasks.json` holds it."""
+    """A task of the array, as stored in `tasks.json`."""
 
     key: str
     spec: dict[str, Any]
@@ -36,18 +36,18 @@ class Listed(TypedDict):
 
 
 class ArrayWrittenError(Exception):
-    """Not an error: there is nothing to gather before the array job that was written has run."""
+    """Not an error: the array job was written and has to run before there are results to gather."""
 
 
 class SlurmEngine(Engine):
-    """An array job with a task for each seed that is not done yet.
+    """An array job with a task for each unfinished seed.
 
     Args:
-        folder: of the job: its script, its tasks, their output.
+        folder: folder of the job, with its script, tasks and output.
         jobs: tasks at a time; SLURM decides by default.
     """
 
-    attempts = 1  # a task that failed is in the next array
+    attempts = 1  # a failed task is part of the next array
 
     def __init__(self, folder: Path, jobs: int | None = None) -> None:
         self.folder, self.jobs = folder.absolute(), jobs
@@ -55,11 +55,11 @@ class SlurmEngine(Engine):
         self._left: list[Work] = []
 
     def submit(self, work: Work) -> None:
-        """A seed that is done is only gathered."""
+        """Queue a seed for the array; a finished one is only gathered."""
         (self._done if work.is_done() else self._left).append(work)
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
-        """What is done; where nothing more is, the array of what is left is written, and that is all for now."""
+        """Return the finished work; if there is none, write the array of what is left and raise `ArrayWrittenError`."""
         if not self._done:
             raise ArrayWrittenError(self._write())
         done, self._done = self._done, []
@@ -97,7 +97,7 @@ class SlurmEngine(Engine):
         )
 
     def _failed(self) -> dict[str, str]:
-        """What the tasks of the array before said that failed, by run and seed."""
+        """Error messages of the previous array's failed tasks, by run and seed."""
         if not (self.folder / TASKS).exists():
             return {}
         tasks = read_json(self.folder / TASKS, list[Listed])
@@ -110,7 +110,7 @@ class SlurmEngine(Engine):
 
 
 def work_on(tasks: Path, number: int) -> None:
-    """What a task of the array does: its seed, into the run's folder; a failure is also a file beside the tasks."""
+    """Run a task of the array: one seed, into the run's folder; a failure is also written beside the tasks."""
     listed = read_json(tasks, list[Listed])
     if not 0 <= number < len(listed):
         raise EvergraphError(f"{tasks} has tasks 0 to {len(listed) - 1}, not {number}")

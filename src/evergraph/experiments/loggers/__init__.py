@@ -1,4 +1,4 @@
-"""Loggers: TensorBoard, MLflow, Weights & Biases, through one small interface. Each is an extra to install."""
+"""Loggers: TensorBoard, MLflow and Weights & Biases behind one small interface. Each is an optional extra."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evergraph.experiments.loggers.wandb import WandbLogger
 
 
 def make_loggers(names: Sequence[str]) -> list[Logger]:
-    """Loggers by their names."""
+    """Make loggers by name."""
     loggers = []
     for name in dict.fromkeys(names):
         kind = LOGGERS[name]

@@ -1,4 +1,4 @@
-"""What a logger is: five hooks, each of which may be left out."""
+"""The logger interface: five hooks, all of them optional."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ LOGGERS: registry.Registry[type[Logger]] = registry.loggers
 
 
 class Logger:
-    """Takes a run's numbers to where people keep their runs. Subclass it and write the hooks you need."""
+    """Sends a run's numbers to an experiment tracker. Subclass it and override the hooks you need."""
 
     name = "logger"
 
     def start(self, folder: Path, settings: dict[str, Any]) -> None:
-        """A run begins or is resumed: its folder, and everything its numbers depend on."""
+        """Called when a run starts or resumes, with its folder and everything its numbers depend on."""
 
     def epoch(self, seed: int, task: int, step: int, values: dict[str, float]) -> None:
-        """An epoch is over; `step` counts the seed's epochs over all its tasks, `task` counts from 0."""
+        """Called after an epoch; `step` counts the seed's epochs over all its tasks, `task` counts from 0."""
 
     def task(self, seed: int, task: int, values: dict[str, float]) -> None:
-        """A task is over: `ap` and `af` so far, and `accuracy/task-1`, … on each task met."""
+        """Called after a task, with `ap` and `af` so far, and `accuracy/task-1`, … on each task seen."""
 
     def finish(self, result: dict[str, Any]) -> None:
-        """All seeds are done: what `result.json` will hold."""
+        """Called when all seeds are done, with the content of `result.json`."""
 
     def close(self, ok: bool) -> None:
-        """The last call, whatever happened; `ok` says whether the run came to its end."""
+        """Called last, whatever happened; `ok` says whether the run finished."""
 
 
 class Logging:
-    """Several loggers as one. A logger that breaks in mid-run is dropped with a warning; the run goes on."""
+    """Forwards to several loggers. A logger that breaks in mid-run is dropped with a warning; the run continues."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self.loggers = list(loggers)
@@ -48,7 +48,7 @@ class Logging:
         self._each(lambda logger: logger.close(kind is None))
 
     def start(self, folder: Path, settings: dict[str, Any]) -> None:
-        """Here an error is the user's to know: nothing has been trained yet."""
+        """Start all loggers; an error here is raised, since nothing has been trained yet."""
         for logger in self.loggers:
             try:
                 logger.start(folder, settings)
@@ -58,12 +58,12 @@ class Logging:
                 raise EvergraphError(f"--log {logger.name}: cannot start ({first_line(error)})") from None
 
     def epoch(self, seed: int, task: int, step: int, row: dict[str, float]) -> None:
-        """A row of the per-epoch log."""
+        """Forward a row of the per-epoch log."""
         values = {key: value for key, value in row.items() if key != "epoch"}
         self._each(lambda logger: logger.epoch(seed, task, step, values))
 
     def task(self, seed: int, matrix: Sequence[Sequence[float | None]], *, higher_is_better: bool) -> None:
-        """The accuracy matrix so far; its last row is the task that is over. AF is negative where it has forgotten."""
+        """Forward the accuracy matrix so far; its last row is that of the finished task. Negative AF is forgetting."""
         now = [float("nan") if value is None else value for value in matrix[-1][: len(matrix)]]
         first = [float(row[i] or 0.0) for i, row in enumerate(matrix)]
         values = {"ap": performance(now), "af": forgetting(now, first) * (1 if higher_is_better else -1)}
@@ -71,7 +71,7 @@ class Logging:
         self._each(lambda logger: logger.task(seed, len(matrix) - 1, values))
 
     def finish(self, result: dict[str, Any]) -> None:
-        """The run's result."""
+        """Forward the run's result."""
         self._each(lambda logger: logger.finish(result))
 
     def _each(self, call: Callable[[Logger], None]) -> None:
@@ -84,7 +84,7 @@ class Logging:
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as loggers list them."""
+    """Flatten nested settings to dotted names, as loggers list them."""
     flattened: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict):
@@ -95,5 +95,5 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> dict[str, float]:
-    """A result's headline numbers."""
+    """Mean and standard deviation of a result's AP and AF."""
     return {f"{key}_{part}": result[key][part] for key in ("ap", "af") for part in ("mean", "std")}

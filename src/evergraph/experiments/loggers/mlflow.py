@@ -1,4 +1,4 @@
-"""MLflow: one MLflow run per run, in the store that MLFLOW_TRACKING_URI names (MLflow's own default else)."""
+"""MLflow: one MLflow run per run, in the store that MLFLOW_TRACKING_URI names (else MLflow's own default)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import read_text
 
 EXPERIMENT = "evergraph"
-BATCH = 500  # metrics sent at once; MLflow takes up to 1,000
-SECONDS = 5.0  # and at the latest after so long
+BATCH = 500  # metrics sent at once; MLflow accepts up to 1,000
+SECONDS = 5.0  # after which metrics are sent at the latest
 
 
 @LOGGERS.register
 class MLflowLogger(Logger):
-    """Settings as parameters, curves as metrics `seed-0/loss`, `seed-0/ap`, …
+    """Logs settings as parameters and curves as metrics `seed-0/loss`, `seed-0/ap`, …
 
-    The MLflow run's id is kept in the run's folder (`mlflow_run_id`), so a resumed run goes on in it.
+    The MLflow run's id is kept in the run's folder (`mlflow_run_id`), so that a resumed run continues it.
 
     Args:
-        tracking_uri: the store, e.g. `sqlite:///mlflow.db`; by default what MLflow itself would take.
+        tracking_uri: the store, e.g. `sqlite:///mlflow.db`; MLflow's own default if None.
         experiment: the experiment's name.
     """
 
@@ -38,7 +38,7 @@ class MLflowLogger(Logger):
         self._run_id = ""
 
     def start(self, folder: Path, settings: dict[str, Any]) -> None:
-        """Make the MLflow run, or go on with it."""
+        """Create the MLflow run, or continue it."""
         known = folder / "mlflow_run_id"
         if known.exists():
             self._run_id = read_text(known).strip()
@@ -53,22 +53,22 @@ class MLflowLogger(Logger):
         write_atomically(known, self._run_id)
 
     def epoch(self, seed: int, task: int, step: int, values: dict[str, float]) -> None:
-        """Kept back for a moment: a database transaction per epoch would be slow."""
+        """Buffer the values for a moment: a database transaction per epoch would be slow."""
         self._keep(f"seed-{seed}/", step, values)
         if len(self._waiting) >= BATCH or time.monotonic() - self._sent > SECONDS:
             self._send()
 
     def task(self, seed: int, task: int, values: dict[str, float]) -> None:
-        """Sent at once."""
+        """Send the values at once."""
         self._keep(f"seed-{seed}/", task + 1, values)
         self._send()
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Mean and standard deviation over the seeds."""
+        """Log the mean and standard deviation over the seeds."""
         self._keep("", 0, {**summary(result), "seconds": result["seconds"]})
 
     def close(self, ok: bool) -> None:
-        """Send the rest and say how it ended."""
+        """Send the rest and set the final status of the MLflow run."""
         if self._run_id:
             self._send()
             self._client.set_terminated(self._run_id, "FINISHED" if ok else "KILLED")

@@ -24,26 +24,26 @@ class TensorBoardLogger(Logger):
         self._writers: dict[str, Any] = {}
 
     def start(self, folder: Path, settings: dict[str, Any]) -> None:
-        """The settings as a table of text."""
+        """Write the settings as a text table."""
         self._folder = folder / "tensorboard"
         rows = "\n".join(f"| {key} | `{value}` |" for key, value in flat(settings).items())
         self._writer("run").add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
     def epoch(self, seed: int, task: int, step: int, values: dict[str, float]) -> None:
-        """One point per curve."""
+        """Add one point per curve."""
         self._add(f"seed-{seed}", step, values)
 
     def task(self, seed: int, task: int, values: dict[str, float]) -> None:
-        """One point per curve, and onto the disk: a task may be hours."""
+        """Add one point per curve and flush: a task may take hours."""
         self._add(f"seed-{seed}", task + 1, values)
         self._writer(f"seed-{seed}").flush()
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Mean and standard deviation over the seeds."""
+        """Add the mean and standard deviation over the seeds."""
         self._add("run", 0, summary(result))
 
     def close(self, ok: bool) -> None:
-        """Write what is buffered."""
+        """Write what is buffered and close the event files."""
         for writer in self._writers.values():
             writer.close()
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: one W&B run per run (WANDB_MODE=offline keeps it on the disk)."""
+"""Weights & Biases: one W&B run per run (WANDB_MODE=offline keeps it on disk)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from evergraph.persistence.reading import read_text
 
 @LOGGERS.register
 class WandbLogger(Logger):
-    """Settings as the configuration, curves as `seed-0/loss` over `seed-0/epoch` and `seed-0/ap` over `seed-0/task`.
+    """Logs settings as the config, `seed-0/loss`, … over `seed-0/epoch` and `seed-0/ap`, … over `seed-0/task`.
 
-    The W&B run's id is kept in the run's folder (`wandb_run_id`), so a resumed run goes on in it.
+    The W&B run's id is kept in the run's folder (`wandb_run_id`), so that a resumed run continues it.
 
     Args:
         project: the W&B project.
@@ -30,7 +30,7 @@ class WandbLogger(Logger):
         self._seeds: set[int] = set()
 
     def start(self, folder: Path, settings: dict[str, Any]) -> None:
-        """Make the W&B run, or go on with it."""
+        """Create the W&B run, or continue it."""
         known = folder / "wandb_run_id"
         run_id = read_text(known).strip() if known.exists() else None
         self._run = self._wandb.init(
@@ -39,25 +39,25 @@ class WandbLogger(Logger):
         write_atomically(known, str(self._run.id))
 
     def epoch(self, seed: int, task: int, step: int, values: dict[str, float]) -> None:
-        """One point per curve."""
+        """Log one point per curve."""
         self._log(seed, "epoch", step, values)
 
     def task(self, seed: int, task: int, values: dict[str, float]) -> None:
-        """One point per curve."""
+        """Log one point per curve."""
         self._log(seed, "task", task + 1, values)
 
     def finish(self, result: dict[str, Any]) -> None:
-        """Mean and standard deviation over the seeds."""
+        """Log the mean and standard deviation over the seeds."""
         self._run.summary.update(summary(result))
 
     def close(self, ok: bool) -> None:
-        """Send the rest and say how it ended."""
+        """Send the rest and set the exit code of the W&B run."""
         if self._run is not None:
             self._run.finish(exit_code=0 if ok else 1)
 
     def _log(self, seed: int, axis: str, step: int, values: dict[str, float]) -> None:
         prefix = f"seed-{seed}/"
-        if seed not in self._seeds:  # W&B's own step only counts calls; these name the axes to draw over
+        if seed not in self._seeds:  # W&B's own step only counts calls; these are the axes to plot over
             self._seeds.add(seed)
             for name in ("loss", "validation_loss"):
                 self._run.define_metric(prefix + name, step_metric=f"{prefix}epoch")

@@ -1,4 +1,4 @@
-"""Runs protocols on datasets and writes tables and figures; everything finished stays finished."""
+"""Runs protocols on datasets and writes tables and figures; finished cells are not run again."""
 
 from __future__ import annotations
 
@@ -52,12 +52,11 @@ def run_paper(
     data_root: str | Path | None = None,
     on_done: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Run every cell asked for, then write each protocol's tables and figures.
+    """Run every requested cell, then write each protocol's tables and figures.
 
-    With the names of some studies, those are run and drawn alone. A study of several datasets is one figure.
+    If `studies` is a list of names, only those studies are run and drawn. A study of several datasets is one figure.
 
-    A dataset whose files cannot be had is left out of the runs when it is one of several; its table says
-    «not measured here».
+    If there are several datasets, one whose files are unavailable is not run; its table says "not measured here".
     """
     out, begun = Path(out), time.perf_counter()
     plans = [Protocol.load(name, dataset, seeds, device, rule) for dataset in datasets for name in protocols]
@@ -65,7 +64,7 @@ def run_paper(
         plans = [_with_epochs(plan, epochs) for plan in plans]
     titles = {row: None for plan in plans for row in plan.rows()}
     for row in rows or ():
-        if row not in titles:  # a row of one protocol alone is left out of the other's table
+        if row not in titles:  # a row of only one protocol is left out of the other's table
             raise unknown("row", row, titles)
     missing = _missing(plans, data_root, required=len(datasets) == 1)
     available = [plan for plan in plans if plan.dataset not in missing]
@@ -126,7 +125,7 @@ def run_paper(
 def _save(
     plans: Sequence[Protocol], out: Path, specs: dict[str, RunSpec], results: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Write the results file of each protocol, with all results but failures, and return them."""
+    """Write each protocol's results file with all results except failures, and return these results."""
     measured = {key: result for key, result in results.items() if "error" not in result}
     for plan in plans:
         make_folder(plan.folder(out))
@@ -137,7 +136,7 @@ def _save(
 
 @contextmanager
 def _logged(out: Path, device: str, jobs: int) -> Iterator[list[str]]:
-    """`commands.jsonl`: a line for each time that cells were run, finished or not; yields the list to note them in."""
+    """Add a line to `commands.jsonl` whenever cells are run, finished or not; yields the list to note the cells in."""
     path, begun, finished = out / "commands.jsonl", time.perf_counter(), False
     where = describe_device(pick_device(device))
     cells_run: list[str] = []
@@ -148,7 +147,7 @@ def _logged(out: Path, device: str, jobs: int) -> Iterator[list[str]]:
         entry = {"command": shlex.join(["evergraph", *sys.argv[1:]]), "finished": finished, "jobs": jobs}
         entry |= {"seconds": round(time.perf_counter() - begun, 1), "device": where, "versions": versions()}
         earlier = read_text(path) if path.exists() else ""
-        if cells_run:  # tables made anew from results are nothing to note
+        if cells_run:  # rebuilding tables from results is not noted
             write_atomically(path, f"{earlier}{json.dumps(entry)}\n")
 
 
@@ -159,7 +158,7 @@ def _with_epochs(plan: Protocol, epochs: int) -> Protocol:
 
 
 def _missing(plans: Sequence[Protocol], data_root: str | Path | None, *, required: bool) -> dict[str, str]:
-    """Datasets whose files cannot be had, with the reason."""
+    """Datasets whose files are unavailable, with the reasons."""
     reasons: dict[str, str] = {}
     for dataset in dict.fromkeys(plan.dataset for plan in plans):
         plan = next(plan for plan in plans if plan.dataset == dataset)
@@ -173,7 +172,7 @@ def _missing(plans: Sequence[Protocol], data_root: str | Path | None, *, require
 
 
 def _failed(go_on: Collection[str], cell: Cell, error: Exception) -> dict[str, Any] | None:
-    """A trial that diverges is never chosen. Anything else that fails ends the experiment, unless it goes on."""
+    """Substitute result of a diverged trial, or of any failure in a protocol that goes on; None ends the experiment."""
     diverged = is_trial(cell.key) and isinstance(error, DivergedError)
     tolerated = any(cell.key.startswith(start) for start in go_on)
     return {"error": in_a_line(error)} if diverged or tolerated else None
@@ -182,7 +181,7 @@ def _failed(go_on: Collection[str], cell: Cell, error: Exception) -> dict[str, A
 def _draw_studies(
     cells: dict[Protocol, dict[str, dict[str, dict[str, Cell]]]], results: dict[str, dict[str, Any]], out: Path
 ) -> list[str]:
-    """One figure for each study of a protocol, with all its datasets."""
+    """Draw one figure for each study of a protocol, with all its datasets."""
     streams: dict[tuple[str, str], dict[str, Lines]] = {}
     for plan, studies in cells.items():
         for name, rows in studies.items():
@@ -203,7 +202,7 @@ def _write(
     wanted: Sequence[str] | None,
     missing: dict[str, str],
 ) -> dict[str, Any]:
-    """A protocol's tables and figures on one dataset."""
+    """Write a protocol's tables and figures on one dataset."""
     folder = plan.folder(out)
     make_folder(folder)
     if plan.content.get("table") == "methods":

@@ -1,4 +1,4 @@
-"""The table of protocol `field`: every method on one stream, on every test graph, with what it keeps beside it."""
+"""The table of protocol `field`: every method on one stream and all test graphs, with what each method keeps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def write_field(
     problems: Mapping[str, str],
     folder: Path,
 ) -> dict[str, Any]:
-    """`table.md` and `table.csv`, `methods.*`, and the sortable page with AP against bytes.
+    """Write `table.md` and `table.csv`, `methods.*`, and the sortable page with AP against bytes.
 
     Args:
-        protocol: what was run.
-        results: by cell.
-        wanted: the rows asked for; None for all.
+        protocol: the protocol that was run.
+        results: results by cell key.
+        wanted: the requested rows; None for all.
         problems: why a cell has no result, by its key, and why a dataset was not run, by its name.
         folder: where to write.
     """
@@ -60,7 +60,7 @@ def write_field(
 def _failure(
     protocol: Protocol, name: str, results: Mapping[str, dict[str, Any]], problems: Mapping[str, str]
 ) -> str | None:
-    """Why a row was not measured: its own failure, that of its trials, or that its dataset is not there."""
+    """Why a row was not measured: its own failure, that of its trials, or a missing dataset; None if it was."""
     key, title = protocol.key(name), protocol.content["rows"][name]["title"]
     if key in results:
         return None

@@ -30,11 +30,11 @@ def final_rows(results: dict[str, dict[str, Any]], path: Path) -> Path:
 
 
 Lines = dict[str, dict[str, dict[str, Any]]]
-"""The results of a study: for each row of the table, one for each value of the setting."""
+"""The results of a study: for each row of the table, one result per value of the setting."""
 
 
 def study(title: str, key: str, streams: dict[str, Lines], path: Path) -> Path:
-    """AP and AF against a setting, one line per row of the table, with the spread over seeds; a column per stream."""
+    """Plot AP and AF against a setting: a line per table row, with the spread over seeds; a column per stream."""
     rows, columns = (1, 2) if len(streams) == 1 else (2, len(streams))
     figure = _figure(4.3 * columns, 3.4 * rows, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -63,12 +63,12 @@ def study(title: str, key: str, streams: dict[str, Lines], path: Path) -> Path:
         axis.set_title(stream if len(streams) > 1 else "", fontsize=9)
     if len(next(iter(streams.values()))) > 1:
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, handlelength=4)  # dashes show
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, handlelength=4)  # shows dashes
     figure.suptitle(title, fontsize=10)
     return save(figure, path)
 
 
 def _figure(width: float, height: float, **settings: Any) -> Figure:
-    from matplotlib.figure import Figure  # without pyplot, which takes as long to import as a figure to draw
+    from matplotlib.figure import Figure  # not pyplot: importing it takes as long as drawing a figure
 
     return Figure(figsize=(width, height), **settings)

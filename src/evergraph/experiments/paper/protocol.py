@@ -1,4 +1,4 @@
-"""The protocols `paper`, `best` and `field` as they stand in their files, turned into cells to run."""
+"""The protocols `paper`, `best` and `field`, read from their files and turned into cells to run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PAPER_DATASETS = ("corafull", "arxiv", "coauthor-cs")
 
 
 def read(name: str) -> dict[str, Any]:
-    """A file of this package: a protocol, or `printed`, the paper's own table."""
+    """Read a TOML file of this package: a protocol, or `printed`, the table as printed in the paper."""
     return tomllib.loads((files("evergraph.experiments.paper") / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, eq=False)
 class Protocol:
-    """A protocol for one dataset: what every row has in common, and the rows."""
+    """A protocol for one dataset: the settings that all rows share, and the rows."""
 
     name: str
     dataset: str
@@ -45,14 +45,14 @@ class Protocol:
     def load(cls, name: str, dataset: str, seeds: int, device: str = "auto", rule: str | None = None) -> Protocol:
         """Read a protocol; a table `[datasets.NAME]` in its file overrides settings for one dataset.
 
-        A row that is `at_budgets` stands for one row at each of the file's `budgets`, with the setting `memory`.
+        A row with `at_budgets` becomes one row for each of the file's `budgets`, set as `memory`.
 
         Args:
             name: `paper`, `best` or `field`.
             dataset: the stream.
-            seeds: runs of every row.
+            seeds: number of runs per row.
             device: where to train.
-            rule: another rule of selection than the file's.
+            rule: selection rule to use in place of the file's.
         """
         if name not in PROTOCOLS:
             raise unknown("protocol", name, PROTOCOLS)
@@ -67,7 +67,7 @@ class Protocol:
         return cls(name, dataset, content, seeds, device)
 
     def rows(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-        """The rows asked for, in the file's order."""
+        """The requested rows, in the file's order."""
         rows = {name: row for name, row in self.content["rows"].items() if not row.get("hidden")}
         for row in wanted or ():
             if row not in rows:
@@ -76,11 +76,11 @@ class Protocol:
 
     @property
     def orders(self) -> list[str]:
-        """The orders of classes in which every row is run; settings are chosen in the first."""
+        """The class orders in which every row is run; settings are chosen in the first."""
         return list(self.content.get("orders", ["labelled"]))
 
     def spec(self, row: dict[str, Any], seeds: Sequence[int], order: str = "", **settings: Any) -> RunSpec:
-        """What is run for a row, in the protocol's first order of classes unless another is named."""
+        """The specification of a row's run, in the protocol's first class order unless another is named."""
         stream = {**self.content["stream"], **row.get("stream", {}), **({"order": order} if order else {})}
         other = "seen" if stream["test_graph"] == "task" else "task"
         settings = {**row.get("settings", {}), **settings}
@@ -100,16 +100,16 @@ class Protocol:
         )
 
     def key(self, name: str, order: str = "") -> str:
-        """What a cell is called."""
+        """The key of a row's cell."""
         place = f"orders/{order.replace(':', '-')}/" if order and order != self.orders[0] else ""
         return f"{self.name}/{self.dataset}/{place}{name}"
 
     def folder(self, out: Path) -> Path:
-        """Where the tables and figures go."""
+        """The folder of the tables and figures."""
         return out / self.name / self.dataset
 
     def cells(self, wanted: Sequence[str] | None = None) -> list[Cell]:
-        """The table's cells whose settings are all known from the start."""
+        """The table's cells whose settings are known from the start."""
         rows = self.rows(wanted)
         return [
             Cell(self.key(name, order), self.spec(row, range(self.seeds), order))
@@ -119,19 +119,19 @@ class Protocol:
         ]
 
     def choices(self, wanted: Sequence[str] | None = None) -> list[Choice]:
-        """The rows that choose their settings, each with its trials (first seed, first order) and its rule."""
+        """The rows whose settings are searched, each with its trials (first seed, first order) and its rule."""
         return [self._choice(name, row) for name, row in self.rows(wanted).items() if self._searches(row)]
 
     def _searches(self, row: dict[str, Any]) -> bool:
         return "space" in self.searched(row)[1]
 
     def searched(self, row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The row whose trials choose a row's settings, `like` another or itself."""
+        """Name and content of the row whose trials choose a row's settings: the one named by `like`, or itself."""
         name = row.get("like") or next(name for name, other in self.content["rows"].items() if other is row)
         return name, self.content["rows"][name]
 
     def rule(self, row: dict[str, Any]) -> SelectionRule:
-        """What chooses a row's settings."""
+        """The rule that chooses a row's settings."""
         name = row.get("rule", self.content["search"]["rule"])
         rule: SelectionRule = AllTasks() if name == AllTasks.name else SELECTION_RULES[name]()
         if rule.proposes:
@@ -139,11 +139,11 @@ class Protocol:
         return rule
 
     def space(self, row: dict[str, Any]) -> Space:
-        """What is searched for a row."""
+        """The search space of a row."""
         return Space.of(self.spec(row, [0]), row["space"], fixed=self.content["search"].get("fixed", ()))
 
     def searched_settings(self, row: dict[str, Any]) -> list[str]:
-        """The names of the settings that are chosen for a row."""
+        """Names of the settings that are searched for a row."""
         return list(self.space(self.searched(row)[1]).dimensions) if self._searches(row) else []
 
     def _choice(self, name: str, row: dict[str, Any]) -> Choice:
@@ -175,11 +175,11 @@ class Protocol:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a cell that fails is named in the table while the others go on; otherwise it ends the experiment."""
+        """Whether a failed cell is named in the table and the others go on; otherwise it ends the experiment."""
         return bool(self.content.get("goes_on"))
 
     def study_cells(self, wanted: Sequence[str] | None = None) -> dict[str, dict[str, dict[str, Cell]]]:
-        """For each study its rows, each with one cell per value; a row's own value is the table's cell."""
+        """For each study its rows, each with one cell per value; for a row's own value, the table's cell."""
         studies = self.content.get("studies", {})
         return {name: self._study(name, study) for name, study in studies.items() if wanted is None or name in wanted}
 
@@ -197,7 +197,7 @@ class Protocol:
 
 
 def _at_budgets(rows: dict[str, Any], budgets: Sequence[str]) -> dict[str, Any]:
-    """The rows, those `at_budgets` once for each budget."""
+    """Expand each row with `at_budgets` into one row per budget."""
     expanded: dict[str, Any] = {}
     for name, row in rows.items():
         if not row.get("at_budgets"):
@@ -210,7 +210,7 @@ def _at_budgets(rows: dict[str, Any], budgets: Sequence[str]) -> dict[str, Any]:
 
 
 class AllTasks(SelectionRule):
-    """AP on validation nodes of all tasks after the last: for those who keep all data, and for the paper's own way."""
+    """AP on all tasks' validation nodes after the last task: for methods that keep all data, and as in the paper."""
 
     name = "all-tasks"
     about = "validation nodes of all tasks, kept to the end"

@@ -1,4 +1,4 @@
-"""The paper's Table 2 for the data at hand, beside the printed one."""
+"""The paper's Table 2 for the available data, beside the printed one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SAME_GRAPH = {"corafull-knn": "corafull"}  # other features, the same nodes, edg
 
 
 def count(tasks: TaskStream) -> dict[str, int]:
-    """The rows of Table 2. Edges are directed, within the tasks' own graphs, with one self-loop per node.
+    """Count the rows of Table 2. Edges are directed, within the tasks' own graphs, with one self-loop per node.
 
-    This way of counting gives the printed numbers exactly where the data is at hand.
+    Counted this way, all available data gives the printed numbers exactly.
     """
     nodes = [task.graph.num_nodes for task in tasks]
     edges = [task.graph.num_edges + task.graph.num_nodes for task in tasks]
@@ -41,7 +41,7 @@ def count(tasks: TaskStream) -> dict[str, int]:
 
 
 def statistics(datasets: Sequence[str], data_root: str | Path | None = None) -> dict[str, dict[str, Any]]:
-    """For each dataset what the paper prints and what the data at hand has; None where either is missing."""
+    """For each dataset, the numbers printed in the paper and those counted here; None where either is missing."""
     printed = read("printed")["statistics"]
     table: dict[str, dict[str, Any]] = {}
     for name in datasets:
@@ -56,7 +56,7 @@ def statistics(datasets: Sequence[str], data_root: str | Path | None = None) -> 
 
 
 def markdown(table: dict[str, dict[str, Any]]) -> str:
-    """The table for people."""
+    """The table in Markdown."""
     heads = [f"{name}, {side}" for name in table for side in ("printed", "counted")]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "--:|" * len(heads)]
     for key, title in TITLES.items():

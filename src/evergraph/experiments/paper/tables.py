@@ -1,4 +1,4 @@
-"""The paper's table beside ours, in the formats people paste: Markdown, CSV, LaTeX."""
+"""The paper's table beside ours, in Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def table_rows(
 
 
 def with_differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with its values over all orders and seeds, and how far it is behind the best row without old data.
+    """Add to each row its values over all orders and seeds, and its gap to the best row without old data.
 
     `best` marks the one row that is better than every other row without old data by more than noise, if there is one;
-    joint training, which keeps all data, takes no part.
+    joint training, which keeps all data, does not compete.
     """
     for row in rows:
         row["all_orders"] = {graph: _values(row, graph) for graph in _graphs(rows)} if all(row["orders"]) else {}
@@ -68,13 +68,13 @@ def _values(row: dict[str, Any], graph: str) -> list[float]:
     values: list[float] = []
     for result in row["orders"]:
         summary = _on(result, graph)
-        assert summary is not None  # every run of a protocol is measured on both
+        assert summary is not None  # every run of a protocol is measured on both graphs
         values += summary["metrics"]["ap"]["values"]
     return values
 
 
 def _on(result: dict[str, Any] | None, graph: str) -> dict[str, Any] | None:
-    """A result's measures on a test graph; None where there are none."""
+    """A result's measures on a test graph; None if there are none."""
     if result is None or result["protocol"]["test_graph"] == graph:
         return result
     measures: dict[str, Any] | None = result["also_tested"].get(graph)
@@ -82,9 +82,9 @@ def _on(result: dict[str, Any] | None, graph: str) -> dict[str, Any] | None:
 
 
 def distance(row: dict[str, Any]) -> float | None:
-    """How far a row is from the printed one: the mean of |ΔAP| and |ΔAF|, in points, on the protocol's test graph.
+    """Distance of a row from the printed one: the mean of |ΔAP| and |ΔAF|, in points, on the protocol's test graph.
 
-    Only protocol `paper` sets out to come near.
+    None for other protocols than `paper`, which do not aim at the printed numbers.
     """
     if row["paper_ap"] is None or row["result"] is None or row["protocol"] != "paper":
         return None
@@ -127,7 +127,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table over all orders and seeds, with what is kept beside the numbers."""
+    """A Markdown table over all orders and seeds, with what each method keeps beside its numbers."""
     graphs = _graphs(rows)
     heads = [[f"AP ({graph})", f"AF ({graph})", f"all orders ({graph})", "against the best"] for graph in graphs]
     head = ["method", *(cell for part in heads for cell in part), "keeps", "bytes kept", "settings"]
@@ -146,7 +146,7 @@ def markdown_with_differences(rows: list[dict[str, Any]]) -> str:
 
 
 def _against(row: dict[str, Any], graph: str) -> list[str]:
-    """AP over all orders, bold where it is the best by more than noise, and the gap to the best with its p-value."""
+    """AP over all orders, bold if it is the best by more than noise, and the gap to the best with its p-value."""
     if not row["all_orders"]:
         return [NOT_MEASURED, ""]
     summary = mean_std(row["all_orders"][graph])
@@ -160,7 +160,7 @@ def _against(row: dict[str, Any], graph: str) -> list[str]:
 
 
 def _chosen(row: dict[str, Any]) -> str:
-    """What was searched for the row and what was chosen."""
+    """The settings searched for the row, with the chosen values."""
     if row["result"] is None or not row["searched"]:
         return ""
     result = row["result"]
@@ -190,7 +190,7 @@ def latex(rows: list[dict[str, Any]]) -> str:
 
 
 def table_as_csv(rows: list[dict[str, Any]]) -> str:
-    """A CSV with means and deviations in columns of their own; empty where nothing was measured."""
+    """A CSV table with means and standard deviations in separate columns; empty where nothing was measured."""
     test_graph, other_graph = _graphs(rows)
     measures = [
         f"{key}_{graph}_{part}"
@@ -214,7 +214,7 @@ def table_as_csv(rows: list[dict[str, Any]]) -> str:
 
 
 def write_tables(rows: list[dict[str, Any]], folder: Path, heading: str) -> Path:
-    """All three formats; returns the Markdown's path."""
+    """Write all three formats; return the path of the Markdown file."""
     table = markdown_with_differences if "all_orders" in rows[0] else markdown
     write_atomically(folder / "table.md", f"{heading}\n\n{table(rows)}")
     write_atomically(folder / "table.csv", table_as_csv(rows))

@@ -1,7 +1,7 @@
 """The report: one HTML page that needs no server and no network, and every figure as PNG and PDF.
 
-The page is `page.html` with the style sheet, the scripts and the data written into it. The scripts print and draw
-the numbers in the data and compute none of them; they only create text nodes, so no name can become markup.
+The page is `page.html` with the style sheet, the scripts and the data embedded. The scripts print and draw the
+numbers in the data and compute none of them; they only create text nodes, so no name can become markup.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCRIPTS = ("base.js", "chart.js", "answer.js", "table.js", "heatmap.js", "figure
 
 @dataclass
 class Report:
-    """What was written: the page, the pictures beside it, and the unfinished runs that are not in it."""
+    """What was written: the page, the figures beside it, and the unfinished runs that are not in it."""
 
     page: Path
     figures: list[Path]
@@ -41,7 +41,7 @@ class Report:
 
 @checked
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None, *, figures: bool = True) -> Report:
-    """Write one page about some runs, and their figures into `figures/` beside it.
+    """Write one page about the given runs, and their figures into `figures/` beside it.
 
     Args:
         paths: folders of runs, of comparisons, or with a `results.jsonl`.
@@ -73,7 +73,7 @@ def payload(runs: list[dict[str, Any]], unfinished: Sequence[Path] = ()) -> dict
     shared = ("stream", "seeds", "protocol.", "model.")  # what runs must share for their methods to be comparable
     differ = [key for key in keys if len({own.get(key) for own in settings}) > 1]
     unlike = [key for key in differ if key.startswith(shared)]
-    # different models have different settings, and a closed form none of training: name only those that all runs have
+    # models differ in their settings, and a closed form has no training settings: name only those that all runs have
     own_ones = {f"protocol.{key}" for key in settings_of(Training)}
     if "model.name" in unlike:
         own_ones |= {key for key in unlike if key.startswith("model.")}
@@ -101,7 +101,7 @@ def _methods(runs: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     several = len(set(keys)) < len(keys) or any(settings_apart(runs))
     if several or common_metric(runs)["higher_is_better"] is not True:
-        return {"columns": [], "rows": []}  # several runs of one method are told apart in the comparison alone
+        return {"columns": [], "rows": []}  # only the comparison distinguishes several runs of one method
     table = method_table(runs)
     roles = {run["method"]: (run["style"], run["role"]) for run in reversed(runs)}
     rows = []
@@ -119,10 +119,10 @@ def _methods(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page with everything in it."""
+    """The page, with style sheet, scripts and data embedded."""
     parts = files("evergraph.experiments.report")
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":  # nothing in the data can end the script element that holds it
+    for sign in "<>&\u2028\u2029":  # so that nothing in the data can end its script element
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     pieces = {
         "title": escape(data["title"]),

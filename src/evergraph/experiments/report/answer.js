@@ -1,11 +1,11 @@
-// The first screen: one answer per stream and test graph, and one table where there are several.
+// The first screen: one answer per stream and test graph, and one table if there are several.
 const perRun = (run) => (known(run.seconds) ? run.seconds / run.seeds.length : null);
 function showSeconds(seconds) {
   if (!known(seconds)) return null;
   return seconds < 90 ? show(seconds, seconds < 10 ? 1 : 0) + " s" : show(seconds / 60, 0) + " min";
 }
 function answerCard(found) {
-  const pooled = (number) => ({ ...RUNS[number], ...found.pooled[number] });  // over orders of classes
+  const pooled = (number) => ({ ...RUNS[number], ...found.pooled[number] });  // over class orders
   const run = pooled(found.best), facts = html("dl", { class: "facts" });
   const fact = (name, value) => {
     if (value) facts.append(html("div", {}, html("dt", {}, name), html("dd", {}, value)));

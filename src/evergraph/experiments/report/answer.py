@@ -20,21 +20,21 @@ STYLES = {
     "finetune": 6,
     "joint": 7,
 }
-"""Colours (style % 8) and markers of methods that meet in most reports; every other name has its own by its hash."""
+"""Colours (style % 8) and markers of methods that are in most reports; every other name gets its own by hash."""
 COLOURS = 8
 MOST_STYLES = 48  # eight colours, each with six markers
 CEILING, OLD_DATA = "ceiling", "old data"
 
 
 def style_of(method: str) -> int:
-    """A method's colour and marker, the same in every report."""
+    """A method's style (colour and marker), the same in every report."""
     return STYLES.get(method, 8 + zlib.crc32(method.encode()) % (MOST_STYLES - 8))
 
 
 def role_of(access: Mapping[str, Any]) -> str:
-    """`ceiling` for a method that trains on all old data, `old data` for one that keeps some of it, else nothing.
+    """`ceiling` for a method that trains on all old data, `old data` for one that keeps some of it, else empty.
 
-    Results of version 0.1 do not say whether all data is used: there, who keeps graphs does.
+    Results of version 0.1 do not say whether all data is used: there, a method that keeps graphs uses all.
     """
     keeps = access.get("keeps", ())
     if access.get("all_data", "graphs" in keeps):
@@ -45,9 +45,9 @@ def role_of(access: Mapping[str, Any]) -> str:
 def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each stream and test graph: the best method without old data, those within noise of it, and the ceiling.
 
-    Runs that differ in the order of classes alone count as one method's; methods are compared, and paired, over the
-    orders and seeds that all of them have; noise cannot be told where these are none. A method is named by the position
-    of its first run in the list. Nothing is said where metrics differ, or where only a ceiling was run.
+    Runs that differ only in the class order count as one method's. Methods are compared, and paired, over the orders
+    and seeds that all of them have; if there are none, noise cannot be estimated. A method is identified by the index
+    of its first run in the list. There is no answer where metrics differ, or where no method without old data was run.
     """
     groups: dict[tuple[str, str], dict[str, list[int]]] = {}
     for number, run in enumerate(runs):
@@ -87,14 +87,14 @@ def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _but_for_order(run: Mapping[str, Any]) -> str:
-    """What a run's numbers depend on besides its order of classes and its seeds."""
+    """Everything a run's numbers depend on besides its class order and its seeds, as text."""
     protocol = {key: value for key, value in run["protocol"].items() if key != "order"}
     settings = (run["method"], run.get("hyperparameters", {}), run.get("model", {}), protocol)
     return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _by_order_and_seed(runs: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[tuple[str, int], float]:
-    """AP of each run that has one."""
+    """AP of each run that has one, by class order and seed."""
     return {
         (str(runs[number]["protocol"].get("order", "")), seed): value
         for number in members
@@ -104,12 +104,12 @@ def _by_order_and_seed(runs: Sequence[Mapping[str, Any]], members: Sequence[int]
 
 
 def _is_alone(runs: Sequence[Mapping[str, Any]], first: int, teams: Mapping[int, list[int]]) -> bool:
-    """Whether its method's name tells these runs from all others of the stream and test graph."""
+    """Whether the method's name distinguishes these runs from all others of the stream and test graph."""
     return sum(runs[other]["method"] == runs[first]["method"] for other in teams) == 1
 
 
 def _pooled(runs: Sequence[Mapping[str, Any]], members: Sequence[int]) -> dict[str, Any]:
-    """AP and AF over all orders and seeds, seconds in all, and the most that is kept."""
+    """AP and AF over all orders and seeds, total seconds, and the maximum of the bytes kept."""
     own = [runs[number] for number in members]
     metrics: dict[str, Any] = {}
     for name in ("ap", "af"):

@@ -1,5 +1,5 @@
 // What all parts share: elements, numbers as text, the tip, downloads. Text only enters the page as text nodes.
-// The scripts print and draw the numbers in DATA; what they mean is defined in Python alone.
+// The scripts print and draw the numbers in DATA; their meaning is defined only in Python.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const SVG = "http://www.w3.org/2000/svg";
@@ -38,7 +38,7 @@ function showBytes(bytes) {
 // The metric in the matrices, the scale that all figures share, and how its values are printed.
 const METRIC = DATA.metric, [LOW, HIGH] = DATA.scale;
 const DIGITS = digitsFor(DATA.scale), CELL_DIGITS = HIGH - LOW >= 20 ? 0 : DIGITS;
-const AP = "ap", AF = "af"; // the summaries that have figures of their own
+const AP = "ap", AF = "af"; // the summaries that have their own figures
 const TITLES = Object.fromEntries(DATA.summaries.map((summary) => [summary.name, summary.title]));
 const unitOf = (run) => (run.metric.unit ? " " + run.metric.unit : "");
 const withUnit = (title) => (METRIC.unit ? `${title} (${METRIC.unit})` : title);
@@ -160,7 +160,7 @@ const STYLED = [
   "text-anchor", "dominant-baseline",
 ];
 function svgText(node) {
-  // a picture that stands alone: the light theme's colours written into every element, on white
+  // a self-contained picture: the light theme's colours written into every element, on white
   const root = document.documentElement, theme = root.dataset.theme;
   root.dataset.theme = "light";
   const copy = node.cloneNode(true);
@@ -206,7 +206,7 @@ function tools(section, rows, pictures) {
   if (pictures) button("svg", "image/svg+xml", () => panelsText(pictures()));
 }
 
-// Draw for the width there is, and again whenever it changes.
+// Draw for the available width, and again whenever it changes.
 function responsive(box, drawing) {
   let last = 0;
   const redraw = () => {

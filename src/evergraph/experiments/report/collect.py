@@ -1,4 +1,4 @@
-"""Finds finished runs on disk and gathers everything that the page shows of them.
+"""Finds finished runs on disk and gathers everything that the page shows about them.
 
 Nothing is trained or measured again. Every number is computed here, by the functions that define it, so that the
 page's scripts only print and draw.
@@ -27,14 +27,14 @@ from evergraph.persistence.reading import read_rows
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
 MOST_NAMED = 6  # settings in a label
-NEEDED = ("stream", "method", "protocol", "seeds", "matrices")  # what a result must have to be shown
+NEEDED = ("stream", "method", "protocol", "seeds", "matrices")  # keys that a result must have to be shown
 
 
 def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
-    """The folders of finished and of unfinished runs in or below the paths.
+    """Find the folders of finished and of unfinished runs in or below the paths.
 
-    A path may be a run's folder, or one that holds several (a comparison). A run that is named itself must be
-    finished. A folder with a results file stands for the cells listed in it, whether or not their folders are there.
+    A path may be a run's folder, or one that contains several (a comparison). A run that is named itself must be
+    finished. A folder with a results file represents the cells listed in it, whether or not their folders exist.
     """
     finished: dict[Path, None] = {}
     unfinished: dict[Path, None] = {}
@@ -42,7 +42,7 @@ def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
         if not path.is_dir():
             raise EvergraphError(f"no folder {path}; name the folder of a run or of a comparison")
         if (path / "run.json").exists() or (path / "result.json").exists():
-            read_result(path)  # an unfinished or damaged one is named here
+            read_result(path)  # raises if it is unfinished or damaged
             finished[path] = None
             continue
         tables = [folder for folder in _folders_with(path, RESULTS) if read_results(folder)]
@@ -58,20 +58,20 @@ def find_runs(paths: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _folders_with(path: Path, *names: str) -> list[Path]:
-    """Folders below a path that hold one of the files; trials of a search are no results."""
+    """Folders below a path that contain one of the files, except the trials of a search."""
     found = {file.parent for name in names for file in path.rglob(name)}
     return sorted(folder for folder in found if TUNING not in folder.relative_to(path).parts)
 
 
 def _cell_folder(table: Path, key: str) -> Path:
-    """The folder of a cell's run: in `cells` beside the results file or, as `paper` has it, further up."""
+    """The folder of a cell's run: in `cells` beside the results file or, for `paper`, further up."""
     table = table.absolute()
     places = [base / CELLS / key for base in [table, *table.parents][: key.count("/") + 1]]
     return next((place for place in places if place.is_dir()), places[0])
 
 
 def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """One entry per run and test graph: what was asked for, what came of it, its learning curves."""
+    """Read one entry per run and test graph: its settings, its results and its learning curves."""
     entries = []
     for folder, place, result in _results(folders):
         curves = [curve for seed in result["seeds"] if (curve := _curve(folder, seed)) is not None]
@@ -88,7 +88,7 @@ def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _results(folders: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Each finished run once: the folder it was run in, where its result was found, and the result."""
+    """Yield each finished run once: the folder it was run in, where its result was found, and the result."""
     seen = set()
     for source in folders:
         for folder, place, result in _results_in(source):
@@ -100,7 +100,7 @@ def _results(folders: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any
 
 
 def _results_in(source: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """One result per cell of a results file, or that of a run's folder."""
+    """Yield one result per cell of a results file, or the result of a run's folder."""
     if not (source / RESULTS).exists():
         yield source, str(source), read_result(source)
         return
@@ -112,7 +112,7 @@ def _results_in(source: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
 
 
 def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the page shows of one run on one test graph."""
+    """What the page shows about one run on one test graph."""
     matrices, protocol = result["matrices"], result["protocol"]
     test_graph = TEST_GRAPHS.get(str(protocol.get("test_graph")))
     metric = describe_metric(result)
@@ -148,12 +148,12 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
 
 
 def _largest(kept: list[list[int]]) -> list[int]:
-    """Bytes kept after each task, in the largest seed."""
+    """Bytes kept after each task, maximum over seeds."""
     return [max(values) for values in zip(*kept)]
 
 
 def _panels(matrices: Sequence[Any]) -> dict[str, Any]:
-    """What the page draws of the matrices, one per seed: each mean with its spread over seeds, and each seed's own."""
+    """What the page draws of the seeds' matrices: means with their spread over seeds, and each seed's own values."""
     arrays = np.array([as_array(matrix) for matrix in matrices])
     spread = [[mean_std(values)["std"] for values in row] for row in np.moveaxis(arrays, 0, -1).tolist()]
     mean = mean_matrix({"matrices": matrices})
@@ -168,7 +168,7 @@ def _panels(matrices: Sequence[Any]) -> dict[str, Any]:
 
 
 def summary_titles(runs: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The page's metric columns: every registered summary, and those that only the results know."""
+    """The page's metric columns: every registered summary, and those found only in the results."""
     titles = [{"name": name, "title": summary.title, "about": summary.about} for name, summary in SUMMARIES.items()]
     others = dict.fromkeys(name for run in runs for name in run["metrics"] if name not in SUMMARIES)
     about = "Recorded with the results; the package that defines it is not installed here."
@@ -181,7 +181,7 @@ def _task_classes(result: dict[str, Any], number: int) -> list[list[str]]:
 
 
 def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
-    """A seed's per-epoch log as columns, thinned where it is long; None if the folder has none."""
+    """A seed's per-epoch log as columns, thinned if it is long; None if the folder has none."""
     path = folder / f"seed-{seed}" / "log.csv"
     if not path.exists():
         return None
@@ -204,7 +204,7 @@ def _curve(folder: Path, seed: int) -> dict[str, Any] | None:
 
 
 def _labels(entries: list[dict[str, Any]]) -> list[str]:
-    """The method's name, with what sets it apart from other runs of the method; at worst a number."""
+    """The method's name, with the settings that distinguish it from other runs of the method; at worst a number."""
     settings = [flat(entry) for entry in entries]
     labels = []
     for entry, own in zip(entries, settings):
@@ -246,7 +246,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any, digits: int = 6) -> float | None:
-    """A number short enough for a page; None where there is none."""
+    """Round a number for the page; None if it is missing or not finite."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{digits}g}")

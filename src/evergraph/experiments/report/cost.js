@@ -1,4 +1,4 @@
-// What is kept against what is known in the end: one panel per stream and test graph, one colour per method.
+// AP against the bytes kept: one panel per stream and test graph, one colour per method.
 const NAMES = [...new Set(RUNS.map((run) => run.method))];
 const METHOD_STYLES = NAMES.map((name) => RUNS.find((run) => run.method === name).style);
 const groupOf = (run) => [run.stream, run.protocol.test_graph].filter(Boolean).join(", test graph ");
@@ -15,7 +15,7 @@ function drawCost() {
   }
   const positive = counted.map((run) => run.kept_bytes).filter((bytes) => bytes > 0);
   const least = Math.min(...(positive.length ? positive : [1])), most = Math.max(...positive, least);
-  const nothing = 10 ** (Math.floor(Math.log10(least)) - 1); // where runs that keep nothing stand
+  const nothing = 10 ** (Math.floor(Math.log10(least)) - 1); // x position of runs that keep nothing
   const some = counted.some((run) => run.kept_bytes === 0), low = some ? nothing : least / 2, high = most * 2;
   const values = counted.flatMap(({ metrics: { [AP]: { mean, std } } }) => [mean - std, mean + std]);
   const pad = Math.max((Math.max(...values) - Math.min(...values)) * 0.08, (HIGH - LOW) / 50);

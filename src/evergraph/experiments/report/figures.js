@@ -5,7 +5,7 @@ const titled = (run, number) =>
 // A vertical line through a chart.
 const upright = ({ top, inner }, kind, x) =>
   svg("line", { class: kind, x1: x, x2: x, y1: top, y2: top + inner.height });
-// Draws into a figure for the width there is; `after` is put below the picture.
+// Draws into a figure for the available width; `after` is put below the picture.
 function redrawn(figure, draw, ...after) {
   let picture = null;
   responsive(figure, (width) => {
@@ -95,7 +95,7 @@ function drawTasks() {
   }, () => [find("anytime").querySelector(":scope > svg"), ...box.querySelectorAll("figure > svg")]);
 }
 
-// Where a label may stand beside its point: distance down, and side; the first that is free is taken.
+// Possible places of a label beside its point: distance down, and side; the first free one is taken.
 const PLACES = [0, -16, 16, -32, 32, -48, 48].flatMap((dy) => [[dy + 4, 1], [dy + 4, -1]]);
 
 function drawPlane() {
@@ -154,7 +154,7 @@ function drawPlane() {
           taken.push(box);
           frame.picture.append(svg("text", { class: "strong label", "data-run": number, x: left, y: at }, text));
           return;
-        } // where there is no room the legend and the tip tell
+        } // without room, the legend and the tip name the run
       });
     }
     frame.picture.append(...hits);
@@ -202,7 +202,7 @@ function drawLearning() {
         const points = curve.step.flatMap((step, k) => {
           const point = [frame.along(step), known(curve[kind][k]) ? frame.up(curve[kind][k]) : null];
           const begins = k && curve.task[k] !== curve.task[k - 1];
-          return begins ? [[null, null], point] : [point]; // each task has a line of its own
+          return begins ? [[null, null], point] : [point]; // each task has its own line
         });
         const dashes = kind === "loss" ? "" : " dashed";
         frame.picture.append(svg("path", { class: "line thin" + dashes, style: paint(s), d: path(points) }));

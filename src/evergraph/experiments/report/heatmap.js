@@ -1,4 +1,4 @@
-// Accuracy matrices as heatmaps. Cividis: its brightness alone tells the value.
+// Accuracy matrices as heatmaps. Cividis: brightness alone conveys the value.
 const CIVIDIS = [
   [0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115],
   [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56],
@@ -27,7 +27,7 @@ const VIEWS = {
     scale: [LOW - HIGH, 0, HIGH - LOW].map(lean), low: "−" + SPAN, high: "+" + SPAN,
   },
 };
-// A run's matrices: those of one seed, or their mean over seeds where it is asked for or the run lacks the seed.
+// A run's matrices: those of one seed, or their mean over seeds if requested or if the run lacks the seed.
 function matricesOf(run, seed = "mean") {
   const s = run.seeds.map(String).indexOf(seed);
   if (s >= 0) return { values: run.matrices[s], changes: run.changes[s], spread: null };

@@ -2,11 +2,11 @@
 const METRIC_COLUMNS = DATA.summaries.map(({ name, title, about }) => {
   const digits = Math.max(DIGITS, digitsFor(RUNS.map((run) => run.metrics[name]?.mean)));
   const value = (run) => run.metrics[name]?.mean;
-  const main = name === AP; // has a bar, and a star for the best run where all runs share a metric
+  const main = name === AP; // has a bar, and a star for the best run if all runs share a metric
   const text = (run) => plusMinus(run, name, digits);
   return { title, about, text, sort: value, kind: main ? "bar" : "metric", best: main };
 });
-// What a method keeps, where results say so.
+// What a method keeps, if results say so.
 const words = (key) => key.split(".").pop().replaceAll("_", " ");
 const accessColumn = (key) => ({ title: capital(words(key)), text: (run) => run.access[key] ?? "–", kind: "text" });
 const ACCESS = [...new Set(RUNS.flatMap((run) => Object.keys(run.access)))];
@@ -52,8 +52,8 @@ const MAIN = COLUMNS.findIndex((column) => column.best);
 
 const TESTED = (run) => `${run.stream} ${run.protocol.test_graph} ${run.protocol.order}`;
 function bestRun(column, run) {
-  // the best value of a column among the runs without old data that have this one's stream, test graph and order; none where
-  // runs have different metrics
+  // the best value of a column among the runs without old data on the same stream, test graph and order; none if runs have
+  // different metrics
   const rivals = RUNS.filter((other) => !other.role && TESTED(other) === TESTED(run));
   const values = rivals.map(column.sort).filter(known);
   if (RUNS.length < 2 || METRIC.higher_is_better === null || !values.length) return undefined;
@@ -79,7 +79,7 @@ function tableCell(column, run, number) {
   return cell;
 }
 
-// Where there are several streams or test graphs, the table can show those of one alone.
+// If there are several streams or test graphs, the table can show the runs of only one.
 function drawFilters(rows) {
   const filters = [["Stream", (run) => run.stream], ["Test graph", (run) => run.protocol.test_graph ?? "–"]]
     .map(([title, value]) => ({ title, value, names: [...new Set(RUNS.map(value))] }))

@@ -6,7 +6,7 @@ from evergraph.experiments.selection.rule_comparison import compare_rules
 from evergraph.experiments.selection.space import Choices, Range, Space
 from evergraph.experiments.selection.tuning import make_rule, make_rules, tune
 
-# importing the rules is what puts them on the list, in this order
+# importing the rules registers them, in this order
 # isort: off
 from evergraph.experiments.selection.pseudo_stream import PseudoStream
 from evergraph.experiments.selection.first_tasks import FirstTasks

@@ -22,13 +22,13 @@ from evergraph.experiments.selection.space import Space
 @SELECTION_RULES.register
 @dataclass(frozen=True)
 class CurrentTask(SelectionRule):
-    """The strongest hold that costs new tasks no more than `margin` of their accuracy; blind to forgetting itself.
+    """The strongest retention that costs new tasks at most `margin` of their accuracy; blind to forgetting itself.
 
-    Each task is judged right after it was learned, over all classes seen: nothing is asked of old nodes. The rule of
+    Each task is evaluated right after it is learned, over all classes seen; old nodes are not needed. The rule of
     version 0.1 (after De Lange et al., TPAMI 2022, with their threshold as a constant).
 
     Args:
-        margin: the share of the best accuracy on new tasks that may be lost.
+        margin: fraction of the best accuracy on new tasks that may be lost.
     """
 
     name = "current-task"
@@ -41,7 +41,7 @@ class CurrentTask(SelectionRule):
         return new_task_accuracy(result)
 
     def choose(self, space: Space, trials: Sequence[Trial]) -> Trial:
-        """The strongest hold among those that learn new tasks nearly as well as the best; of equals the best."""
+        """The strongest retention among the trials within `margin` of the best; of equals, the highest score."""
         scores = [(trial, self.score(result_of(trial))) for trial in finished(trials)]
         best = max(score for _, score in scores)
         close = [

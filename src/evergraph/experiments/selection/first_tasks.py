@@ -1,4 +1,4 @@
-"""`first-tasks`: the stream's first tasks alone."""
+"""`first-tasks`: only the stream's first tasks."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from evergraph.experiments.specification import RunSpec
 class FirstTasks(HighestScore):
     """The final AP of the stream's first tasks (Chaudhry et al., Efficient Lifelong Learning with A-GEM, ICLR 2019).
 
-    Validation nodes of these tasks are kept until the last of them has been learned. Results belong on the tasks that
-    come later, or have to say that these tasks are among them.
+    Validation nodes of these tasks are kept until the last of them has been learned. Results should be reported on the
+    later tasks, or say that these tasks are among them.
 
     Args:
-        standard_errors: as for every rule whose highest score wins (`HighestScore`).
-        tasks: how many.
+        standard_errors: as for every rule that takes the highest score (`HighestScore`).
+        tasks: number of first tasks.
     """
 
     name = "first-tasks"
     about = "the first tasks alone (two by default): their final AP on validation nodes"
 
-    tasks: Annotated[int, Bounds(at_least=2)] = 2  # one task forgets nothing
+    tasks: Annotated[int, Bounds(at_least=2)] = 2  # with one task, nothing is forgotten
 
     @property
     def scope(self) -> str:
-        """So many tasks."""
+        """The first tasks, as a folder's name."""
         return f"first-{self.tasks}-tasks"
 
     @property
     def tasks_spent(self) -> int:
-        """The first ones."""
+        """The number of first tasks."""
         return self.tasks
 
     @property
     def note(self) -> str:
-        """Where results belong."""
+        """On which tasks to report results."""
         return (
             f"chosen on the first {self.tasks} tasks: report results on the tasks after them, or say that they are "
             "among those reported"
         )
 
     def restrict(self, spec: RunSpec) -> RunSpec:
-        """The first tasks in the stream's place."""
+        """Replace the stream by its first tasks."""
         return replace(super().restrict(spec), stream={**spec.stream, "first_tasks": self.tasks})
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
-        """Something must be left to report on."""
+        """Raise if no task is left to report on."""
         super().check(spec, stream, space, trials)
         if self.tasks >= len(stream):
             raise EvergraphError(
@@ -64,5 +64,5 @@ class FirstTasks(HighestScore):
             )
 
     def scores(self, result: dict[str, Any]) -> list[float]:
-        """The final AP of these tasks."""
+        """The final AP of these tasks, for each seed."""
         return final_performances(result)

@@ -1,4 +1,4 @@
-"""Rules that take the highest score, or the strongest hold among scores that seeds cannot tell from it."""
+"""Rules that take the highest score, or the strongest retention among scores that are as good given the seeds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from evergraph.experiments.specification import RunSpec
 
 @dataclass(frozen=True)
 class HighestScore(SelectionRule):
-    """A rule whose highest score wins.
+    """A rule that takes the trial with the highest score.
 
     Args:
-        standard_errors: 0 takes the highest mean over seeds. With 1, the one-standard-error rule (Breiman et al.,
-            Classification and Regression Trees, 1984) takes the simplest of the settings that are as good as far as
-            the seeds can tell: the strongest hold among the trials that are behind the best by at most one standard
-            error. It is that of the difference within seeds, since a seed splits and starts all trials alike and what
-            it adds to their scores cancels; but no more than that of the best's own mean, so that a trial that fails
-            with one seed is not excused by its own scatter.
+        standard_errors: 0 takes the highest mean over seeds. 1 is the one-standard-error rule (Breiman et al.,
+            Classification and Regression Trees, 1984), which takes the simplest of the settings that are as good as
+            far as the seeds can tell: the strongest retention among the trials at most one standard error behind the
+            best. The standard error is that of the per-seed difference, since a seed gives all trials the same split
+            and start and its effect on their scores cancels; but at most that of the best trial's mean, so that a
+            trial that fails with one seed is not excused by its own scatter.
     """
 
     climbs = True
@@ -36,7 +36,7 @@ class HighestScore(SelectionRule):
     standard_errors: NonNegative = field(default=0.0, kw_only=True)
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
-        """A standard error takes two seeds."""
+        """Raise if there are too few seeds for a standard error, which needs two."""
         if self.standard_errors and len(spec.seeds) < 2:
             raise EvergraphError(
                 f"{self.name}: standard_errors={self.standard_errors:g} needs at least two seeds for each trial, "
@@ -45,14 +45,14 @@ class HighestScore(SelectionRule):
 
     @abstractmethod
     def scores(self, result: dict[str, Any]) -> list[float]:
-        """A score for each seed, from accuracies on validation nodes."""
+        """One score per seed, from accuracies on validation nodes."""
 
     def score(self, result: dict[str, Any]) -> float:
-        """The mean over seeds."""
+        """The mean score over seeds."""
         return float(np.mean(self.scores(result)))
 
     def choose(self, space: Space, trials: Sequence[Trial]) -> Trial:
-        """The trial with the highest score, the first of equals; or the strongest hold that is as good."""
+        """The trial with the highest score (the first of equals), or the strongest retention that is as good."""
         best = super().choose(space, trials)
         if not self.standard_errors:
             return best
@@ -60,7 +60,7 @@ class HighestScore(SelectionRule):
         return max(close, key=lambda trial: (space.strength_of(trial.point), self.score(result_of(trial))))
 
     def _as_good(self, trial: Trial, best: Trial) -> bool:
-        """Whether a trial is behind the best by at most so many standard errors."""
+        """Whether a trial is behind the best by at most `standard_errors` standard errors."""
         highest = np.asarray(self.scores(result_of(best)))
         behind = highest - self.scores(result_of(trial))
         error = min(_standard_error(behind), _standard_error(highest))
@@ -68,5 +68,5 @@ class HighestScore(SelectionRule):
 
 
 def _standard_error(values: np.ndarray) -> float:
-    """Of the mean of some values."""
+    """Standard error of the mean."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))

@@ -1,4 +1,4 @@
-"""Who proposes the settings of the trials: a Sobol sequence or, where there is a score to climb, Optuna."""
+"""Proposers of the trials' settings: a Sobol sequence or, if there is a score to maximize, Optuna."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ STARTUP = 8  # trials spread over the space before Optuna follows the scores
 
 
 class Proposer(Protocol):
-    """Proposes trials, a batch at a time, and is told what came of them."""
+    """Proposes trials in batches and receives their scores."""
 
     def ask(self) -> list[tuple[int, Point]]:
-        """The next trials and their numbers; none when there are enough. The first answer has those of earlier runs."""
+        """Return the next trials with their numbers, first those of earlier runs; empty when there are enough."""
 
     def tell(self, number: int, score: float | None) -> None:
-        """A trial's score; None if it failed."""
+        """Record a trial's score; None if it failed."""
 
 
 def spread(space: Space, count: int, start: int = 0) -> list[Point]:
-    """Points spread over the space: all of it where it is small, else a Sobol sequence from point `start` on."""
+    """Points spread over the space: the whole space if it is small, else a Sobol sequence from point `start` on."""
     if space.size <= start + count:
         lists = [dimension.values for dimension in space.dimensions.values() if isinstance(dimension, Choices)]
         return [dict(zip(space.dimensions, values)) for values in itertools.product(*lists)][start:]
     from scipy.stats import qmc  # slow to import, and only searches need it
 
     sequence = qmc.Sobol(len(space.dimensions), scramble=False)
-    sequence.fast_forward(1 + start)  # its first point is a corner
+    sequence.fast_forward(1 + start)  # the first point of the sequence is a corner
     return [space.at(map(float, positions)) for positions in sequence.random(count)]
 
 
 class Spread:
-    """All trials at once, spread over the space; they need no scores."""
+    """Proposes all trials at once, spread over the space, without regard to scores."""
 
     def __init__(self, space: Space, trials: int) -> None:
         self._points: list[Point] = spread(space, trials)
 
     def ask(self) -> list[tuple[int, Point]]:
-        """All of them, once."""
+        """Return all trials, once."""
         points, self._points = self._points, []
         return list(enumerate(points))
 
     def tell(self, number: int, score: float | None) -> None:
-        """Nothing follows from a score."""
+        """Ignore the score."""
 
 
 def has_optuna() -> bool:
@@ -65,8 +65,8 @@ def has_optuna() -> bool:
 class Climb:
     """Optuna's tree-structured Parzen estimator, after some trials spread over the space.
 
-    The study is a file in the folder. Proposals depend on the trials before them alone, so a study that was stopped
-    goes on as if it had not been; trials that were proposed and not finished come first.
+    The study is a file in the folder. Proposals depend only on the trials before them, so an interrupted study
+    continues as if it had not been interrupted; trials that were proposed but not finished come first.
     """
 
     def __init__(self, space: Space, trials: int, folder: Path, batch: int) -> None:
@@ -91,7 +91,7 @@ class Climb:
         self._known = self._proposed()
 
     def _proposed(self) -> list[tuple[int, Point]]:
-        """The study's trials; one that a killed process had not given all its settings is struck off."""
+        """The study's trials; one that a killed process left without all its settings is marked as failed."""
         trials, whole = self._study.get_trials(deepcopy=False), []
         for trial in trials:
             if trial.params.keys() == self._space.dimensions.keys():
@@ -101,7 +101,7 @@ class Climb:
         return whole
 
     def ask(self) -> list[tuple[int, Point]]:
-        """What earlier runs proposed; then the spread trials together; then as many at a time as run side by side."""
+        """Return the trials of earlier runs; then all spread trials; then as many at a time as run in parallel."""
         if self._known:
             known, self._known = self._known, []
             return known[: self._trials]
@@ -113,7 +113,7 @@ class Climb:
         return [(trial.number, self._rounded(trial.params)) for trial in asked]
 
     def _add(self, point: Point) -> tuple[int, Point]:
-        """A trial with settings from elsewhere."""
+        """Add a trial with given settings to the study."""
         running = self._optuna.trial.TrialState.RUNNING
         self._study.add_trial(
             self._optuna.trial.create_trial(state=running, params=point, distributions=self._distributions)
@@ -121,7 +121,7 @@ class Climb:
         return len(self._study.trials) - 1, point
 
     def tell(self, number: int, score: float | None) -> None:
-        """Into the study, unless it is there. A failed trial counts as worse than all others."""
+        """Record the score in the study, unless it is there. A failed trial counts as worse than all others."""
         if self._study.trials[number].state.is_finished():
             return
         if score is None:
@@ -149,13 +149,13 @@ class Climb:
 
 
 def _mend(path: Path) -> None:
-    """Remove what a killed process may leave of a study: a lock, since this process holds the folder; half a line."""
+    """Remove what a killed process may leave: a stale lock (this process holds the folder) and a partial last line."""
     remove_file(path.with_name(f"{path.name}.lock"))
     if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
         write_atomically(path, content[: content.rfind(b"\n") + 1])
 
 
 def batches(proposer: Proposer) -> Iterator[list[tuple[int, Point]]]:
-    """The proposer's batches until there are enough trials."""
+    """Yield the proposer's batches until there are enough trials."""
     while batch := proposer.ask():
         yield batch

@@ -15,16 +15,16 @@ from evergraph.experiments.specification import RunSpec
 @SELECTION_RULES.register
 @dataclass(frozen=True)
 class PseudoStream(HighestScore):
-    """The final AP of a small stream that the first task's classes are cut into.
+    """The final AP of a small stream made by splitting the first task's classes.
 
-    Training and validation nodes of the first task are all that is there: its test nodes are not in the graph. Every
-    task of the small stream has at least two classes: with one alone, a softmax over the classes seen has nothing to
-    learn, and untrained outputs are all there is to keep. Where the first task has fewer than eight
-    classes, they are cut into parts that count as classes (`TaskStream.within_task`). The rule sees forgetting, and it
-    is done before the second task arrives.
+    Only the training and validation nodes of the first task are used: its test nodes are not in the graph. Every task
+    of the small stream has at least two classes: with a single class, a softmax over the classes seen has nothing to
+    learn, and only untrained outputs would be kept. If the first task has fewer than eight classes, they are split into
+    parts that count as classes (`TaskStream.within_task`). The rule observes forgetting, and it is done before the
+    second task arrives.
 
     Args:
-        standard_errors: as for every rule whose highest score wins (`HighestScore`).
+        standard_errors: as for every rule that takes the highest score (`HighestScore`).
     """
 
     name = "pseudo-stream"
@@ -32,23 +32,23 @@ class PseudoStream(HighestScore):
 
     @property
     def scope(self) -> str:
-        """The small stream."""
+        """The small stream, as a folder's name."""
         return self.name
 
     @property
     def tasks_spent(self) -> int:
-        """The first."""
+        """One: the first task."""
         return 1
 
     def restrict(self, spec: RunSpec) -> RunSpec:
-        """The small stream in the stream's place."""
+        """Replace the stream by the small one."""
         return replace(super().restrict(spec), stream={**spec.stream, "pseudo_stream": True})
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
-        """The first task must have what a stream can be cut from."""
+        """Raise if the first task cannot be split into a stream."""
         super().check(spec, stream, space, trials)
         stream.within_task(0)
 
     def scores(self, result: dict[str, Any]) -> list[float]:
-        """The final AP."""
+        """The final AP of the small stream, for each seed."""
         return final_performances(result)

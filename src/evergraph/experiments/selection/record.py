@@ -1,4 +1,4 @@
-"""A search's folder: what is searched is checked first, written once, and gone on with only as it was begun."""
+"""A search's folder: the input is checked first and recorded once; only the same search can be resumed in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORD = "tune.json"
 
 
 def check_input(spec: RunSpec, space: Space, data_root: str | Path | None) -> TaskStream:
-    """Raise the error for whatever is wrong with the input, before anything is run or written; returns the stream."""
+    """Raise if anything is wrong with the input, before anything is run or written; return the stream."""
     middle = spread(space, 1)[0]
     for key, dimension in space.dimensions.items():
         for value in dimension.extremes():
@@ -33,7 +33,7 @@ def check_input(spec: RunSpec, space: Space, data_root: str | Path | None) -> Ta
 
 
 def describe(spec: RunSpec, space: Space, rule: str, settings: Any, *, optuna: bool) -> dict[str, Any]:
-    """What a search is: it goes on only as it was begun."""
+    """The record of a search, by which a resumed search is checked to be the same."""
     proposer = "optuna" if optuna and has_optuna() else "sobol"
     plain = {"spec": spec.as_dict(), "space": space.as_json(), "rule": rule, "rule_settings": settings}
     return {**json.loads(json.dumps(plain)), "proposer": proposer, "versions": versions()}
@@ -41,7 +41,7 @@ def describe(spec: RunSpec, space: Space, rule: str, settings: Any, *, optuna: b
 
 @contextmanager
 def opened(folder: Path, record: dict[str, Any], resume: bool) -> Iterator[bool]:
-    """Hold a search's folder, new or the same search's; yields whether Optuna proposes."""
+    """Lock the folder of a new search or of the same search; yields whether Optuna proposes."""
     path = folder / RECORD
     look = partial(_saved, folder, record, resume)
     with taken_folder(folder, look, advice="name another with --out") as saved:
@@ -51,7 +51,7 @@ def opened(folder: Path, record: dict[str, Any], resume: bool) -> Iterator[bool]
 
 
 def _saved(folder: Path, record: dict[str, Any], resume: bool) -> dict[str, Any] | None:
-    """The record of the search that is in the folder already, if it is this one."""
+    """The record of the search already in the folder, or None; raises if it is not this search."""
     path = folder / RECORD
     if not path.exists():
         if holds_something(folder):

@@ -1,4 +1,4 @@
-"""What a rule of selection is: it chooses settings without old data and without test nodes."""
+"""The interface of selection rules, which choose settings without old data and without test nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHOLE_STREAM = "full"  # the scope of rules whose trials learn the whole stream
 
 @dataclass(frozen=True)
 class Trial:
-    """Some settings, the run that tries them, and what came of it.
+    """Settings, the run that tries them, and its outcome.
 
     Args:
         key: the trial's name: the folder of its run below `cells`.
@@ -48,12 +48,12 @@ class Trial:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a rule chose, and among what.
+    """What a rule chose, and the trials that it chose from.
 
     Args:
-        chosen: the trial with the settings chosen.
+        chosen: the trial with the chosen settings.
         trials: all trials.
-        note: what to know about the choice, for people.
+        note: what users should know about the choice.
     """
 
     chosen: Trial
@@ -63,48 +63,48 @@ class Selection:
 
 @dataclass(frozen=True)
 class SelectionRule(metaclass=Checked):
-    """Chooses among trials by their accuracies on validation nodes. `result["matrices"]`, on test nodes, is taboo."""
+    """Chooses among trials by accuracies on validation nodes. It must not read `result["matrices"]`, on test nodes."""
 
     name: ClassVar[str]
     about: ClassVar[str]
-    """What it looks at, in one line."""
+    """What the rule looks at, in one line."""
     climbs: ClassVar[bool] = False
     """Whether the highest score wins, so that proposals can follow the scores."""
     proposes: ClassVar[bool] = False
-    """Whether it brings its own trials."""
+    """Whether the rule proposes its own trials."""
 
     @property
     def scope(self) -> str:
-        """What its trials learn, as a folder's name."""
+        """What the trials learn, as a folder's name."""
         return WHOLE_STREAM
 
     @property
     def tasks_spent(self) -> int:
-        """Tasks at the stream's beginning that the choice was made on alone; results on later ones are untouched."""
+        """Number of first tasks, if the choice is based on these alone; results on later tasks are untouched by it."""
         return 0
 
     @property
     def note(self) -> str:
-        """What to know about results with its choice."""
+        """What users should know about results with the rule's choice."""
         return ""
 
     def restrict(self, spec: RunSpec) -> RunSpec:
-        """The run of a trial: the whole stream, or what the rule may look at of it."""
+        """The run of a trial: the whole stream, or the part that the rule may look at."""
         return replace(spec, validate=True)
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
-        """Raise an error where the rule has nothing to look at; most always have."""
+        """Raise if the rule has nothing to look at; by default it never raises."""
 
     @abstractmethod
     def score(self, result: dict[str, Any]) -> float:
-        """The number that a trial is judged by, from its accuracies on validation nodes."""
+        """The score of a trial, from its accuracies on validation nodes."""
 
     def choose(self, space: Space, trials: Sequence[Trial]) -> Trial:
         """The trial with the highest score, the first of equals."""
         return max(finished(trials), key=lambda trial: _last_if_no_number(self.score(result_of(trial))))
 
     def search(self, search: Search) -> Selection:
-        """Run trials and choose."""
+        """Run trials and choose one."""
         proposer, trials = search.proposer(self), list[Trial]()
         for batch in batches(proposer):
             new = search.run(self, [search.trial(self, f"{number:03d}", point) for number, point in batch])
@@ -115,7 +115,7 @@ class SelectionRule(metaclass=Checked):
 
 
 def finished(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that have a result; an error if there are none."""
+    """The trials that have a result; raises if there are none."""
     done = [trial for trial in trials if trial.result is not None]
     if not done:
         raise EvergraphError(f"none of {len(trials)} trials came to an end ({trials[0].error}); narrow it with --space")
@@ -138,20 +138,20 @@ def final_performance(result: dict[str, Any]) -> float:
 
 
 def final_performances(result: dict[str, Any]) -> list[float]:
-    """AP on validation nodes after the last task, of each seed; of an error, less than nothing."""
+    """AP on validation nodes after the last task, for each seed; negated if the metric is an error."""
     return [sign(result) * float(average_performance(matrix)) for matrix in result["validation"]]
 
 
 def new_task_accuracy(result: dict[str, Any]) -> float:
-    """Accuracy on each task's validation nodes after it was learned, mean over tasks and seeds; errors as above."""
+    """Accuracy on each task's validation nodes after learning it, mean over tasks and seeds; errors are negated."""
     return sign(result) * float(np.mean([learning_accuracy(matrix) for matrix in result["validation"]]))
 
 
 def nearly(score: float, share: float) -> float:
-    """What is short of a score by at most a share of it, whatever its sign."""
+    """The threshold that reaches a share of a score, whatever its sign: `score − (1 − share) · |score|`."""
     return score - (1 - share) * abs(score)
 
 
 def sign(result: dict[str, Any]) -> int:
-    """−1 where a result's numbers are errors, which count against a trial."""
+    """−1 if a result's metric is an error, where lower is better; else 1."""
     return 1 if describe_metric(result)["higher_is_better"] else -1

@@ -1,4 +1,4 @@
-"""What each rule chooses, against the best in hindsight."""
+"""Comparison of each rule's choice with the best in hindsight."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TABLE = "table.md"
 
 
 class Hindsight(SelectionRule):
-    """AP on the test nodes of the whole stream. Not a rule that anybody may choose by: the end of the scale."""
+    """AP on the test nodes of the whole stream. Not a rule to choose by: it marks the upper end of the scale."""
 
     name = "hindsight"
     about = "test nodes of the whole stream; not a rule"
 
     def score(self, result: dict[str, Any]) -> float:
-        """AP on test nodes; of an error, less than nothing."""
+        """AP on test nodes; negated if the metric is an error."""
         return sign(result) * float(result["ap"]["mean"])
 
 
@@ -47,16 +47,16 @@ def compare_rules(
     resume: bool = False,
     on_done: OnDone | None = None,
 ) -> dict[str, Any]:
-    """What each rule chooses, and how far behind the best in hindsight it is; `table.md` in the folder says it.
+    """Compare each rule's choice with the best in hindsight; the table is also written to `table.md` in the folder.
 
-    The rules choose among the same settings, spread over the space, each in the runs that it may look at. A rule that
-    brings its own trials has as many of them. All settings are then compared by AP on the test nodes of the whole
-    stream, which no rule has seen. A rule that is impossible for this stream is listed with the reason.
+    The rules choose among the same settings, spread over the space, each by the runs that it may look at. A rule that
+    proposes its own trials gets as many of them. All settings are then compared by AP on the test nodes of the whole
+    stream, which no rule has seen. A rule that is not possible on this stream is listed with the reason.
 
     Args:
         spec: the run whose settings are searched.
-        rules: the rules.
-        out: as for `tune`; so are all the others.
+        rules: the rules to compare.
+        out: the folder; this and all other arguments are as for `tune`.
     """
     space = space or Space.of(spec)
     stream, possible, reasons = check_input(spec, space, data_root), [], {}
@@ -106,7 +106,7 @@ def compare_rules(
 
 
 def _select(search: Search, rules: Sequence[SelectionRule]) -> tuple[dict[str, Selection], dict[str, Trial]]:
-    """Each rule's choice, and the whole stream learned with all settings that came up, by the trial's short name."""
+    """Each rule's choice, and the runs of all tried settings on the whole stream, by the trial's short name."""
     points = {f"{number:03d}": point for number, point in enumerate(spread(search.space, search.budget))}
 
     def shared(rule: SelectionRule) -> list[Trial]:
@@ -131,7 +131,7 @@ def _name(trial: Trial) -> str:
 
 
 def _tested(trial: Trial, spent: int) -> dict[str, Any] | None:
-    """AP and AF on the test nodes of the whole stream, and AP on the tasks that no rule has spent."""
+    """AP and AF on the test nodes of the whole stream, and AP on the tasks after those that rules have used."""
     if trial.result is None:
         return None
     later = [performance(as_array(matrix)[-1, spent:]) for matrix in trial.result["matrices"]]
@@ -139,7 +139,7 @@ def _tested(trial: Trial, spent: int) -> dict[str, Any] | None:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """The table of `compare_rules` for people."""
+    """The table of `compare_rules` in Markdown."""
     tasks = found["tasks_spent"]
     lines = [
         f"**{found['stream']}, {found['method']}**: what each rule chooses, and how good it is on the test nodes of "

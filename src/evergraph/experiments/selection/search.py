@@ -1,4 +1,4 @@
-"""Trials as cells of one folder, worked off side by side; what was run before is not run again."""
+"""Trials as cells of one folder, run in parallel; finished trials are not run again."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from evergraph.experiments.specification import RunSpec
 from evergraph.persistence.files import write_atomically
 from evergraph.persistence.reading import as_json, read_json
 
-DIVERGED = "diverged.json"  # trials that have no result, and why
+DIVERGED = "diverged.json"  # trials without a result, and the reasons
 OnDone = Callable[[str, int], None]
 """Called as (a trial's name, trials done so far)."""
 
 
 @dataclass
 class Search:
-    """What a rule searches with: the space, the number of trials, and a folder in which trials are run.
+    """What a rule needs for a search: the space, the number of trials, and a folder in which trials are run.
 
     Args:
         spec: the run whose settings are searched.
-        space: the settings.
-        budget: trials allowed.
-        folder: of everything; the caller holds it.
-        jobs: processes side by side.
-        engine: where trials are run, in place of processes of this machine.
+        space: the search space.
+        budget: number of trials allowed.
+        folder: folder of the search, locked by the caller.
+        jobs: number of parallel processes.
+        engine: makes the engine that runs the trials, instead of processes on this machine.
         data_root: folder of the datasets.
-        with_optuna: whether Optuna proposes where there is a score to climb.
+        with_optuna: whether Optuna proposes trials if there is a score to maximize.
         on_done: called after every trial.
     """
 
@@ -53,28 +53,28 @@ class Search:
 
     @property
     def at_once(self) -> int:
-        """Trials that keep all processes busy: each has one seed of a trial."""
+        """Number of trials that keeps all processes busy, with one seed of a trial each."""
         return math.ceil(self.jobs / len(self.spec.seeds))
 
     def proposer(self, rule: SelectionRule) -> Proposer:
-        """Who proposes for a rule."""
+        """The proposer for a rule."""
         if rule.climbs and self.with_optuna and self.space.size > self.budget:
             return Climb(self.space, self.budget, self.folder, self.at_once)
         return Spread(self.space, self.budget)
 
     def trial(self, rule: SelectionRule, name: str, point: Point, spec: RunSpec | None = None) -> Trial:
-        """A trial to run: some settings, in a run as the rule wants it."""
+        """A trial to run: a point's settings, in a run restricted as the rule requires."""
         return Trial(f"{rule.scope}/{name}", point, rule.restrict(self.space.apply(spec or self.spec, point)))
 
     def run(self, rule: SelectionRule, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials with their results. What was run before is not run again; one that diverges has no result."""
+        """Run the trials, unless they were run before; return them with results. A diverged trial has no result."""
         entries, diverged = read_results(self.folder), self._diverged()
 
         def known(cell: Cell) -> dict[str, Any] | None:
             return {"error": diverged[cell.key]} if cell.key in diverged else known_result(entries, cell.key, cell.spec)
 
         def failed(cell: Cell, error: Exception) -> dict[str, Any] | None:
-            if not isinstance(error, DivergedError):  # anything else is wrong with the input or the machine
+            if not isinstance(error, DivergedError):  # any other error is about the input or the machine
                 return None
             diverged[cell.key] = str(error)
             write_atomically(self.folder / DIVERGED, as_json(diverged, indent=1))

@@ -1,4 +1,4 @@
-"""Several searches at a time, each with its share of the processes, so that none waits for another's last trial."""
+"""Parallel searches, each with its share of the processes, so that none waits for another's last trial."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from evergraph.experiments.engines import Engine, MakeEngine, ProcessEngine
 
 SearchWith = Callable[[int, "MakeEngine | None"], dict[str, Any]]
-"""A search, given its number of processes and where its trials are run."""
+"""A search, given its number of processes and what makes the engine of its trials."""
 
 
 def search_side_by_side(searches: Mapping[str, SearchWith], jobs: int) -> dict[str, dict[str, Any]]:
-    """What each search finds, by name; all come to their end before the first error is raised.
+    """Run the searches and return their results by name; all finish before the first error is raised.
 
-    A search has a thread here, and its trials are run by processes of its own.
+    Each search has a thread here, and its trials run in processes of its own.
 
     Args:
-        searches: what to run.
-        jobs: processes in all.
+        searches: the searches to run, by name.
+        jobs: total number of processes.
     """
     if jobs == 1 or len(searches) < 2:
         return {name: search(jobs, None) for name, search in searches.items()}
@@ -37,7 +37,7 @@ def search_side_by_side(searches: Mapping[str, SearchWith], jobs: int) -> dict[s
         found = {name: threads.submit(search, share, make) for name, search in searches.items()}
         try:
             wait(found.values())
-        except BaseException:  # Ctrl-C: what is done is on disk
+        except BaseException:  # Ctrl-C: finished trials are on disk
             threads.shutdown(wait=False, cancel_futures=True)
             stopped.set()
             for engine in engines:

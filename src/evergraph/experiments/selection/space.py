@@ -1,4 +1,4 @@
-"""What is searched: ranges and choices of settings of a method, of its training and of its model."""
+"""Search spaces: ranges and choices for the settings of a method, its training and its model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from evergraph.models import MODELS
 from evergraph.training import Training
 
 Point = dict[str, Any]
-"""One value for each setting that is searched."""
-DIGITS = 4  # significant digits of a value: what is printed is what was run
-MODEL = "model."  # before the name of a setting of the model
+"""One value for each searched setting."""
+DIGITS = 4  # significant digits of a value, so that the printed value is the one that was run
+MODEL = "model."  # prefix of the model's settings
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, spread evenly or, with `log`, evenly in their logarithm."""
+    """Numbers from `low` to `high`, on a linear or, with `log`, a logarithmic scale."""
 
     low: float
     high: float
@@ -37,18 +37,18 @@ class Range:
         return self.rounded(self.low + position * (self.high - self.low))
 
     def rounded(self, value: float) -> float:
-        """The value as it is run: short, and in the range."""
+        """The value as it is run: rounded to `DIGITS` digits and clipped to the range."""
         value = min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
         return round(value) if self.integer else value
 
     def position(self, value: float) -> float:
-        """Where a value lies, between 0 and 1."""
+        """The position of a value in the range, between 0 and 1."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def ascending(self) -> Range:
-        """As it is."""
+        """The range itself."""
         return self
 
     def extremes(self) -> tuple[Any, ...]:
@@ -62,12 +62,12 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """A few values."""
+    """A list of values to choose from."""
 
     values: tuple[Any, ...]
 
     def at(self, position: float) -> Any:
-        """The value at a position between 0 and 1, each with an equal share."""
+        """The value at a position between 0 and 1, where each value has an equal share."""
         return self.values[min(int(position * len(self.values)), len(self.values) - 1)]
 
     def rounded(self, value: Any) -> Any:
@@ -75,7 +75,7 @@ class Choices:
         return value
 
     def position(self, value: Any) -> float:
-        """Where a value stands in the list, between 0 and 1."""
+        """The position of a value in the list, between 0 and 1."""
         return self.values.index(value) / max(len(self.values) - 1, 1)
 
     def ascending(self) -> Choices:
@@ -83,7 +83,7 @@ class Choices:
         return Choices(tuple(sorted(self.values))) if all(isinstance(v, (int, float)) for v in self.values) else self
 
     def extremes(self) -> tuple[Any, ...]:
-        """All of them: any may be wrong."""
+        """All values, since any of them may be invalid."""
         return self.values
 
     def as_json(self) -> Any:
@@ -101,7 +101,7 @@ class Space:
     Args:
         dimensions: the range or the choices of each setting.
         places: where each setting belongs: `settings` (the method's), `training` or `model_settings`.
-        hold: those that hold on to the past: the larger, the stronger.
+        hold: settings that set the strength of retention: the larger, the stronger.
     """
 
     dimensions: Mapping[str, Dimension]
@@ -110,11 +110,11 @@ class Space:
 
     @classmethod
     def of(cls, spec: RunSpec, changes: Mapping[str, str] | None = None, fixed: Iterable[str] = ()) -> Space:
-        """The space that a run's method declares, less what is fixed, with `changes` in its place or added.
+        """The space that a run's method declares, without fixed settings; `changes` override or add dimensions.
 
         Args:
             spec: the run; settings that it gives the method or the model are fixed.
-            changes: texts such as `0.1:100:log` or `2,4,8` by setting.
+            changes: ranges such as `0.1:100:log` or choices such as `2,4,8`, by setting.
             fixed: training settings that are not searched.
         """
         method, changes = make_method(spec.method, spec.settings), changes or {}
@@ -134,27 +134,27 @@ class Space:
 
     @staticmethod
     def has(spec: RunSpec, key: str) -> bool:
-        """Whether a run has a setting of this name to search: of its method, its training or its model."""
+        """Whether a run's method, training or model has a setting of this name."""
         return any(key in defaults for _, defaults in _homes(spec))
 
     @staticmethod
     def open_settings(spec: RunSpec, fixed: Iterable[str] = ()) -> list[str]:
-        """The settings that a run's method declares for a search, less those that are fixed."""
+        """The settings that a run's method declares for a search, without fixed ones."""
         given = {*spec.settings, *fixed, *(MODEL + key for key in spec.model_settings)}
         space = make_method(spec.method, spec.settings).search_space
         return [key for key in space if not _is_given(key, spec.method, given)]
 
     @property
     def size(self) -> float:
-        """How many points there are; infinite where there is a range."""
+        """Number of points; infinite if there is a range."""
         return math.prod(len(d.values) if isinstance(d, Choices) else math.inf for d in self.dimensions.values())
 
     def at(self, positions: Iterable[float]) -> Point:
-        """The point at some positions between 0 and 1, one for each setting."""
+        """The point at the given positions between 0 and 1, one for each setting."""
         return {key: dimension.at(u) for (key, dimension), u in zip(self.dimensions.items(), positions)}
 
     def point_of(self, spec: RunSpec) -> Point:
-        """The values that a run has without a search: those it gives, and defaults."""
+        """The values that a run has without a search: those it sets, else the defaults."""
         given = {
             "settings": spec.settings,
             "training": dataclasses.asdict(spec.training),
@@ -163,18 +163,18 @@ class Space:
         return {key: given[self.places[key]].get(key, _home(spec, key)[1]) for key in self.dimensions}
 
     def strength_of(self, point: Point) -> float:
-        """How strongly a point holds on to the past, between 0 and 1; 0 where nothing searched does."""
+        """Strength of a point's retention (`hold`), between 0 and 1; 0 if no searched setting affects it."""
         return sum(self.dimensions[key].position(point[key]) for key in self.hold) / max(len(self.hold), 1)
 
     def split(self, point: Point) -> dict[str, dict[str, Any]]:
-        """A point's values by where they belong."""
+        """A point's values, grouped by where they belong."""
         places: dict[str, dict[str, Any]] = {"settings": {}, "training": {}, "model_settings": {}}
         for key, value in point.items():
             places[self.places[key]][key.removeprefix(MODEL)] = value
         return places
 
     def apply(self, spec: RunSpec, point: Point) -> RunSpec:
-        """The run with a point's settings."""
+        """Return the run with a point's settings."""
         chosen = self.split(point)
         return dataclasses.replace(
             spec,
@@ -184,7 +184,7 @@ class Space:
         )
 
     def run_options(self, point: Point) -> list[str]:
-        """The options of `evergraph run` that stand for a point."""
+        """The options of `evergraph run` that set a point's values."""
         words = []
         for place, values in self.split(point).items():
             for key, value in values.items():
@@ -201,7 +201,7 @@ class Space:
 
 
 def parse_dimension(key: str, text: str, default: Any = 0.0) -> Dimension:
-    """`LOW:HIGH`, `LOW:HIGH:log` or choices with commas; values are of the type of the setting's default."""
+    """Parse `LOW:HIGH`, `LOW:HIGH:log` or comma-separated choices; values have the type of the setting's default."""
     if ":" not in text:
         return Choices(tuple(parse_text("--space", key, item, type(default), default) for item in text.split(",")))
     low, high, *scale = text.split(":")
@@ -220,19 +220,19 @@ def parse_dimension(key: str, text: str, default: Any = 0.0) -> Dimension:
 
 
 def _declared(values: tuple[float, float] | list[Any]) -> Dimension:
-    """What a method declares: a pair is a range (log-uniform; uniform from 0), a list holds choices."""
+    """Convert a method's declaration: a pair is a range (log-uniform; uniform from 0), a list holds choices."""
     if isinstance(values, tuple):
         return Range(*values, log=values[0] > 0)
     return Choices(tuple(values))
 
 
 def _is_given(key: str, method: str, given: set[str]) -> bool:
-    """Whether a setting has a value already: under its own name, its part's, or the plain one for all parts."""
+    """Whether a setting already has a value: under its own name, its part's, or the plain name for all parts."""
     return bool({key, f"{method}.{key}", key if key.startswith(MODEL) else key.rpartition(".")[2]} & given)
 
 
 def _homes(spec: RunSpec) -> list[tuple[str, dict[str, Any]]]:
-    """The places that a run's settings belong to, each with its settings and their defaults."""
+    """The places that a run's settings belong to, each with its settings' defaults."""
     method: dict[str, Any] = {}
     for part in parts_of(spec.method):
         known = settings_of(METHODS[part])

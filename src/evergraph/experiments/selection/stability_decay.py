@@ -1,4 +1,4 @@
-"""`stability-decay`: from the strongest hold down, until new tasks can be learned."""
+"""`stability-decay`: from the strongest retention down, until new tasks can be learned."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class StabilityDecay(SelectionRule):
     """The first of decreasing strengths that lets new tasks be learned (De Lange et al., TPAMI 2022).
 
     Phase 1 finds the learning rate with which fine-tuning learns new tasks best. Phase 2 keeps it, starts from the
-    strongest hold and lowers the strength until the accuracy on new tasks is `share` of fine-tuning's. All settings
-    that hold on to the past are lowered together; other settings stay as they are. A method that has none is run once,
-    with fine-tuning's learning rate.
+    strongest retention and lowers the strength until the accuracy on new tasks is `share` of fine-tuning's. All
+    retention settings (`hold`) are lowered together; other settings stay as they are. A method that has none is run
+    once, with fine-tuning's learning rate.
 
-    Its authors decay the strength within every task. Here one strength is chosen for the whole stream: each trial
-    learns all of it, and the accuracy is the mean over its tasks. A step halves the strength or, where so few trials
-    are allowed that halving would not cross the range, divides it by more.
+    The authors decay the strength within every task. Here one strength is chosen for the whole stream: each trial
+    learns all of it, and the accuracy is the mean over its tasks. A step halves the strength or, if so few trials are
+    allowed that halving would not cross the range, divides it by more.
 
     Args:
-        share: of fine-tuning's accuracy that a new task has to reach.
+        share: fraction of fine-tuning's accuracy that new tasks have to reach.
     """
 
     name = "stability-decay"
@@ -55,7 +55,7 @@ class StabilityDecay(SelectionRule):
     share: Annotated[float, Bounds(above=0, at_most=1)] = 0.8
 
     def check(self, spec: RunSpec, stream: TaskStream, space: Space, trials: int) -> None:
-        """There must be a strength to lower or a learning rate to find, and trials for both phases."""
+        """Raise unless there is a strength to lower or a learning rate to find, and trials for both phases."""
         if not space.hold and "lr" not in space.dimensions:
             raise EvergraphError(
                 f"stability-decay: {spec.method} searches neither lr nor a setting that holds on to the past; "
@@ -69,7 +69,7 @@ class StabilityDecay(SelectionRule):
         return new_task_accuracy(result)
 
     def search(self, search: Search) -> Selection:
-        """Both phases; phase 2 ends with the first strength that will do."""
+        """Run both phases; phase 2 ends with the first strength that lets new tasks be learned."""
         space, spec = search.space, search.spec
         plain = replace(spec, method="finetune", settings={}, model=spec.model or preferred_model(spec.method))
         rates = _steps(space.dimensions["lr"], max(1, search.budget // 4)) if "lr" in space.dimensions else [None]
@@ -97,13 +97,13 @@ class StabilityDecay(SelectionRule):
         return [trial for trial in trials if trial.result is not None and self.score(trial.result) >= wanted]
 
     def choose(self, space: Space, trials: Sequence[Trial], reference: Trial | None = None) -> Trial:
-        """The first that will do, else the last; trials come from the strongest hold to the weakest."""
+        """The first trial that learns new tasks well enough, else the last; trials go from strongest to weakest."""
         assert reference is not None
         return next(iter(self.reached(trials, reference)), finished(trials)[-1])
 
 
 def decreasing(space: Space, count: int) -> list[Point]:
-    """Settings that hold, from the strongest values to the weakest, in at most `count` steps; one step if none do."""
+    """Values of the `hold` settings from strongest to weakest, at most `count`; one empty point if there are none."""
     if not space.hold:
         return [{}]
     widest = max((math.log2(d.high / d.low) for d in _log_ranges(space)), default=0.0)
@@ -118,6 +118,6 @@ def _log_ranges(space: Space) -> list[Range]:
 
 
 def _steps(dimension: Dimension, count: int) -> list[Any]:
-    """Values at even distances, without the ends if there is one alone; each once."""
+    """Up to `count` evenly spaced values from end to end, or the middle one; without duplicates."""
     positions = [0.5] if count == 1 else np.linspace(0, 1, count).tolist()
     return list(dict.fromkeys(dimension.at(position) for position in positions))

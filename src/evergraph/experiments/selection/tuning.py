@@ -22,13 +22,13 @@ BEST = "best.json"
 
 
 def make_rule(name: str, settings: Mapping[str, Any] | None = None) -> SelectionRule:
-    """A rule by its name."""
+    """Make a rule by name."""
     rule: SelectionRule = configure(SELECTION_RULES[name], name, settings or {})
     return rule
 
 
 def make_rules(settings: Mapping[str, Any] | None = None) -> list[SelectionRule]:
-    """All rules; a setting goes to every rule that has it."""
+    """Make all rules; a setting goes to every rule that has it."""
     settings, known = settings or {}, {name: settings_of(kind) for name, kind in SELECTION_RULES.items()}
     for key in settings:
         if not any(key in own for own in known.values()):
@@ -53,21 +53,21 @@ def tune(
     resume: bool = False,
     on_done: OnDone | None = None,
 ) -> dict[str, Any]:
-    """Search a method's settings and choose by a rule; the choice is also `best.json` in the folder.
+    """Search a method's settings and choose by a rule; the choice is also written to `best.json` in the folder.
 
     The folder has `tune.json` from the start, the trials' runs in `cells`, a line for each finished trial with its
-    scores in `results.jsonl`, and Optuna's study in `study.log` where Optuna proposes.
+    scores in `results.jsonl`, and Optuna's study in `study.log` if Optuna proposes.
 
     Args:
-        spec: the run whose settings are searched; its seeds are those of every trial.
-        rule: what chooses.
+        spec: the run whose settings are searched; every trial runs its seeds.
+        rule: the selection rule.
         out: the folder; a new one, or that of the same search with `resume`.
-        space: what is searched; what the method declares by default.
-        trials: how many settings are tried.
-        jobs: processes side by side, one seed of a trial each.
-        engine: where trials are run, in place of processes of this machine.
+        space: the search space; by default the one that the method declares.
+        trials: number of trials.
+        jobs: number of parallel processes, each with one seed of a trial.
+        engine: makes the engine that runs the trials, instead of processes on this machine.
         data_root: folder of the datasets.
-        resume: go on with a search that was stopped, also with more trials.
+        resume: continue an interrupted search, possibly with more trials.
         on_done: called after every trial.
     """
     space = space or Space.of(spec)
