@@ -1,1 +1,1 @@
-"""What every other folder builds on: sparse matrices, parameters by name, capabilities, settings, shortcuts."""
+"""The basis of all other folders: sparse matrices, parameters by name, capabilities, settings, shortcuts."""

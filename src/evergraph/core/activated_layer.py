@@ -1,7 +1,7 @@
-"""P [σ(H) 1] W, what a convolution makes of the layer before it, and its tangent: on a GPU in a few kernels.
+"""P [σ(H) 1] W, a convolution applied to the activated layer before it, and its tangent: a few kernels on a GPU.
 
-Written out it is an activation, a column of ones, a product, and twice that with a mask for the tangent: some fifteen
-kernels of one or two microseconds each, forwards, for matrices that a GPU reads once in that time.
+Written out, it takes an activation, a column of ones and a product, and twice that with a mask for the tangent: some
+fifteen kernels in the forward pass, of one or two microseconds each, the time in which a GPU reads such a matrix once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from evergraph.core.shortcuts import rounded_products
 from evergraph.core.sparse import Features, product
 from evergraph.core.tangent_products import batched, members_at
 
-MOST_UNITS, MOST_INPUTS = 128, 1024  # of a layer that the kernels are for
+MOST_UNITS, MOST_INPUTS = 128, 1024  # largest layer that the kernels support
 
 
 def fused_layer_suits(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether these are matrices that the kernels are for: of a training step, float32, on a GPU, not too wide."""
+    """Return whether the kernels support these matrices: of a training step, float32, on a GPU, not too wide."""
     inputs, units = weight.shape[-2] - 1, weight.shape[-1]
     sizes = inputs % 16 == 0 and 0 < inputs <= MOST_INPUTS and units <= MOST_UNITS and hidden.size(0) > 0
     kind = hidden.dtype == weight.dtype == torch.float32
@@ -30,9 +30,9 @@ def fused_layer_suits(hidden: Tensor, weight: Tensor) -> bool:
 
 
 class _ActivatedLayer(torch.autograd.Function):
-    """(P Z, P Ż) with Z = [σ(H) 1] W and Ż = [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, or P Z alone; tangents take no gradient.
+    """(P Z, P Ż) with Z = [σ(H) 1] W and Ż = [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, or P Z alone; tangents get no gradient.
 
-    `against` is −Ẇ. Matrices of several networks have them as their middle dimension.
+    `against` is −Ẇ. Several networks are stacked along the middle dimension of every matrix.
     """
 
     @staticmethod
@@ -82,11 +82,11 @@ class _ActivatedLayer(torch.autograd.Function):
         return put_out, (1, None if put_out[1] is None else 1)
 
 
-vars(_ActivatedLayer.forward)["__signature__"] = inspect.signature(_ActivatedLayer.forward)  # found out once
+vars(_ActivatedLayer.forward)["__signature__"] = inspect.signature(_ActivatedLayer.forward)  # computed only once
 
 
 def _written_out(cotangent: Tensor, hidden: Tensor, weight: Tensor, operator: Features) -> tuple[Tensor, Tensor]:
-    """The gradients at H and W in torch's operations: such as can be differentiated once more, and batched."""
+    """Return the gradients at H and W by torch operations, which can be differentiated again and batched."""
     back = (operator.t() @ cotangent.flatten(1)).unflatten(1, weight.shape[1:])
     at_active = torch.einsum("r...c,k...c->r...k", back, weight[:-1])
     at_hidden = torch.ops.aten.threshold_backward(at_active, hidden, 0)
@@ -95,14 +95,14 @@ def _written_out(cotangent: Tensor, hidden: Tensor, weight: Tensor, operator: Fe
 
 
 def _by_network(matrix: Tensor) -> Tensor:
-    """Without gaps, with the networks as its middle dimension: one, where it has none."""
+    """Return the matrix, contiguous, with the networks as its middle dimension, which is added if missing."""
     return (matrix if matrix.dim() == 3 else matrix.unsqueeze(1)).detach().contiguous()
 
 
 def _precision() -> str:
-    """How products within a kernel round their factors: as torch's own do, or nearly: to 22 bits where these do not.
+    """Return how products in a kernel round their factors: as torch does or, if torch does not round, to 22 bits.
 
-    Triton multiplies float32 numbers as they are twenty times slower, without tensor cores; on AMD's GPUs it has to.
+    Triton multiplies unrounded float32 numbers without tensor cores, twenty times slower; on AMD GPUs it has to.
     """
     if rounded_products():
         return "tf32"
@@ -112,7 +112,7 @@ def _precision() -> str:
 def activated_layer(
     hidden: Tensor, weight: Tensor, operator: Features, moved: Tensor | None = None, against: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """P [σ(H) 1] W and its tangent along Ḣ and Ẇ, None where these are; for matrices that the kernels suit.
+    """Return P [σ(H) 1] W and its tangent along Ḣ and Ẇ (None without them), for matrices that the kernels support.
 
     Args:
         hidden: H.

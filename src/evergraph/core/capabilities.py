@@ -1,7 +1,7 @@
 """Capabilities: what a class can do beyond its contract, declared by the class and lost when it is overridden.
 
-A fast path is right only for the very code it was written beside. `GCN.joint_forward` computes what `GCN.logits`
-computes, and its tangent; a subclass that brings its own `logits` inherits the method and must not inherit the
+A fast path is correct only for the code it was written for. `GCN.joint_forward` computes what `GCN.logits`
+computes, and its tangent; a subclass with its own `logits` inherits the method but must not inherit the
 claim. So a capability names the methods it rests on, and holds for an object only as long as none of them is
 overridden below the class that declares it, or replaced on the object itself.
 """
@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class No:
-    """A capability's answer where it does not hold, with the reason: false in conditions.
+    """A capability's negative answer, with the reason; false in conditions.
 
     Args:
         reason: why not, in words that can follow a colon.
@@ -30,13 +30,13 @@ class No:
 
 
 Answer = bool | No
-"""What a capability that is a question answers: yes, no, or no with a reason."""
+"""The answer of a capability that is a question: yes, no, or no with a reason."""
 
 
 def capability(*, rests_on: tuple[str, ...], through: str = "") -> Callable[[Function], Function]:
-    """Declare a method as a capability that is valid as long as the methods named in `rests_on` are its class's own.
+    """Declare a method as a capability that holds as long as the methods named in `rests_on` are not overridden.
 
-    With `through` the part of that name needs the same capability: what a wrapper passes on.
+    With `through`, the attribute of that name needs the same capability: for wrappers, which pass it on.
     """
 
     def declare(function: Function) -> Function:
@@ -48,7 +48,7 @@ def capability(*, rests_on: tuple[str, ...], through: str = "") -> Callable[[Fun
 
 
 def capable(owner: Any, name: str) -> Callable[..., Any] | None:
-    """The owner's capability of that name, bound and ready to call; None where it has none or it no longer holds."""
+    """Return the owner's capability of that name as a bound method; None if it has none or it no longer holds."""
     lineage = type(owner).__mro__
     for position, kind in enumerate(lineage):
         if name not in vars(kind):
@@ -56,7 +56,7 @@ def capable(owner: Any, name: str) -> Callable[..., Any] | None:
         rests_on = getattr(vars(kind)[name], "rests_on", None)
         if rests_on is None:
             return None
-        younger = [*lineage[:position], owner]  # classes that could have overridden, and the object itself
+        younger = [*lineage[:position], owner]  # classes that may override the methods, and the object itself
         if any(method in vars(place) for place in younger for method in rests_on):
             return None
         if getattr(owner, "_forward_hooks", None) or getattr(owner, "_forward_pre_hooks", None):

@@ -1,7 +1,7 @@
-"""Chosen rows of one table or two on a GPU, and back: the Triton kernels.
+"""Triton kernels that pick chosen rows of one or two tables on a GPU, and put gradients back.
 
-Imported where Triton is at hand; `evergraph.core.chosen_rows` says what they compute. Networks side by side are the
-middle dimension of every table, and each has choices of its own.
+Imported only if Triton is available; `evergraph.core.chosen_rows` documents what they compute. Networks are stacked
+along the middle dimension of every table, and each has chosen rows of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 256  # that a program copies
+NUMBERS = 256  # copied by each program
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def pick(  # type: ignore[no-untyped-def]
     out, other_out, table, other, chosen, size, count, units, row, network, other_row, other_network,
     paired: tl.constexpr, numbers: tl.constexpr,
 ):  # fmt: skip
-    """out[m, e, c] = table[chosen[m, e], m, c] for some numbers of it; paired, of another table too."""
+    """out[m, e, c] = table[chosen[m, e], m, c] for the program's numbers; if paired, also from another table."""
     i = tl.program_id(0).to(tl.int64) * numbers + tl.arange(0, numbers)
     inside = i < size
     example, c = i // units, i % units
@@ -37,7 +37,7 @@ def pick(  # type: ignore[no-untyped-def]
 def put_back(  # type: ignore[no-untyped-def]
     out, gradient, chosen, size, count, units, networks, example_stride, network_stride, numbers: tl.constexpr
 ):  # fmt: skip
-    """out[chosen[m, e], m, c] += gradient[m, e, c] for some numbers of it."""
+    """out[chosen[m, e], m, c] += gradient[m, e, c] for the program's numbers."""
     i = tl.program_id(0).to(tl.int64) * numbers + tl.arange(0, numbers)
     inside = i < size
     example, c = i // units, i % units
@@ -48,10 +48,10 @@ def put_back(  # type: ignore[no-untyped-def]
 
 
 def picked(table: Tensor, other: Tensor | None, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The chosen rows of each table, `(networks, examples, units)`.
+    """Return the chosen rows of each table, `(networks, examples, units)`.
 
     Args:
-        table: `(rows, networks, units)`, the numbers of a row side by side.
+        table: `(rows, networks, units)`, contiguous along the last dimension.
         other: likewise, or None.
         chosen: `(networks, examples)`, contiguous.
     """
@@ -69,7 +69,7 @@ def picked(table: Tensor, other: Tensor | None, chosen: Tensor) -> tuple[Tensor,
 
 
 def put(gradient: Tensor, chosen: Tensor, rows: int) -> Tensor:
-    """The gradient at a table of so many rows for one at its chosen rows, `(networks, examples, units)`."""
+    """Return the gradient at a table of `rows` rows, given that at its chosen rows, `(networks, examples, units)`."""
     networks, count, units = gradient.shape
     out = gradient.new_zeros(rows, networks, units)
     kernel: Any = put_back

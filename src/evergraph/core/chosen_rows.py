@@ -1,4 +1,4 @@
-"""Rows of the outputs that a step is about, and of their tangent beside them: on a GPU in one kernel."""
+"""The rows of the outputs that a step reads, and of their tangent: picked by one kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from evergraph.core.tangent_products import batched, in_rows, members_at
 
 
 class _ChosenRows(torch.autograd.Function):
-    """Rows of a table and of another one, or of the first alone; the second takes no gradient.
+    """Rows of a table and of a second one, or of the first alone; the second gets no gradient.
 
-    Tables of several networks have them as their middle dimension; what is chosen of them has them as its first.
+    Several networks are stacked along the middle dimension of a table, and along the first of the chosen rows.
     """
 
     @staticmethod
@@ -62,7 +62,7 @@ class _ChosenRows(torch.autograd.Function):
 
 
 class _PutBack(torch.autograd.Function):
-    """The gradient at a table for one at its chosen rows, which may be differentiated in turn."""
+    """The gradient at a table, given that at its chosen rows; differentiable in turn."""
 
     @staticmethod
     def forward(gradient: Tensor, chosen: Tensor, rows: int) -> Tensor:
@@ -87,22 +87,22 @@ class _PutBack(torch.autograd.Function):
         return _PutBack.apply(*sides, rows), 1
 
 
-for _forward in (_ChosenRows.forward, _PutBack.forward):  # torch would find it out at every call
+for _forward in (_ChosenRows.forward, _PutBack.forward):  # torch would compute it at every call
     vars(_forward)["__signature__"] = inspect.signature(_forward)
 
 
 def _with_networks(table: Tensor) -> Tensor:
-    """With the networks as its middle dimension: one, where it has none."""
+    """Return the table with the networks as its middle dimension, which is added if missing."""
     return in_rows(table.unsqueeze(1) if table.dim() == 2 else table)
 
 
 def chosen_rows(chosen: Tensor, table: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Rows of a table, and of its tangent where there is one.
+    """Return the chosen rows of a table, and of its tangent if there is one.
 
     Args:
-        chosen: their numbers.
-        table: differentiable.
-        other: as large; a constant.
+        chosen: indices of the rows.
+        table: the table; differentiable.
+        other: the tangent, of the same shape; a constant.
     """
     suits = table.dim() == 2 and table.is_floating_point() and table.numel() and chosen.numel()
     if suits and forward_ad._current_level < 0 and fused_kernels(table.device):

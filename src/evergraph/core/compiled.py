@@ -1,7 +1,7 @@
-"""Kernels in C for what a training step on a CPU waits for (`steps.c`), compiled at their first use.
+"""C kernels for the slowest operations of a training step on a CPU (`steps.c`), compiled at their first use.
 
-The compiler is the one that torch.compile and Triton look for too (`CC`, else `cc`, `gcc` or `clang`). What it makes is
-kept in the user's cache folder, for this processor and this version of the source. Where there is no compiler, or it
+The compiler is the one that torch.compile and Triton use too (`CC`, else `cc`, `gcc` or `clang`). The compiled library
+is kept in the user's cache folder, for this processor and this version of the source. Without a compiler, or if it
 fails, torch and scipy do the same work.
 """
 
@@ -40,23 +40,23 @@ FLAGS = (
     "-w",
 )
 REALS = {torch.float32: ("float", "sqrtf"), torch.float64: ("double", "sqrt")}
-LINE = 64  # bytes, as in `steps.c`
-MARK = ".sha256"  # behind a library's name, the file that has its hash
+LINE = 64  # bytes of a cache line, as in `steps.c`
+MARK = ".sha256"  # suffix of the file with a library's hash
 INDICES = {torch.int32: "int32_t", torch.int64: "int64_t"}
-WORTH_A_THREAD = 2**20  # multiplications, from which a product is shared among threads
+WORTH_A_THREAD = 2**20  # multiplications from which on work is shared among threads
 
 _lock = threading.Lock()
 
 
 Pull = tuple[Tensor, Tensor, float]
-"""Anchor, importance and strength of a quadratic: its gradient is strength · importance · (θ − anchor)."""
+"""Anchor, importance and strength of a quadratic penalty with gradient strength · importance · (θ − anchor)."""
 
 
 class Kernels:
     """The functions of `steps.c` for one type of numbers and one of indices.
 
     Args:
-        library: the compiled file.
+        library: path of the compiled library.
     """
 
     def __init__(self, library: Path) -> None:
@@ -66,12 +66,12 @@ class Kernels:
     def multiply(
         self, matrix: tuple[Tensor, Tensor, Tensor], dense: Tensor, num_rows: int, picked: Tensor | None = None
     ) -> Tensor:
-        """A W, or the product of some rows of A.
+        """Return A W, or the product of the picked rows of A with W.
 
         Args:
             matrix: A's row pointers, columns and values.
             dense: W.
-            num_rows: of the product.
+            num_rows: number of rows of the product.
             picked: the rows of A, int64; all of them by default.
         """
         out = dense.new_empty(num_rows, dense.size(1))
@@ -87,14 +87,14 @@ class Kernels:
     def multiply_flipped(
         self, flipped: tuple[Tensor, Tensor, Tensor], dense: Tensor, num_rows: int, place: Tensor, longest: int
     ) -> Tensor:
-        """(Rows of A)ᵀ G.
+        """Return (picked rows of A)ᵀ G.
 
         Args:
             flipped: Aᵀ's row pointers, columns and values.
             dense: G.
-            num_rows: of the product.
-            place: int32, of each row of A its row of G, or −1.
-            longest: the most entries of a row of Aᵀ.
+            num_rows: number of rows of the product.
+            place: the row of G for each row of A, or −1; int32.
+            longest: largest number of entries in a row of Aᵀ.
         """
         out = dense.new_empty(num_rows, dense.size(1))
         where, parts = _at(place), [_at(part) for part in flipped]
@@ -109,13 +109,13 @@ class Kernels:
         return out
 
     def places(self, picked: Tensor, num_rows: int) -> Tensor:
-        """Of each of so many rows the place among those picked, int32; −1 where it is not."""
+        """Return the place of each of `num_rows` rows among those picked, int32; −1 if it is not picked."""
         place = torch.empty(num_rows, dtype=torch.int32)
         self._library.places(ctypes.c_int64(num_rows), ctypes.c_int64(picked.numel()), _at(picked), _at(place))
         return place
 
     def transpose(self, matrix: tuple[Tensor, Tensor, Tensor], num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Row pointers, columns and values of Aᵀ; entries of a row keep their order."""
+        """Return row pointers, columns and values of Aᵀ; entries of a row keep their order."""
         indptr, indices, values = matrix
         out = indptr.new_empty(num_columns + 1), torch.empty_like(indices), torch.empty_like(values)
         sizes = ctypes.c_int64(indptr.numel() - 1), ctypes.c_int64(num_columns)
@@ -125,19 +125,19 @@ class Kernels:
     def neighbourhoods(
         self, matrix: tuple[Tensor, Tensor, Tensor], seeds: Tensor, hops: int, position: Tensor
     ) -> tuple[Tensor, tuple[int, ...], tuple[Tensor, Tensor, Tensor], bool]:
-        """The nodes within some hops of seeds, how many there are within each, and the rows of all but the last hop's.
+        """Return the nodes within `hops` of the seeds, their number within each hop, and the rows of all but the last.
 
-        The last answer is whether each node is there once: a seed that is named twice is there twice.
+        The last result is whether all nodes are distinct: a repeated seed is listed repeatedly.
 
         Args:
             matrix: row pointers, columns and values of an operator.
             seeds: nodes.
-            hops: at least 1.
-            position: a work space, int64, −1 for every node before and after.
+            hops: number of hops, at least 1.
+            position: workspace, int64, −1 for every node before and after the call.
         """
         indptr, indices, values = matrix
         seeds = seeds.long().contiguous()
-        most = position.numel() + seeds.numel()  # where a seed is named twice
+        most = position.numel() + seeds.numel()  # seeds may be repeated
         nodes, sizes = torch.empty(most, dtype=torch.long), torch.empty(hops + 2, dtype=torch.long)
         count = ctypes.c_int64(position.numel())
         graph = [_at(part) for part in matrix]
@@ -155,7 +155,7 @@ class Kernels:
     def activate(
         self, matrix: tuple[Tensor, Tensor, Tensor], hidden: Tensor, moved: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """P [max(H, 0) 1], and P (Ḣ where H > 0); None where there is no Ḣ.
+        """Return P [max(H, 0) 1] and P (Ḣ where H > 0), the latter None without Ḣ.
 
         Args:
             matrix: P's row pointers, columns and values.
@@ -174,7 +174,7 @@ class Kernels:
         return out, moved_out
 
     def activate_back(self, flipped: tuple[Tensor, Tensor, Tensor], dense: Tensor, hidden: Tensor) -> Tensor:
-        """Pᵀ G where H > 0, else 0; `flipped` are the parts of Pᵀ."""
+        """Return Pᵀ G where H > 0, else 0; `flipped` holds the parts of Pᵀ."""
         out, width = torch.empty_like(hidden), ctypes.c_int64(hidden.size(1))
         where, to = [_at(part) for part in (*flipped, dense, hidden)], _at(out)
 
@@ -201,14 +201,14 @@ class Kernels:
         settings: tuple[float, ...],
         quadratic: Pull | None = None,
     ) -> None:
-        """Move a parameter and its two averages in place.
+        """Update a parameter and its two averages in place.
 
         Args:
             param: the parameter.
             grad: its gradient.
-            averages: of gradients and of their squares.
+            averages: running averages of gradients and of their squares.
             settings: rate / (1 − β₁ᵗ), β₁, β₂, √(1 − β₂ᵗ), ε and the weight decay.
-            quadratic: anchor, importance and strength of one whose pull belongs to the gradient and is not in it yet.
+            quadratic: a quadratic penalty whose gradient is not yet included in `grad`.
         """
         anchor, importance, strength = quadratic or (None, None, 0.0)
         where = [_at(part) for part in (param, grad, *averages, anchor, importance)]
@@ -220,11 +220,11 @@ class Kernels:
         _in_threads(some, param.numel(), param.numel())
 
     def add_product(self, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
-        """Out += A X, with X and out as `few_columns` makes them; rows of A are contiguous."""
+        """Add A X to `out`, with X and `out` padded by `few_columns`; rows of A are contiguous."""
         self._add_product(self._library.times, out, matrix, columns)
 
     def add_flipped_product(self, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
-        """Out += Aᵀ X, likewise."""
+        """Add Aᵀ X to `out`, likewise."""
         self._add_product(self._library.times_flipped, out, matrix, columns)
 
     def _add_product(self, routine: Any, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
@@ -233,13 +233,13 @@ class Kernels:
         routine(*sizes, address(matrix), step, address(columns), address(out))
 
     def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
-        """(L Lᵀ)⁻¹ B in the place of B, which is as `few_columns` makes it; L is read where it stands, below."""
+        """Overwrite B, padded by `few_columns`, with (L Lᵀ)⁻¹ B; L is read from the lower triangle of `factor`."""
         sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, len(factor)))
         self._library.solve(*sizes, address(factor), ctypes.c_int64(len(factor)), address(columns))
 
 
 def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:
-    """A copy with columns of zeros behind, up to whole lines of a cache; None where there are more than four."""
+    """Return a copy padded with columns of zeros to whole cache lines; None if a row takes more than four."""
     numbers = LINE // kind.itemsize
     lines = -(-columns.shape[1] // numbers)
     if not 1 <= lines <= 4:
@@ -250,7 +250,7 @@ def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:
 
 
 def kernels_over(*tensors: Tensor) -> Kernels | None:
-    """The kernels that go through these number by number; None where they do not lie alike in memory."""
+    """Return the kernels for elementwise work on these tensors; None if they are not laid out alike in memory."""
     first = tensors[0]
     alike = all(tensor.dtype == first.dtype and tensor.shape == first.shape for tensor in tensors)
     plain = alike and readable(*tensors) and not torch._C._functorch.is_functorch_wrapped_tensor(first)
@@ -258,7 +258,7 @@ def kernels_over(*tensors: Tensor) -> Kernels | None:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether kernels can read these: on a CPU, entry after entry."""
+    """Return whether kernels can read these tensors: on a CPU and contiguous."""
     return all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors)
 
 
@@ -267,12 +267,12 @@ def _at(tensor: Tensor | None) -> ctypes.c_void_p:
 
 
 def address(array: np.ndarray) -> ctypes.c_void_p:
-    """Where an array's numbers begin, for a routine that takes a pointer."""
+    """Return a pointer to an array's first number."""
     return ctypes.c_void_p(array.ctypes.data)
 
 
 def _in_threads(work: Callable[[int, int], None], size: int, cost: int) -> None:
-    """Work over 0 to `size`, by as many threads as torch has where it is worth it; each row is one thread's."""
+    """Run `work` over 0 to `size`, in as many threads as torch has if the cost is worth it, one thread per row."""
     threads = torch.get_num_threads() if cost >= WORTH_A_THREAD else 1
     if threads == 1:
         work(0, size)
@@ -283,12 +283,12 @@ def _in_threads(work: Callable[[int, int], None], size: int, cost: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process: one that was forked has none of its parent's."""
+    """Return the threads of this process, since a forked one has none of its parent's."""
     return ThreadPoolExecutor(threads)
 
 
 def kernels(dtype: torch.dtype, index: torch.dtype) -> Kernels | None:
-    """The compiled kernels for these types; None where there are none, or the shortcut is off."""
+    """Return the compiled kernels for these types; None if there are none, or the shortcut is off."""
     return _kernels(dtype, index) if fast("compiled") else None
 
 
@@ -314,7 +314,7 @@ def _compiled(dtype: torch.dtype, index: torch.dtype) -> Kernels | None:
 
 
 def _loaded(command: list[str], source: str, name: str) -> Kernels:
-    """The compiled library of this name: the one in the cache folder, else a new one, kept there where it can be."""
+    """Load the library of this name from the cache folder, or compile it and keep it there if possible."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "evergraph"
     if _is_whole(kept / name):
         return Kernels(kept / name)
@@ -333,12 +333,12 @@ def _loaded(command: list[str], source: str, name: str) -> Kernels:
             _put(kept / name, whole)
             _put(kept / f"{name}{MARK}", hashlib.sha256(whole).hexdigest().encode())
         except OSError:
-            return Kernels(made)  # it stays loaded when its file is gone
+            return Kernels(made)  # it stays loaded when its file is deleted
         return Kernels(kept / name)
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file so that it is never half of it."""
+    """Write a file atomically."""
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         aside.write_bytes(content)
@@ -348,7 +348,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is there as it was written: one that is cut short would take Python down with it."""
+    """Return whether a library is present as it was written: a truncated one would crash Python."""
     try:
         mark = library.with_name(f"{library.name}{MARK}").read_text(encoding="utf-8")
         return hashlib.sha256(library.read_bytes()).hexdigest() == mark
@@ -357,7 +357,7 @@ def _is_whole(library: Path) -> bool:
 
 
 def _processor() -> str:
-    """What tells apart processors that share a cache folder: `-march=native` is for one of them."""
+    """Return what distinguishes processors that share a cache folder: `-march=native` is for one of them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

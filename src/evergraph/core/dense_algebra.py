@@ -1,7 +1,7 @@
-"""Dense products and ridge solutions on a CPU by scipy's BLAS and LAPACK; elsewhere, and as the plain path, by torch.
+"""Dense products and ridge solutions: by scipy's BLAS and LAPACK on a CPU, by torch elsewhere and as the plain path.
 
-A symmetric product costs half of a product, and a factorization in float32, refined in float64, about half of one in
-float64.
+A symmetric product costs half as much as a general one, and a factorization in float32, refined in float64, about half
+as much as one in float64.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from evergraph.core.symmetric import Panel, SymmetricSum, packed_size, panels
 PANEL = 256  # columns that are mirrored at once
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT = 1e-8  # relative error of a solution
-SLOW = 0.1  # share of the error that a refinement may leave; beyond, float32 says too little
-SPARSE = 0.03  # share of entries up to which a product is formed of these alone
+SLOW = 0.1  # share of the error that a refinement may leave; beyond it, float32 is too inexact
+SPARSE = 0.03  # share of nonzero entries up to which a product is formed from these alone
 
 
 class SingularError(ValueError):
-    """A matrix that is not positive definite to float64's precision; `shift` is what its diagonal was raised by."""
+    """Raised if a matrix is not positive definite to float64's precision; `shift` was added to its diagonal."""
 
     def __init__(self, shift: float) -> None:
         super().__init__(f"not positive definite with a shift of {shift:g}")
@@ -37,7 +37,7 @@ class SingularError(ValueError):
 
 
 def by_blas(*tensors: Tensor) -> bool:
-    """Whether scipy computes with these."""
+    """Return whether scipy computes with these tensors."""
     return (
         fast("blas")
         and lapack.usable()
@@ -46,7 +46,7 @@ def by_blas(*tensors: Tensor) -> bool:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices of one type."""
+    """Return the product of two matrices of the same type."""
     if not by_blas(left, right):
         return left @ right
     with blas_threads(left.numel() * right.size(1)):
@@ -54,7 +54,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def symmetric_product(rows: Tensor) -> Tensor:
-    """rowsᵀ rows: one triangle is computed, the other is its copy."""
+    """Return rowsᵀ rows; one triangle is computed and copied to the other."""
     width = rows.size(1)
     if not by_blas(rows):
         found = rows.new_empty(width, width)
@@ -68,13 +68,13 @@ def symmetric_product(rows: Tensor) -> Tensor:
 
 
 def _without_overlap(rows: Tensor) -> bool:
-    """Whether rows or columns stand side by side, as BLAS reads them: a row that is repeated does not."""
+    """Return whether rows or columns are contiguous and distinct in memory, as BLAS needs them."""
     down, across = rows.stride()
     return (across == 1 and down >= rows.size(1)) or (down == 1 and across >= rows.size(0))
 
 
 def outer_product(rows: Tensor) -> Tensor:
-    """rows rowsᵀ; by its entries where hardly any are not zero, as words are."""
+    """Return rows rowsᵀ, from the nonzero entries alone if there are few, as in bags of words."""
     if by_blas(rows) and np.count_nonzero(rows[::16].numpy()) <= SPARSE * rows[::16].numel():
         entries = scipy.sparse.csr_matrix(rows.numpy())
         return torch.from_numpy((entries @ entries.T).toarray())
@@ -82,7 +82,7 @@ def outer_product(rows: Tensor) -> Tensor:
 
 
 def _mirrored(matrix: np.ndarray) -> np.ndarray:
-    """The matrix with the upper triangle copied to the lower one."""
+    """Copy the upper triangle to the lower one, in place."""
     for start in range(0, len(matrix), PANEL):
         stop = start + PANEL
         corner = np.triu(matrix[start:stop, start:stop])
@@ -92,7 +92,7 @@ def _mirrored(matrix: np.ndarray) -> np.ndarray:
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, from the smallest, and eigenvectors of a symmetric matrix."""
+    """Return the eigenvalues, in ascending order, and eigenvectors of a symmetric matrix."""
     if not by_blas(matrix):
         return tuple(torch.linalg.eigh(matrix))
     with blas_threads(matrix.size(0) ** 3):
@@ -101,11 +101,11 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tensor | None = None) -> Tensor:
-    """total + sign · rowsᵀ rows as a packed matrix (`symmetric`), in the total's type; products in that of the rows.
+    """Return total + sign · rowsᵀ rows as a packed matrix (`symmetric`); products are formed in the type of the rows.
 
     Args:
-        total: a packed symmetric matrix.
-        rows: the factor, of the total's type or a smaller one.
+        total: a packed symmetric matrix, whose type the result has.
+        rows: the factor, of the total's type or a less precise one.
         sign: 1 or -1.
         out: where to write; `total` itself, or None for a new matrix.
     """
@@ -115,14 +115,17 @@ def add_symmetric_product(total: Tensor, rows: Tensor, sign: int = 1, out: Tenso
 
 
 def symmetric_sum(rows: Tensor) -> Tensor:
-    """rowsᵀ rows as a packed matrix in float64; products in the type of the rows."""
+    """Return rowsᵀ rows as a packed float64 matrix; products are formed in the type of the rows."""
     found = large.empty((packed_size(rows.size(1)),), torch.float64, rows.device)
     _add_panels([None] * len(panels(found)), rows, 1, panels(found))
     return found
 
 
 def _add_panels(totals: Sequence[Panel | None], rows: Tensor, sign: int, found: Sequence[Panel]) -> None:
-    """Panels of total + sign · rowsᵀ rows; on a CPU side by side, the largest first. None is a total of zero."""
+    """Write the panels of total + sign · rowsᵀ rows to `found`; on a CPU side by side, the largest first.
+
+    A total of None is zero.
+    """
     if not by_blas(rows, *(panel.entries for panel in found)):
         for total, panel in zip(totals, found):
             _add_panel_by_torch(total, rows, sign, panel)
@@ -164,13 +167,13 @@ def _add_panel(total: np.ndarray | None, rows: np.ndarray, sign: int, found: np.
 def shifted_solutions(
     matrix: SymmetricSum, shifts: Sequence[float], targets: Tensor, error: float = EXACT
 ) -> list[Tensor]:
-    """(M + shift · I)⁻¹ targets for each shift, in float64; raises `SingularError`.
+    """Return (M + shift · I)⁻¹ targets for each shift, in float64; raises `SingularError`.
 
     Args:
         matrix: M.
-        shifts: what is added to its diagonal.
-        targets: one column for each system, in float64.
-        error: relative error up to which a solution is refined.
+        shifts: numbers to add to its diagonal.
+        targets: right-hand sides, one per column, in float64.
+        error: relative error to which a solution is refined.
     """
     groups = shared(shifts)
     jobs = [partial(shared_solutions, matrix, [shifts[place] for place in group], targets, error) for group in groups]
@@ -182,11 +185,11 @@ def shifted_solutions(
 def shared_solutions(
     matrix: SymmetricSum, shifts: Sequence[float], targets: Tensor, error: float = EXACT
 ) -> list[Tensor]:
-    """As `shifted_solutions`, for shifts near the first one, which is factorized (`shared_factor`)."""
+    """Like `shifted_solutions`, for shifts near the first one, which is factorized (`shared_factor`)."""
     if not by_blas(targets, *matrix.parts):
         return [_by_torch(matrix, shift, targets) for shift in shifts]
     wanted = targets.numpy()
-    used = wanted.any(0)  # a unit that has met no node has zeros
+    used = wanted.any(0)  # the targets of a unit without nodes are zero
     own = wanted[:, used]
     with blas_threads(matrix.size**3 / 30):  # threads within a factorization wait for each other
         known = _by_one_factor(matrix, shifts, own, error) if matrix.size > SMALL else {}
@@ -211,7 +214,7 @@ def _by_torch(matrix: SymmetricSum, shift: float, targets: Tensor) -> Tensor:
 
 
 def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray:
-    """A solution by a factorization in float64."""
+    """Solve by a factorization in float64."""
     dense = matrix.formed().numpy()
     np.fill_diagonal(dense, np.diagonal(dense) + shift)
     if not lapack.factorize(dense):
@@ -222,7 +225,7 @@ def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray
 def _by_one_factor(
     matrix: SymmetricSum, shifts: Sequence[float], wanted: np.ndarray, error: float
 ) -> dict[float, np.ndarray]:
-    """Solutions by a factorization in float32 for the first shift; those that can be refined."""
+    """Solve by a factorization in float32 for the first shift; returns the solutions that can be refined, by shift."""
     factor, found = matrix.single_triangle(shifts[0]), dict[float, np.ndarray]()
     if not lapack.factorize(factor):
         return found
@@ -243,13 +246,13 @@ def _by_one_factor(
 def _refined(
     matrix: SymmetricSum, shifts: np.ndarray, wanted: np.ndarray, solve: Solver, error: float
 ) -> np.ndarray | None:
-    """Solutions for a shift of each column, refined by float64 residuals; None where `solve` says too little.
+    """Solve with a shift per column, refining by float64 residuals; returns None if `solve` is too inexact.
 
-    Every refinement leaves about the same share of the error; its size times that share is the error that is left.
+    Every refinement leaves about the same share of the error; its size times that share is the error that remains.
     """
     found = solve(wanted).astype(np.float64)
     size, before = np.linalg.norm(found, axis=0), 1.0
-    size[size == 0] = 1.0  # of a column of zeros
+    size[size == 0] = 1.0  # columns of zeros
     while True:
         residual = wanted - matrix.times(found) - shifts * found
         step = solve(residual)
@@ -257,6 +260,6 @@ def _refined(
         change = float((np.linalg.norm(step, axis=0) / size).max(initial=0.0))
         if not change <= SLOW * before:
             return None
-        if change * change / before <= error / 10:  # shares differ from step to step
+        if change * change / before <= error / 10:  # with a margin, since shares differ from step to step
             return found
         before = change

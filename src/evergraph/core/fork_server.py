@@ -1,9 +1,9 @@
-"""Processes that begin with everything imported: forked from a server that imports it once, for all of them.
+"""Processes that start with everything imported: forked from a server that imports it once for all of them.
 
-A new interpreter imports torch for seconds, and with several processes each does. The server has one thread and no
-device, so what is forked from it is as good as new. It ends with the program that started it.
+A new interpreter takes seconds to import torch, and with several processes each of them does. The server has one thread
+and no device, so processes forked from it are as good as new. It ends with the program that started it.
 
-Nothing heavy is imported here: the server is started before the program itself imports anything that takes time.
+Nothing heavy is imported here: the server is started before the program itself imports anything slow.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PRELOADED = ["evergraph.experiments.engines.preloaded"]
 
 
 def start() -> bool:
-    """Start the server, unless it runs; returns at once, while it imports. False where there is none to be had."""
-    if sys.platform != "linux":  # elsewhere libraries do not all bear a fork
+    """Start the server unless it is running; returns at once, while it imports. False if it cannot be started."""
+    if sys.platform != "linux":  # elsewhere not all libraries survive a fork
         return False
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     try:
-        resource_tracker.ensure_running()  # which lets signals through again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as the server has it: Ctrl-C is ours
+        resource_tracker.ensure_running()  # first, since it unblocks signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the server: Ctrl-C is ours
         try:
             forkserver.ensure_running()
         finally:
@@ -35,5 +35,5 @@ def start() -> bool:
 
 
 def context() -> BaseContext:
-    """How processes are started: by the server, else as new interpreters."""
+    """Return the context that starts processes: from the server, else as new interpreters."""
     return multiprocessing.get_context("forkserver" if start() else "spawn")

@@ -1,10 +1,10 @@
-"""Products on a GPU with a sparse matrix of which a few columns have most of the entries: those by its tensor cores.
+"""Products on a GPU with a sparse matrix in which a few columns have most entries: those columns use tensor cores.
 
-Of Coauthor-CS's 6,805 words a sixth has three quarters of a task's entries. An entry that is read by itself costs as
-much as a hundred numbers of a dense product, so columns with entries in a hundredth of the rows are one dense block,
-and the others stay as they are. The block is of bfloat16 numbers, which counts of words are exactly, and its factor is
-the sum of two of them, the number rounded to 8 bits and what is left: right to 16 bits, where tensor cores that are
-given float32 numbers round them to 10, and take longer. Sums are float32.
+A sixth of Coauthor-CS's 6,805 words have three quarters of a task's entries. Reading a single entry costs as much as a
+hundred numbers of a dense product, so columns with entries in at least a hundredth of the rows form one dense block,
+and the others stay sparse. The block is bfloat16, which represents word counts exactly. Its dense factor is the sum of
+two bfloat16 numbers, the number rounded to 8 bits and the remainder: accurate to 16 bits, while tensor cores round
+float32 numbers to 10 bits and take longer. Sums are float32.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from evergraph.core.row_pieces import Flags, RowPieces, row_kernel
 from evergraph.core.shortcuts import rounded_products
 
 if TYPE_CHECKING:
-    from evergraph.core.sparse import SparseMatrix  # which has these
+    from evergraph.core.sparse import SparseMatrix  # which imports this module
 
-SHARE = 0.01  # of the rows that a frequent column has entries in, at least
-FEWEST = 128  # frequent columns, for fewer of which a block is not worth its kernels; blocks are multiples of it
-SMALLEST = 2**20  # numbers at all rows, for fewer of which the block's kernels take as long as they save
+SHARE = 0.01  # smallest share of the rows in which a frequent column has entries
+FEWEST = 128  # frequent columns below which a block is not worth its kernels; block widths are multiples of it
+SMALLEST = 2**20  # numbers at all rows below which the block's kernels take as long as they save
 
 
 @dataclass(eq=False)
 class FrequentColumns:
-    """A matrix as a dense block, its frequent columns, and the others; or the transpose of such a matrix.
+    """A matrix as a dense block of its frequent columns and a sparse rest; or the transpose of such a matrix.
 
     Args:
-        block: the frequent columns twice, `(rows, 2 · frequent)`, since its factor comes in two halves; of a transpose,
-            its frequent rows, `(frequent, 2 · columns)`.
-        where: which they are.
-        rest: the pieces of the matrix without them.
-        values: its entries.
+        block: the frequent columns twice, `(rows, 2 · frequent)`, since the factor comes in two halves; for a
+            transpose, its frequent rows, `(frequent, 2 · columns)`.
+        where: indices of the frequent columns, or rows.
+        rest: the row pieces of the rest.
+        values: the entries of the rest.
         flipped: whether it is a transpose.
     """
 
@@ -47,13 +47,13 @@ class FrequentColumns:
     flipped: bool = False
 
     def suits(self, dense: Tensor) -> bool:
-        """Whether this is a factor whose product is the tensor cores' to compute: float32, large, within a step."""
+        """Return whether tensor cores should compute the product with `dense`: float32, large, within a step."""
         rows = dense.size(0) if self.flipped else self.block.size(0)
         large = dense.dtype == torch.float32 and rows * dense.size(1) >= SMALLEST
         return dense.is_cuda and large and rounded_products()
 
     def multiply(self, dense: Tensor, needed: Flags = (None, None)) -> Tensor:
-        """The product with a dense matrix; rows that are not needed may be anything."""
+        """Return the product with a dense matrix; rows that are not needed are undefined."""
         dense = dense.detach().contiguous()
         out = self.rest.multiply(self.values, dense, needed)
         if self.flipped:
@@ -62,21 +62,21 @@ class FrequentColumns:
 
 
 def _added(out: Tensor, block: Tensor, halves: Tensor) -> Tensor:
-    """A float32 matrix, to which the product of bfloat16 ones is added in place."""
+    """Add the product of bfloat16 matrices to a float32 one, in place."""
     if out.is_cuda:
         return torch.addmm(out, block, halves, out_dtype=torch.float32, out=out)
     return out.add_(_product(block, halves))
 
 
 def _product(block: Tensor, halves: Tensor) -> Tensor:
-    """Of bfloat16 matrices in float32."""
+    """Return the product of bfloat16 matrices in float32; on a CPU in float64."""
     if block.is_cuda:
         return torch.mm(block, halves, out_dtype=torch.float32)
     return block.double() @ halves.double()
 
 
 def in_halves(dense: Tensor, rows: Tensor | None) -> Tensor:
-    """Some rows of a matrix rounded to bfloat16 and, below them, what that leaves of each; None for all rows."""
+    """Return the given rows of a matrix (None for all) rounded to bfloat16 and, below them, their remainders."""
     if dense.is_cuda and row_kernel() is not None:
         from evergraph.core.row_kernel import halve
 
@@ -88,7 +88,7 @@ def in_halves(dense: Tensor, rows: Tensor | None) -> Tensor:
 
 @functools.cache
 def _tensor_cores_add() -> bool:
-    """Whether products of bfloat16 matrices can be added to a float32 one; tried out while nothing is captured."""
+    """Return whether products of bfloat16 matrices can be added to a float32 one; tested before any capture."""
     ones = torch.ones(8, 8, dtype=torch.bfloat16, device="cuda")
     try:
         out = _added(torch.ones(8, 8, device="cuda"), ones, ones)
@@ -100,7 +100,7 @@ def _tensor_cores_add() -> bool:
 def frequent_columns(
     matrix: SparseMatrix, flipped: SparseMatrix
 ) -> tuple[FrequentColumns, FrequentColumns] | tuple[None, None]:
-    """A matrix and its transpose with frequent columns apart; None where they are too few, or bfloat16 rounds them."""
+    """Split off the frequent columns of a matrix and its transpose; None if too few, or not exact in bfloat16."""
     counts = flipped.counts()
     if counts.is_cuda and not _tensor_cores_add():
         return None, None
@@ -124,7 +124,7 @@ def frequent_columns(
 
 
 def _without(matrix: SparseMatrix, left_out: Tensor) -> tuple[RowPieces, Tensor]:
-    """The pieces of a matrix without some entries, and the values of the others."""
+    """Return the row pieces of a matrix without the masked entries, and the values of the others."""
     kept = ~left_out
-    before = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.cumsum(0)])  # entries kept up to each
+    before = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.cumsum(0)])  # number of entries kept before each
     return RowPieces.of(before.index_select(0, matrix.indptr), matrix.indices[kept]), matrix.values[kept]

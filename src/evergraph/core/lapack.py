@@ -1,8 +1,8 @@
-"""BLAS and LAPACK as scipy has them, called without Python's global lock: jobs in threads do run side by side.
+"""scipy's BLAS and LAPACK, called without Python's global lock, so that jobs in threads run side by side.
 
-`scipy.linalg.blas` and `scipy.linalg.lapack` hold the lock for as long as a routine takes. The same routines stand in
-`scipy.linalg.cython_blas` and `cython_lapack` as pointers, and ctypes lets go of the lock. Matrices are numpy's, row
-after row, which to Fortran are their transposes: «lower» here is «upper» there.
+`scipy.linalg.blas` and `scipy.linalg.lapack` hold the lock while a routine runs. `scipy.linalg.cython_blas` and
+`cython_lapack` expose the same routines as pointers, and ctypes releases the lock. Matrices are numpy's, in row-major
+order, which Fortran reads as their transposes: "lower" here is "upper" there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from evergraph.core.compiled import address, few_columns, kernels
 
 KINDS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 TYPES = {kind: dtype for dtype, kind in large.KINDS.items()}
-INTEGERS = {"syrk": 4, "potrf": 3, "potrs": 5}  # of a routine's arguments
+INTEGERS = {"syrk": 4, "potrf": 3, "potrs": 5}  # number of a routine's integer arguments
 
 
 @cache
 def usable() -> bool:
-    """Whether scipy's routines are there, with integers of 32 bits."""
+    """Return whether scipy's routines are available, with 32-bit integers."""
     try:
         return all(
             _name(name, kind).count(b" int *") == number
@@ -37,10 +37,10 @@ def usable() -> bool:
 
 
 def rank_update(rows: np.ndarray) -> np.ndarray:
-    """The upper triangle of rowsᵀ rows; what is below is anything.
+    """Return the upper triangle of rowsᵀ rows; the lower one is undefined.
 
     Args:
-        rows: its rows or its columns are contiguous.
+        rows: a matrix with contiguous rows or columns.
     """
     width, across = rows.shape[1], rows.strides[1] == rows.itemsize
     found = large.array((width, width), rows.dtype)
@@ -56,14 +56,14 @@ def rank_update(rows: np.ndarray) -> np.ndarray:
 
 
 def factorize(matrix: np.ndarray) -> bool:
-    """Write the Cholesky factor L over the lower triangle, which is all that is read; says whether there is one."""
+    """Overwrite the lower triangle, the only part that is read, with the Cholesky factor L; False if there is none."""
     failed = ctypes.c_int(0)
     _call("potrf", matrix, b"U", len(matrix), address(matrix), max(len(matrix), 1), ctypes.byref(failed))
     return failed.value == 0 and bool(np.isfinite(np.diagonal(matrix)).all())
 
 
 def solve_factorized(factor: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """(L Lᵀ)⁻¹ columns, in the factor's type; few columns by a kernel that reads the factor once each way."""
+    """Return (L Lᵀ)⁻¹ columns, in the factor's type; for few columns, a kernel reads the factor once each way."""
     compiled = kernels(TYPES[factor.dtype], torch.int64)
     few = few_columns(columns, factor.dtype) if compiled is not None else None
     if compiled is not None and few is not None:
@@ -77,7 +77,7 @@ def solve_factorized(factor: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _step(stride: int, rows: np.ndarray, least: int) -> int:
-    """From one row to the next, in numbers; of a single row that says nothing."""
+    """Return the distance between rows, in numbers; the stride of a single row is meaningless."""
     return max(stride // rows.itemsize, least, 1)
 
 
@@ -102,7 +102,7 @@ def _routine(name: str, kind: str) -> Any:
 
 
 def _name(name: str, kind: str) -> bytes:
-    """The routine's signature, by which its pointer is asked for."""
+    """Return the routine's signature, which is needed to get its pointer."""
     named = ctypes.pythonapi.PyCapsule_GetName
     named.restype, named.argtypes = ctypes.c_char_p, [ctypes.py_object]
     found: bytes = named(_capsule(name, kind))

@@ -1,8 +1,8 @@
-"""Large matrices on a CPU: memory in huge pages, and used again while a learner learns.
+"""Large matrices on a CPU, in huge pages of memory that is reused while a learner learns.
 
-New memory is slow: a matrix of 200 MB takes 50,000 page faults in pages of 4 KB, and on a virtual machine each page may
-have to come from the host. numpy asks the system for huge pages where it has them (`madvise`), torch does not. Within
-`reused`, memory whose last matrix is gone serves the next matrix of about its size.
+New memory is slow: a matrix of 200 MB takes 50,000 page faults with pages of 4 KB, and on a virtual machine each page
+may have to come from the host. numpy requests huge pages where the system has them (`madvise`), torch does not. Within
+`reused`, the memory of a freed matrix is reused for the next matrix of about its size.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LARGE = 2**22  # bytes from which on numpy asks for huge pages
-WASTE = 1.25  # times the size that is needed: memory that may be taken
+LARGE = 2**22  # bytes from which on numpy requests huge pages
+WASTE = 1.25  # largest ratio of a reused block's size to the size needed
 KINDS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
 
 class Pool:
-    """Memory that waits for its next use, while somebody uses it."""
+    """A pool of memory blocks for reuse, active while it has users."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.idle = list[np.ndarray]()  # blocks of bytes, the last used last
-        self.users, self.lent = 0, 0  # bytes under arrays
+        self.idle = list[np.ndarray]()  # blocks of bytes, the most recently used last
+        self.users, self.lent = 0, 0  # contexts in `reused`, and bytes in use by arrays
 
     def take(self, size: int) -> np.ndarray:
-        """A block of so many bytes or a little more."""
+        """Return a block of `size` bytes or slightly more."""
         with self.lock:
             fitting = [block for block in self.idle if size <= block.nbytes <= WASTE * size]
             block = min(fitting, key=lambda block: block.nbytes, default=None)
@@ -42,7 +42,7 @@ class Pool:
             return block
 
     def give_back(self, block: np.ndarray) -> None:
-        """Let a block wait; no more wait than are lent."""
+        """Return a block to the pool, which keeps no more idle bytes than are lent."""
         with self.lock:
             self.lent -= block.nbytes
             if self.users:
@@ -52,7 +52,7 @@ class Pool:
 
 
 class Lease:
-    """A block of memory under an array; it goes back when the last array over it is gone."""
+    """The block of memory of an array; it returns to the pool when the last array over it is gone."""
 
     def __init__(self, pool: Pool, size: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
         self.block = pool.take(size)
@@ -61,7 +61,7 @@ class Lease:
         self.__array_interface__ = {"version": 3, "shape": shape, "typestr": kind.str, "data": at}
 
     def __del__(self) -> None:
-        if hasattr(self, "pool"):  # there was memory
+        if hasattr(self, "pool"):  # the allocation succeeded
             self.pool.give_back(self.block)
 
 
@@ -70,7 +70,7 @@ _pool = Pool()
 
 @contextmanager
 def reused() -> Iterator[None]:
-    """Within it memory is used again; at the end of the last one under way, what waits is let go."""
+    """Reuse memory within the context; idle memory is freed when the last such context ends."""
     with _pool.lock:
         _pool.users += 1
     try:
@@ -83,13 +83,13 @@ def reused() -> Iterator[None]:
 
 
 def let_go() -> None:
-    """Leave no memory waiting: what comes next has other sizes."""
+    """Free all idle memory, because the next matrices have other sizes."""
     with _pool.lock:
         _pool.idle.clear()
 
 
 def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
-    """As `np.empty`."""
+    """Like `np.empty`."""
     size = math.prod(shape) * kind.itemsize
     if not _pool.users or size < LARGE:
         return np.empty(tuple(shape), dtype=kind)
@@ -97,7 +97,7 @@ def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """As `torch.empty`."""
+    """Like `torch.empty`."""
     kind = KINDS.get(dtype)
     if kind is None or (device is not None and device.type != "cpu"):
         return torch.empty(tuple(shape), dtype=dtype, device=device)
@@ -105,12 +105,12 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None 
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """As `torch.zeros`."""
+    """Like `torch.zeros`."""
     return empty(shape, dtype, device).zero_()
 
 
 def rows(matrix: Tensor, places: Tensor) -> Tensor:
-    """As `matrix.index_select(0, places)`."""
+    """Like `matrix.index_select(0, places)`."""
     if matrix.requires_grad or places.numel() * matrix[:1].nbytes < LARGE:
         return matrix.index_select(0, places)
     found = empty((places.numel(), *matrix.shape[1:]), matrix.dtype, matrix.device)
@@ -118,7 +118,7 @@ def rows(matrix: Tensor, places: Tensor) -> Tensor:
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """As `torch.cat(parts)`, of matrices of one type; a single one that is no part of another is taken as it is."""
+    """Like `torch.cat(parts)` for matrices of one type; a single one is not copied, unless it is a view of a larger."""
     filled = [part for part in parts if part.size(0)] or list(parts[:1])
     if len(filled) == 1 and filled[0].untyped_storage().nbytes() == filled[0].nbytes:
         return filled[0]

@@ -1,7 +1,7 @@
-"""A layer behind an activation on a GPU, [σ(H) 1] W with its tangent, forwards and backwards: the Triton kernels.
+"""Triton kernels of a layer after an activation on a GPU: [σ(H) 1] W with its tangent, forward and backward.
 
-Imported where Triton is at hand; `evergraph.core.activated_layer` says what they compute. Networks side by side are the
-middle dimension of every matrix.
+Imported only if Triton is available; `evergraph.core.activated_layer` documents what they compute. Networks are stacked
+along the middle dimension of every matrix.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32  # of a matrix that a program has
-PROGRAMS = 264  # that a sum over rows is divided among, two for each multiprocessor of an H200
+ROWS = 32  # of a matrix, per program
+PROGRAMS = 264  # among which a sum over rows is divided, two for each multiprocessor of an H200
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def outputs_of(  # type: ignore[no-untyped-def]
     out, hidden, moved, weight, against, num_rows, networks, units, inputs: tl.constexpr, paired: tl.constexpr,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """Rows of [σ(H) 1] W and, paired, of their tangent [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, for one network.
+    """Rows of [σ(H) 1] W and, if paired, of their tangent [Ḣ ∘ σ'(H) 0] W + [σ(H) 1] Ẇ, for one network.
 
     `against` is −Ẇ.
     """
@@ -44,13 +44,13 @@ def outputs_of(  # type: ignore[no-untyped-def]
     for first in range(0, inputs, depth):
         before = tl.load(hidden + start + first, mask=there, other=0.0)
         w = tl.load(weight + of_weight + first * networks * units, mask=inside, other=0.0)
-        active = tl.where(before < 0, 0.0, before)  # not a number stays what it is
+        active = tl.where(before < 0, 0.0, before)  # NaN stays NaN
         sums = tl.dot(active, w, sums, input_precision=precision)
         if paired:
             moves = tl.where(before > 0, tl.load(moved + start + first, mask=there, other=0.0), 0.0)
             d = tl.load(against + of_weight + first * networks * units, mask=inside, other=0.0)
             change = tl.dot(moves, w, change, input_precision=precision)
-            # a sum of its own: a factor that is computed first, −d, takes far longer
+            # a separate sum: computing the factor −d first takes far longer
             back = tl.dot(active, d, back, input_precision=precision)
     sides = 2 if paired else 1
     place = (r[:, None].to(tl.int64) * sides * networks + network) * units + c[None, :]
@@ -64,7 +64,7 @@ def pulled_back(  # type: ignore[no-untyped-def]
     out, cotangent, hidden, weight, num_rows, networks, units, inputs: tl.constexpr,
     rows: tl.constexpr, depth: tl.constexpr, width: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    """A piece of (G Wᵀ without the row of ones) ∘ σ'(H), for one network."""
+    """A piece of (G Wᵀ without the bias) ∘ σ'(H), for one network."""
     r = tl.program_id(0) * rows + tl.arange(0, rows)
     network = tl.program_id(1)
     c, k = tl.arange(0, width), tl.program_id(2) * depth + tl.arange(0, depth)
@@ -106,7 +106,7 @@ def weight_share(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def add_shares(out, shares, parts, size, at_once: tl.constexpr, numbers: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The sum over the first dimension of some numbers of each share."""
+    """The sum of all shares, for the program's numbers."""
     i = tl.program_id(0) * numbers + tl.arange(0, numbers)
     total = tl.zeros((numbers,), dtype=tl.float32)
     for first in range(0, parts, at_once):
@@ -121,7 +121,7 @@ def add_shares(out, shares, parts, size, at_once: tl.constexpr, numbers: tl.cons
 def set_apart(  # type: ignore[no-untyped-def]
     out, moved, at_total, product, chosen, count, size, columns, picked: tl.constexpr, numbers: tl.constexpr,
 ):  # fmt: skip
-    """With P = A (total − count W): A D = −P, and A W = (A total − P) / count; picked, some rows of A total."""
+    """A D = −P and A W = (A total − P) / count, with P = A (total − count W); if picked, of chosen rows of A total."""
     i = tl.program_id(0).to(tl.int64) * numbers + tl.arange(0, numbers)
     inside = i < size
     p = tl.load(product + i, mask=inside, other=0.0)
@@ -137,7 +137,7 @@ def set_apart(  # type: ignore[no-untyped-def]
 def set_against(  # type: ignore[no-untyped-def]
     out, weight, total, size, out_2, weight_2, total_2, size_2, blocks, count, numbers: tl.constexpr
 ):  # fmt: skip
-    """total − count W for some numbers of one of two matrices; the first `blocks` programs have the first."""
+    """total − count W for some numbers of one of two matrices; the first `blocks` programs compute the first."""
     block = tl.program_id(0).to(tl.int64)
     if block >= blocks:
         block -= blocks
@@ -149,24 +149,24 @@ def set_against(  # type: ignore[no-untyped-def]
 
 
 Moved = tuple[Tensor, Tensor]
-"""The tangent of H, and that of W with its sign turned round."""
+"""The tangent of H, and the negated tangent of W."""
 
 
 def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: str) -> Tensor:
-    """[σ(H) 1] W, and beside it the tangent where there is one: `(rows, 1 or 2, networks, units)`.
+    """Return [σ(H) 1] W, and next to it the tangent, if given `tangents`: `(rows, 1 or 2, networks, units)`.
 
     Args:
-        hidden: H, `(rows, networks, inputs)`, contiguous as all others.
+        hidden: H, `(rows, networks, inputs)`, contiguous like all others.
         weight: W, `(inputs + 1, networks, units)`.
-        tangents: along which.
-        precision: of the products: `tf32`, or `tf32x3` for 22 bits.
+        tangents: tangents of H and W; None for none.
+        precision: precision of the products: `tf32`, or `tf32x3` for 22 bits.
     """
     num_rows, networks, inputs = hidden.shape
     units, paired = weight.size(2), tangents is not None
     moved, against = tangents if tangents is not None else (hidden, weight)  # not read
     out = hidden.new_empty(num_rows, 2 if paired else 1, networks, units)
     kernel: Any = outputs_of
-    rows = ROWS if triton.cdiv(num_rows, ROWS) * networks >= PROGRAMS // 2 else ROWS // 2  # few, and all at work
+    rows = ROWS if triton.cdiv(num_rows, ROWS) * networks >= PROGRAMS // 2 else ROWS // 2  # to keep the GPU busy
     with torch.cuda.device_of(out):
         kernel[(triton.cdiv(num_rows, rows), networks)](
             out, hidden, moved, weight, against, num_rows, networks, units, inputs=inputs, paired=paired,
@@ -176,7 +176,7 @@ def forwards(hidden: Tensor, weight: Tensor, tangents: Moved | None, precision: 
 
 
 def backwards(cotangent: Tensor, hidden: Tensor, weight: Tensor, precision: str) -> tuple[Tensor, Tensor]:
-    """The gradients at H and at W for a cotangent G, `(rows, networks, units)`, at [σ(H) 1] W."""
+    """Return the gradients at H and W, given the cotangent G of [σ(H) 1] W, `(rows, networks, units)`."""
     num_rows, networks, inputs = hidden.shape
     units, depth, width = weight.size(2), _depth(inputs), _width(weight.size(2))
     at_hidden = torch.empty_like(hidden)
@@ -202,7 +202,7 @@ def backwards(cotangent: Tensor, hidden: Tensor, weight: Tensor, precision: str)
 
 
 def apart(product: Tensor, at_total: Tensor, chosen: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-    """(A W, A D) from A (total − count W) and rows of A total, or the chosen ones of them; all contiguous."""
+    """Return (A W, A D) from A (total − count W) and A total, or its chosen rows; all contiguous."""
     out, moved = torch.empty_like(product), torch.empty_like(product)
     kernel: Any = set_apart
     with torch.cuda.device_of(product):
@@ -214,7 +214,7 @@ def apart(product: Tensor, at_total: Tensor, chosen: Tensor | None, count: int) 
 
 
 def against(weights: Sequence[Tensor], totals: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
-    """total − count W of each pair of matrices, all contiguous; two pairs share a kernel."""
+    """Return total − count W for each pair of matrices, all contiguous; two pairs share a kernel."""
     made = tuple(torch.empty_like(weight) for weight in weights)
     triples = list(zip(made, weights, totals))
     kernel: Any = set_against
@@ -227,7 +227,7 @@ def against(weights: Sequence[Tensor], totals: Sequence[Tensor], count: int) -> 
 
 
 def _depth(inputs: int) -> int:
-    """Inputs that are multiplied at once."""
+    """Return how many inputs are multiplied at once."""
     return next(size for size in (64, 32, 16) if inputs % size == 0)
 
 

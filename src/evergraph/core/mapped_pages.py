@@ -1,4 +1,4 @@
-"""Memory that stands for a file: pages that were read stay a process's own until it says that it needs them no more."""
+"""Pages of memory-mapped files: pages that were read belong to the process until it releases them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SMAPS = Path("/proc/self/smaps")  # Linux's account of every mapping
 
 
 def let_go(tensor: Tensor) -> bool:
-    """Give the pages of a mapped file back to the system, which reads them again when they are asked for.
+    """Release the pages of a mapped file to the system, which reads them again on demand; returns whether it did.
 
-    Pages that were written to are nowhere else: where there is one, all stay. Returns whether they went.
+    Pages that were written to exist nowhere else: if there are any, all pages stay.
 
     Args:
         tensor: contiguous, over a mapped file.
@@ -30,7 +30,7 @@ def let_go(tensor: Tensor) -> bool:
 
 
 def _as_on_disk(begin: int, end: int) -> bool:
-    """Whether the addresses lie within one mapping of a file, none of whose pages was written to."""
+    """Return whether the addresses lie within one mapping of a file, none of whose pages was written to."""
     within, own = False, dict[str, int]()
     try:
         lines = SMAPS.read_text().splitlines()
@@ -38,9 +38,9 @@ def _as_on_disk(begin: int, end: int) -> bool:
         return False
     for line in lines:
         head, *rest = line.split()
-        if "-" in head and not head.endswith(":"):  # first and last address, rights, offset, device, number, file
+        if "-" in head and not head.endswith(":"):  # first and last address, permissions, offset, device, inode, file
             first, last = (int(address, 16) for address in head.split("-"))
             within = first <= begin and end <= last and len(rest) >= 5 and rest[4].startswith("/")
-        elif within and head in ("Anonymous:", "Swap:"):  # pages of its own, those that were written to: here, or not
+        elif within and head in ("Anonymous:", "Swap:"):  # private pages, written to: in memory, or swapped out
             own[head] = int(rest[0])
     return len(own) == 2 and not any(own.values())

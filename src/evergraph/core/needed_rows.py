@@ -1,7 +1,8 @@
-"""Which rows of each layer the examples of a step read, where one pass serves a whole task.
+"""The rows of each layer that the examples of a step read, if one pass serves a whole task.
 
-A mini-batch on a GPU is some rows of a pass over all of a task's nodes, whose shapes never change. But it reads the
-neighbours of its seeds, and theirs, alone. So those are flagged at every step, and products leave the others out.
+On a GPU a mini-batch is a selection of rows from a pass over all of a task's nodes, whose shapes never change. But it
+reads only the neighbours of its seeds, and their neighbours. So these are flagged at every step, and products skip the
+others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from evergraph.core.row_pieces import row_kernel
 from evergraph.core.sparse import SparseMatrix
 
-WORTH = 2**19  # entries that a step does not read, of all networks together; with fewer, nothing was gained
+WORTH = 2**19  # skipped entries, of all networks together, below which nothing is gained
 
 
 class NeededRows:
@@ -22,8 +23,8 @@ class NeededRows:
 
     Args:
         layers: the operators of a pass, the first layer's first.
-        x: its inputs.
-        networks: which have examples of their own.
+        x: inputs of the pass.
+        networks: number of networks, each with examples of its own.
     """
 
     def __init__(self, layers: Sequence[SparseMatrix], x: SparseMatrix, networks: int) -> None:
@@ -31,14 +32,14 @@ class NeededRows:
         sizes = [layer.num_columns * networks for layer in reversed(layers)]  # of the nodes within one hop, two, …
         self._all = torch.zeros(sum(sizes), dtype=torch.int8, device=layers[0].device)
         self._flags = [part.unflatten(0, (-1, networks)) for part in self._all.split(sizes)]
-        readers = [*reversed(self._flags[:-1]), None]  # of each layer; of the last those are few that are chosen
+        readers = [*reversed(self._flags[:-1]), None]  # needed rows of each layer; of the last, the few chosen ones
         self.layers = [
             layer.as_needed(rows, columns) for layer, rows, columns in zip(layers, readers, reversed(self._flags))
         ]
         self.x = x.as_needed(self._flags[-1], None)
 
     def mark(self, chosen: Tensor) -> None:
-        """Flag what these examples read, `(networks, examples)`; what was flagged before is not any more."""
+        """Flag what these examples, `(networks, examples)`, read, and clear earlier flags."""
         self._all.zero_()
         rows, listed = chosen, True
         for operator, flags in zip(reversed(self._operators), self._flags):
@@ -46,14 +47,14 @@ class NeededRows:
             rows, listed = flags, False
 
     def saves(self, chosen: Tensor) -> bool:
-        """Whether steps on so many examples leave out enough to be worth the flags; looks at these."""
+        """Return whether steps on as many examples as these skip enough to be worth the flags; marks these."""
         self.mark(chosen)
         read = (self.x.counts().unsqueeze(1) * self._flags[-1]).sum()
         return self.x.nnz * chosen.size(0) - int(read) >= WORTH
 
 
 def _mark(flags: Tensor, rows: Tensor, operator: SparseMatrix, *, listed: bool) -> None:
-    """Flag the columns that some rows of an operator read: those listed for each network, or those that have flags."""
+    """Flag the columns that some rows of an operator read: rows listed for each network, or rows with flags."""
     if flags.is_cuda and row_kernel() is not None:
         from evergraph.core.row_kernel import mark_columns
 

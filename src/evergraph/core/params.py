@@ -18,35 +18,35 @@ Direction = Mapping[str, Tensor]
 
 
 def trained_params(model: nn.Module) -> Params:
-    """The parameters that are trained, which are those that require a gradient: what is frozen has none."""
+    """Return the trained parameters: those that require a gradient, which frozen ones do not."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad or is_batchedtensor(value)}
 
 
 def all_trained(model: nn.Module) -> bool:
-    """Whether nothing of a model is frozen."""
+    """Return whether no parameter of a model is frozen."""
     return all(value.requires_grad or is_batchedtensor(value) for value in model.parameters())
 
 
 def copy_params(model: nn.Module) -> Params:
-    """The parameters' present values."""
+    """Return a copy of the parameters' current values."""
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def named_params(model: nn.Module) -> Params:
-    """The parameters themselves."""
+    """Return the parameters themselves, not copies."""
     return dict(model.named_parameters())
 
 
 def named_numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters, and buffers such as a normalization's running statistics."""
+    """Yield the parameters, and buffers such as a normalization's running statistics."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
 
 class Displacement(Mapping[str, Tensor]):
-    """D = count · θ − total, computed parameter by parameter when asked for.
+    """D = count · θ − total, computed per parameter on demand.
 
-    With `count` anchors whose sum is `total` it is Σ_t (θ − θ_t).
+    With `count` anchors θ_t whose sum is `total`, D = Σ_t (θ − θ_t).
     """
 
     def __init__(self, params: Params, count: int, total: Params) -> None:
@@ -66,16 +66,16 @@ class Displacement(Mapping[str, Tensor]):
 
     @capability(rests_on=("__getitem__",))
     def parts(self, name: str) -> tuple[int, Tensor]:
-        """(count, total) of one parameter.
+        """Return (count, total) of one parameter.
 
-        A model that has a layer's product with θ at hand needs only the one with `total`, which stands still as
-        long as the anchors do.
+        A model that already has a layer's product with θ needs only the product with `total`, which is constant as
+        long as the anchors are.
         """
         return self.count, self.total[name]
 
     @capability(rests_on=("__getitem__",))
     def against(self, name: str) -> Tensor:
-        """−D of one parameter, for products that take it so; on a GPU those of all are computed at once."""
+        """Return −D of one parameter, for products that read it negated; on a GPU, all are computed at once."""
         if name not in self._against:
             names = list(self.params) if fused_kernels(self.params[name].device) else [name]
             parts = [self.params[other] for other in names], self.count, [self.total[other] for other in names]
@@ -84,12 +84,12 @@ class Displacement(Mapping[str, Tensor]):
 
 
 class FirstLayerDisplacement(Displacement):
-    """The same, for a method that reads the first hidden layer's tangent alone (`Step.layers`).
+    """A displacement for methods that read only the first hidden layer's tangent (`Step.layers`).
 
-    A model that knows this may carry it no further; the outputs' tangent is then zero.
+    A model that supports this need not propagate the tangent further; the outputs' tangent is then zero.
     """
 
     @capability(rests_on=("__getitem__",))
     def first_layer_alone(self) -> bool:
-        """Whether nobody reads the outputs' tangent."""
+        """Return whether nothing reads the outputs' tangent."""
         return True

@@ -1,7 +1,7 @@
-"""Rows of a sparse matrix that are read where they stand: a batch's inputs without a copy and without a transpose.
+"""Rows of a sparse matrix that are read in place: a batch's inputs without a copy and without a transpose.
 
-A batch of a small graph reads most of its rows. X_b W reads them out of X, and X_bᵀ G goes through the entries of Xᵀ,
-which is made once for all batches, and leaves out the rows that are not in the batch.
+A batch of a small graph reads most of its rows. X_b W reads them from X, and X_bᵀ G goes through the entries of Xᵀ,
+which is computed once for all batches, and skips the rows that are not in the batch.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
 
-MOST_OF_IT = 0.25  # share of the rows from which the transpose of the whole is read in place of one of its own
+MOST_OF_IT = 0.25  # share of the rows from which on the transpose of the whole is read, instead of one of their own
 
 
 class _Unwritten(SparseMatrix):
-    """Rows of a whole matrix, or their transpose: multiplied with as they are, written out when entries are asked for.
+    """Rows of a whole matrix, or their transpose: multiplied in place, and copied only if entries are requested.
 
     Args:
         whole: the matrix.
         picked: the rows, int64.
-        num_columns: its own.
+        num_columns: number of columns of the rows, or of their transpose.
     """
 
     def __init__(self, whole: SparseMatrix, picked: Tensor, num_columns: int) -> None:
@@ -40,7 +40,7 @@ class _Unwritten(SparseMatrix):
 
     @property
     def device(self) -> torch.device:
-        """Where the entries are."""
+        """Device of the entries."""
         return self.whole.device
 
     @property
@@ -96,7 +96,7 @@ class PickedRows(_Unwritten):
         return compiled.multiply(self.whole.parts(), dense.detach().contiguous(), self.num_rows, self.picked)
 
     def t(self) -> SparseMatrix:
-        """The transpose: entries of the whole's, where that has few besides."""
+        """Return the transpose, which reads that of the whole if enough of its rows are picked."""
         if self._transpose is None:
             most = self.num_rows >= MOST_OF_IT * self.whole.num_rows
             self._transpose = _FlippedRows(self.whole, self.picked) if most else self._written.t()
@@ -104,7 +104,7 @@ class PickedRows(_Unwritten):
 
 
 class _FlippedRows(_Unwritten):
-    """The transpose of picked rows. It does not know them: a cycle would keep batches alive."""
+    """The transpose of picked rows, without a reference to them: a cycle would keep batches alive."""
 
     def __init__(self, whole: SparseMatrix, picked: Tensor) -> None:
         super().__init__(whole, picked, picked.numel())

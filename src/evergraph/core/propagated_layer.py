@@ -1,7 +1,7 @@
-"""(P [σ(H) 1]) W, a convolution behind an activation that gathers before it multiplies, and its tangent: in C.
+"""(P [σ(H) 1]) W, a convolution after an activation that aggregates before it multiplies, and its tangent: in C.
 
-Written out it is an activation, a column of ones, two products and as much again backwards, each of which reads and
-writes the whole layer; here each direction is one pass over it.
+Written out, it takes an activation, a column of ones, two products and as much again backward, each of which reads and
+writes the whole layer; here each direction takes one pass over it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evergraph.core.sparse import Features, SparseMatrix
 
 
 def propagated_layer_suits(hidden: Tensor, operator: Features) -> bool:
-    """Whether kernels can read these, and nothing but a step is carried out: no transform of torch's is at work."""
+    """Return whether kernels can read these matrices in a plain step, without a torch transform under way."""
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     if transformed or not isinstance(operator, SparseMatrix):
         return False
@@ -31,7 +31,7 @@ def _kernels(hidden: Tensor, operator: SparseMatrix) -> Kernels | None:
 
 
 class _PropagatedLayer(torch.autograd.Function):
-    """(F W, Ḟ W + F Ẇ) with F = P [σ(H) 1] and Ḟ = P [Ḣ ∘ σ'(H) 0], or F W alone; tangents take no gradient."""
+    """(F W, Ḟ W + F Ẇ) with F = P [σ(H) 1] and Ḟ = P [Ḣ ∘ σ'(H) 0], or F W alone; tangents get no gradient."""
 
     @staticmethod
     def forward(
@@ -60,7 +60,7 @@ class _PropagatedLayer(torch.autograd.Function):
         operator: SparseMatrix = ctx.operator
         at_rows, flipped = cotangent @ weight[:-1].T, operator.t()
         kernels = flipped.kernels_with(at_rows)
-        if torch.is_grad_enabled() or kernels is None:  # to be differentiated once more, or many cotangents at once
+        if torch.is_grad_enabled() or kernels is None:  # a double backward pass, or many cotangents at once
             active = F.pad(F.relu(hidden), (0, 1), value=1.0)
             back = torch.ops.aten.threshold_backward(flipped @ at_rows, hidden, 0)
             return back, (operator @ active).T @ cotangent, None, None, None
@@ -68,13 +68,13 @@ class _PropagatedLayer(torch.autograd.Function):
         return back, rows.T @ cotangent, None, None, None
 
 
-vars(_PropagatedLayer.forward)["__signature__"] = inspect.signature(_PropagatedLayer.forward)  # found out once
+vars(_PropagatedLayer.forward)["__signature__"] = inspect.signature(_PropagatedLayer.forward)  # computed only once
 
 
 def propagated_layer(
     hidden: Tensor, weight: Tensor, operator: SparseMatrix, moved: Tensor | None = None, along: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """(P [σ(H) 1]) W and its tangent along Ḣ and Ẇ, None where these are; for matrices that the kernels suit.
+    """Return (P [σ(H) 1]) W and its tangent along Ḣ and Ẇ (None without them), for matrices that kernels can read.
 
     Args:
         hidden: H.

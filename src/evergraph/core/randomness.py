@@ -1,7 +1,7 @@
 """Random numbers within a training step.
 
-On a GPU they are the device's own: a step that waits for Python's numbers is slow, and cannot be captured. Elsewhere
-they come from the generator of whoever draws.
+On a GPU they are drawn by the device: a step that waits for numbers from the host is slow, and cannot be captured.
+Elsewhere they come from the caller's generator.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DEVICES = frozenset({"cuda"})  # whose own random numbers are taken
+DEVICES = frozenset({"cuda"})  # types of devices that draw their own random numbers
 
 
 def own_numbers(device: torch.device) -> bool:
-    """Whether random numbers within a step are the device's own."""
+    """Return whether random numbers within a step are drawn by the device."""
     return device.type in DEVICES
 
 
@@ -26,7 +26,7 @@ _members: Sequence[torch.Generator] | None = None
 
 @contextmanager
 def drawing_for(generators: Sequence[torch.Generator]) -> Iterator[None]:
-    """Within it, what is drawn under `vmap` on a device with numbers of its own is drawn by each member's generator."""
+    """Within the context, draw under `vmap` from each member's generator, on a device that draws its own numbers."""
     global _members
     before, _members = _members, generators
     try:
@@ -36,7 +36,7 @@ def drawing_for(generators: Sequence[torch.Generator]) -> Iterator[None]:
 
 
 class _Drawn(torch.autograd.Function):
-    """What a function draws from the device's numbers; for several members, from those of each."""
+    """Calls a function that draws random numbers on the device; for several members, with the generator of each."""
 
     @staticmethod
     def forward(like: Tensor, draw: Callable[[torch.Generator | None], Tensor]) -> Tensor:
@@ -54,7 +54,7 @@ class _Drawn(torch.autograd.Function):
 
 
 def _drawn(draw: Callable[[torch.Generator | None], Tensor], like: Tensor | None) -> Tensor:
-    """From the device's own numbers, or where `like` is that of several members from those of each."""
+    """Draw on the device; if `like` is a tensor of several stacked members, with the generator of each."""
     if _members is None or like is None:
         return draw(None)
     drawn: Tensor = _Drawn.apply(like.detach(), draw)
@@ -69,7 +69,7 @@ def uniform(
     *,
     like: Tensor | None = None,
 ) -> Tensor:
-    """Numbers between 0 and 1; where `like` is the tensor of several members side by side, for each its own."""
+    """Return uniform numbers between 0 and 1; if `like` is a tensor of several stacked members, separate for each."""
     if own_numbers(device):
         return _drawn(lambda own: torch.rand(shape, dtype=dtype, device=device, generator=own), like)
     return torch.rand(shape, dtype=dtype, generator=generator).to(device)
@@ -78,7 +78,7 @@ def uniform(
 def normal(
     shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Standard normal numbers."""
+    """Return standard normal numbers."""
     if own_numbers(device):
         return torch.randn(shape, dtype=dtype, device=device)
     return torch.randn(shape, dtype=dtype, generator=generator).to(device)
@@ -92,14 +92,14 @@ def random_integers(
     *,
     like: Tensor | None = None,
 ) -> Tensor:
-    """Integers from 0 on; `like` as above."""
+    """Return random integers from 0 to `below` − 1; `like` as in `uniform`."""
     if own_numbers(device):
         return _drawn(lambda own: torch.randint(below, shape, device=device, generator=own), like)
     return torch.randint(below, shape, generator=generator).to(device)
 
 
 def random_subset(number: int, of: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """So many different integers below `of`."""
+    """Return `number` distinct random integers below `of`."""
     if own_numbers(device):
         return torch.rand(of, device=device).argsort()[:number]
     return torch.randperm(of, generator=generator)[:number].to(device)

@@ -1,4 +1,4 @@
-"""The one way in which models here apply a weight matrix, and a recorder of where they do."""
+"""The function by which all models apply a weight matrix, and recorders of its products and of hidden layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from evergraph.core.sparse import Features
 
 
 class Product(NamedTuple):
-    """A weight matrix, the rows that it multiplied, and the rows that came out.
+    """A weight matrix, the rows that it multiplied, and the resulting rows.
 
-    A row belongs to a node of the batch, or with `of_examples` to an example (a link) of it.
+    A row belongs to a node of the batch or, with `of_examples`, to an example (a link) of it.
     """
 
     weight: Tensor
@@ -29,7 +29,7 @@ _products: list[Product] | None = None
 
 @contextmanager
 def recorded_products() -> Iterator[list[Product]]:
-    """Within it, every `linear` of a forward pass leaves its product in the list."""
+    """Record the product of every `linear` within the context in the list that it yields."""
     global _products
     _products = []
     try:
@@ -39,17 +39,17 @@ def recorded_products() -> Iterator[list[Product]]:
 
 
 def recording() -> bool:
-    """Whether products are being recorded: then layers aggregate first, so that a row is a node."""
+    """Return whether products are being recorded: layers then aggregate first, so that a row is a node."""
     return _products is not None
 
 
 class Layer(NamedTuple):
-    """What a hidden layer has put out, before activation.
+    """The output of a hidden layer, before activation.
 
     Args:
-        out: its output.
-        direction: along which the pass carried a tangent; None for none.
-        tangent: the output's.
+        out: the output.
+        direction: the direction of the tangent that the pass computed; None for none.
+        tangent: the output's tangent.
     """
 
     out: Tensor
@@ -62,7 +62,7 @@ _layers: list[Layer] | None = None
 
 @contextmanager
 def noted_layers(wanted: bool = True) -> Iterator[list[Layer]]:
-    """Within it, a forward pass leaves what its hidden layers put out in the list, where wanted."""
+    """Record the outputs of hidden layers within the context in the list that it yields, if wanted."""
     global _layers
     found: list[Layer] = []
     before, _layers = _layers, found if wanted else None
@@ -73,14 +73,14 @@ def noted_layers(wanted: bool = True) -> Iterator[list[Layer]]:
 
 
 def noted(hidden: Tensor, direction: Direction | None = None, tangent: Tensor | None = None) -> Tensor:
-    """What a hidden layer has put out, noted where somebody wants to know."""
+    """Return the output of a hidden layer, and record it if `noted_layers` is active."""
     if _layers is not None:
         _layers.append(Layer(hidden, direction, tangent))
     return hidden
 
 
 def linear(x: Features, weight: Tensor, *, of_examples: bool = False) -> Tensor:
-    """X W; `of_examples` says that the rows are examples, not nodes."""
+    """Return X W; with `of_examples` the rows are examples, not nodes."""
     out = x @ weight
     if _products is not None:
         _products.append(Product(weight, x, out, of_examples))

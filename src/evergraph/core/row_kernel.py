@@ -1,6 +1,6 @@
-"""Sums of weighted rows on a GPU, one program for each piece of a sparse matrix's row: the Triton kernel.
+"""Triton kernels for sums of weighted rows on a GPU, with one program per piece of a sparse matrix's row.
 
-Imported where Triton is at hand; `evergraph.core.row_pieces` says what it computes.
+Imported only if Triton is available; `evergraph.core.row_pieces` documents what they compute.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def add_up(  # type: ignore[no-untyped-def]
     out, dense, starts, ends, targets, indices, values, columns, rows, row_flags, entry_flags, networks, unit,
     weighted: tl.constexpr, by_row: tl.constexpr, by_entry: tl.constexpr, entries: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """out[target] = Σ values[e] · dense[indices[e]] over a piece's entries e; not weighted, Σ dense[e].
+    """out[target] = Σ values[e] · dense[indices[e]] over a piece's entries e; Σ dense[e] if not weighted.
 
-    A program is one warp: each of its threads adds up columns of its own, and nothing waits for other warps. Rows that
-    are not needed are zero, and entries that are not needed are left out: by flags for each network, whose columns are
-    `unit` in a row.
+    A program is one warp: each of its threads adds up columns of its own, and never waits for other warps. Rows that
+    are not needed are zero, and entries that are not needed are skipped, by flags for each network, which has `unit`
+    consecutive columns.
     """
     piece = tl.program_id(0)
     c = tl.program_id(1) * width + tl.arange(0, width)
@@ -52,7 +52,7 @@ def add_up(  # type: ignore[no-untyped-def]
         read = tl.load(dense + place, mask=there[:, None] & inside[None, :], other=0.0)
         e += entries
         row = e.to(tl.int64)
-        if weighted:  # the next entries are on their way while these are added up
+        if weighted:  # loads the next entries while these are added up
             read *= weight[:, None]
             row = tl.load(indices + e, mask=e < end, other=0).to(tl.int64)
             weight = tl.load(values + e, mask=e < end, other=0.0)
@@ -64,7 +64,7 @@ def add_up(  # type: ignore[no-untyped-def]
 def mark(  # type: ignore[no-untyped-def]
     out, rows, indptr, indices, networks, count, listed: tl.constexpr, entries: tl.constexpr
 ):  # fmt: skip
-    """Flag, for one network, the columns of a row's entries: of a row that is listed, or of one that has a flag."""
+    """Flag, for one network, the columns of a row's entries: of a listed row, or of a row with a flag."""
     network = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64)
     if listed:
@@ -80,7 +80,7 @@ def mark(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def split(out, dense, rows, count, columns, picked: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A piece of a row rounded to bfloat16 and, `count` rows further down, what that leaves of it."""
+    """Round a piece of a row to bfloat16, and write the remainder `count` rows further down."""
     r = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * width + tl.arange(0, width)
     source = r
@@ -100,15 +100,15 @@ def launch(
     rows: Tensor | None = None,
     flags: Flags = (None, None),
 ) -> None:
-    """Fill the rows of `out` that the pieces name, from rows of `dense`.
+    """Fill each piece's row of `out` with the weighted sum of its rows of `dense`.
 
     Args:
         out: contiguous.
         dense: contiguous, of the same type.
         pieces: the first entry of each, one past its last, and the row of `out` that it fills; int32.
-        entries: the row of `dense` that each entry reads, and its weight; None where entry e is row e with weight 1.
-        rows: the row of the product that each piece is of, where flags say which are needed.
-        flags: what is needed, where not all is.
+        entries: the row of `dense` that each entry reads, and its weight; None if entry e is row e with weight 1.
+        rows: the row of the product that each piece belongs to, if flags tell which are needed.
+        flags: what is needed, if not everything is.
     """
     starts, ends, targets = pieces
     columns = dense.size(1)
@@ -128,19 +128,19 @@ def launch(
 
 
 def columns_at_once(columns: int) -> int:
-    """Of a product that a program adds up."""
+    """Return how many columns of a product a program adds up."""
     return int(min(max(16, triton.next_power_of_2(columns)), WIDEST))
 
 
 def mark_columns(out: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor, *, listed: bool) -> None:
-    """Flag the columns of some rows' entries for each network, in `out`, `(columns, networks)`.
+    """Flag the columns of some rows' entries for each network, in `out`.
 
     Args:
-        out: flags.
-        rows: listed, the rows of each network, `(networks, examples)`; else flags, `(rows, networks)`.
+        out: flags, `(columns, networks)`.
+        rows: if listed, the rows of each network, `(networks, examples)`; else flags, `(rows, networks)`.
         indptr: where each row starts.
         indices: the column of each entry.
-        listed: which of the two `rows` is.
+        listed: whether `rows` is a list of rows, not flags.
     """
     count = rows.size(1) if listed else rows.size(0)
     kernel: Any = mark
@@ -151,7 +151,7 @@ def mark_columns(out: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor, *, 
 
 
 def halve(dense: Tensor, rows: Tensor | None) -> Tensor:
-    """Some rows of a matrix without gaps, or all, rounded to bfloat16; and below them what that leaves of each."""
+    """Return the given rows of a contiguous matrix (None for all) rounded to bfloat16 and, below, their remainders."""
     count, columns = dense.size(0) if rows is None else rows.numel(), dense.size(1)
     out = dense.new_empty(2 * count, columns, dtype=torch.bfloat16)
     kernel: Any = split

@@ -1,8 +1,8 @@
-"""Products on a GPU with a sparse matrix that serves many steps: its rows are cut into pieces of like length once.
+"""Products on a GPU with a sparse matrix that serves many steps: its rows are cut once into pieces of similar length.
 
-Row v of A W is a weighted sum of rows of W, so each row of A can be added up by itself, without atomic sums, in an
-order that never changes. But rows differ: a column of ones, transposed, is as long as there are nodes. So a row is cut
-into pieces of at most `LONGEST` entries, and where there are several, their sums are added up in a second go.
+Row v of A W is a weighted sum of rows of W, so each row of A can be added up independently, without atomic sums, in an
+order that never changes. But rows differ in length: a column of ones, transposed, has an entry per node. So a row is
+cut into pieces of at most `LONGEST` entries, and if there are several, their sums are added up in a second pass.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from evergraph.core.shortcuts import fast
 from evergraph.errors import first_line
 
 Flags = tuple[Tensor | None, Tensor | None]
-"""Of rows that are needed, of a product and of its dense factor: `(rows, networks)`, not zero where they are; None for
+"""Flags of the needed rows of a product, and of its dense factor: `(rows, networks)`, nonzero if needed; None for
 all."""
 
 LONGEST = 64  # entries in a piece
-SHORTEST, PIECES = 16, 2**11  # fewer in a piece, but not fewer than that, where there would not be so many pieces
+SHORTEST, PIECES = 16, 2**11  # pieces are shorter, down to `SHORTEST`, if there would be fewer than `PIECES`
 
 
 @dataclass(eq=False)
@@ -36,13 +36,13 @@ class RowPieces:
         indices: the column of each entry.
         starts: the first entry of each piece.
         ends: one past its last entry.
-        rows: the row that it is of.
-        targets: where its sum goes: the row, for the only piece of one, else a place behind all rows.
-        long_rows: rows of several pieces.
-        long_starts: of each such row, the place of its first piece's sum.
-        long_ends: one past the place of its last.
-        num_rows: the matrix's rows.
-        places: rows, and places behind them, together.
+        rows: the row that each piece belongs to.
+        targets: where its sum goes: to the row, if it is the row's only piece, else to a place after all rows.
+        long_rows: rows with several pieces.
+        long_starts: for each such row, the place of its first piece's sum.
+        long_ends: one past the place of its last piece's sum.
+        num_rows: number of rows of the matrix.
+        places: number of rows and of places after them.
     """
 
     indices: Tensor
@@ -58,7 +58,7 @@ class RowPieces:
 
     @classmethod
     def of(cls, indptr: Tensor, indices: Tensor, longest: int | None = None) -> RowPieces:
-        """The pieces of rows that start at `indptr`; a row without entries has one piece without any."""
+        """Cut rows that start at `indptr` into pieces; an empty row has one empty piece."""
         longest = longest or min(LONGEST, max(SHORTEST, indices.numel() // PIECES))
         device, num_rows = indptr.device, indptr.numel() - 1
         indptr = indptr.long()
@@ -78,13 +78,13 @@ class RowPieces:
         )  # fmt: skip
 
     def multiply(self, values: Tensor, dense: Tensor, needed: Flags = (None, None)) -> Tensor:
-        """Σ over each row's entries e of values[e] · dense[indices[e]].
+        """Return Σ values[e] · dense[indices[e]] over each row's entries e.
 
         Args:
-            values: of all entries.
+            values: values of all entries.
             dense: the factor; its columns are those of one network after the other.
-            needed: flags of the rows that are needed of the product, the others being zero; and of those that are
-                needed of the factor, where the others are known to be zero.
+            needed: flags of the needed rows of the product, whose other rows are zero, and of the factor, whose other
+                rows are known to be zero.
         """
         dense, values = dense.detach().contiguous(), values.contiguous()
         kernel = row_kernel() if dense.is_cuda else None
@@ -100,7 +100,7 @@ class RowPieces:
         return out[: self.num_rows]
 
     def _bags(self, values: Tensor, dense: Tensor) -> Tensor:
-        """The same as embedding bags, where there is no Triton: pieces follow one another without gaps."""
+        """Like `multiply`, by embedding bags, if there is no Triton: pieces follow one another without gaps."""
         offsets, targets, order, firsts, long_rows = self._tables
         sums = F.embedding_bag(
             self.indices, dense, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
@@ -113,7 +113,7 @@ class RowPieces:
 
     @functools.cached_property
     def _tables(self) -> tuple[Tensor, ...]:
-        """What the bags read: where pieces start, where their sums go, and the same of those of long rows."""
+        """Inputs of the bags: where pieces start, where their sums go, and the same for the sums of long rows."""
         offsets = torch.cat([self.starts, self.ends[-1:]])
         firsts = torch.cat([self.long_starts, self.long_ends[-1:]]).long() - self.num_rows
         order = torch.arange(self.places - self.num_rows, device=offsets.device)
@@ -121,7 +121,7 @@ class RowPieces:
 
 
 def _apart(columns: int, needed: Flags) -> bool:
-    """Whether what a program adds up is of one network, so that flags can say whether it is needed."""
+    """Return whether a program adds up columns of one network only, so that flags can tell whether it is needed."""
     from evergraph.core.row_kernel import columns_at_once
 
     networks = next((flags.size(1) for flags in needed if flags is not None), 1)
@@ -129,7 +129,7 @@ def _apart(columns: int, needed: Flags) -> bool:
 
 
 def _kept(product: Tensor, flags: Tensor | None) -> Tensor:
-    """The product with zeros in rows that are not needed."""
+    """Return the product with zeros in rows that are not needed."""
     if flags is None:
         return product
     return (product.unflatten(1, (flags.size(1), -1)) * (flags != 0).unsqueeze(2)).flatten(1)
@@ -137,7 +137,7 @@ def _kept(product: Tensor, flags: Tensor | None) -> Tensor:
 
 @functools.cache
 def row_kernel() -> Callable[..., Any] | None:
-    """The Triton kernel; None, with a word of warning, where Triton or the compiler that it needs is missing."""
+    """Return the Triton kernel; None, with a warning, if Triton or the compiler that it needs is missing."""
     try:
         from evergraph.core.row_kernel import launch
 
@@ -153,5 +153,5 @@ def row_kernel() -> Callable[..., Any] | None:
 
 
 def fused_kernels(device: torch.device) -> bool:
-    """Whether what the shortcut `fused` names is computed by Triton's kernels there."""
+    """Return whether Triton kernels compute on this device what the shortcut `fused` covers."""
     return device.type == "cuda" and fast("fused") and row_kernel() is not None

@@ -1,8 +1,8 @@
-"""Ridge systems that differ in the ridge alone, from one factorization: the middle one's.
+"""Solutions of ridge systems that differ only in the ridge, from the factorization of the middle one.
 
-With A = M + λ I factorized, (A + δ I) x = b is x + δ A⁻¹ x = A⁻¹ b. That matrix has eigenvalues between 1 and
-(λ + δ) / λ, so that conjugate gradients leave 0.4 of the error a step where ridges differ by a factor of five, and a
-step costs one solution with the factor, of all right-hand sides at once.
+With A = M + λ I factorized, (A + δ I) x = b is x + δ A⁻¹ x = A⁻¹ b. This system's matrix has eigenvalues between 1 and
+(λ + δ) / λ, so each step of conjugate gradients leaves 0.4 of the error if ridges differ by a factor of five, and
+costs one solve with the factor, for all right-hand sides at once.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 
 from evergraph.core import lapack
 
-REACH = 6.0  # from one ridge to the next, up to which they share a factorization
-FROM = 3  # ridges in a row from which on they do: two are as fast side by side
-STEPS = 12  # of conjugate gradients at most
-LEFT = 3e-3  # of the residual: what is left is for refinements
+REACH = 6.0  # largest ratio of neighbouring ridges that share a factorization
+FROM = 3  # neighbouring ridges that share one; two ridges are as fast side by side
+STEPS = 12  # largest number of steps of conjugate gradients
+LEFT = 3e-3  # share of the residual that is left to refinements
 
 Solver = Callable[[np.ndarray], np.ndarray]
 
 
 def shared(shifts: Sequence[float]) -> list[list[int]]:
-    """Which shifts share a factorization: their places, the one that is factorized first."""
+    """Return the groups of shifts that share a factorization, by index, the one to factorize first."""
     left, found = sorted(range(len(shifts)), key=lambda place: shifts[place]), list[list[int]]()
     while left:
         group = left[:FROM]
@@ -36,7 +36,7 @@ def shared(shifts: Sequence[float]) -> list[list[int]]:
 
 
 def nearby_solver(factor: np.ndarray, differences: np.ndarray) -> Solver:
-    """What solves (A + δ I) x = b for each column with a δ of its own, to a few thousandths, from A's factor."""
+    """Return a solver of (A + δ I) x = b with a δ per column, accurate to a few thousandths, from A's factor."""
 
     def solve(columns: np.ndarray) -> np.ndarray:
         residual = lapack.solve_factorized(factor, columns)
@@ -58,11 +58,11 @@ def nearby_solver(factor: np.ndarray, differences: np.ndarray) -> Solver:
 
 
 def _products(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Of each column with its counterpart; in float64, where squares of small numbers are still numbers."""
+    """Return the product of each column with its counterpart, in float64, so that small squares do not underflow."""
     found: np.ndarray = np.einsum("ij,ij->j", left, right, dtype=np.float64)
     return found
 
 
 def _over(number: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """A quotient; 0 for a column that is done."""
+    """Return the quotient; 0 for a column that has converged."""
     return np.divide(number, by, out=np.zeros_like(number), where=by > 0)

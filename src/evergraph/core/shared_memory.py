@@ -1,10 +1,10 @@
-"""Memory that processes of one machine have in common, so that nothing has to be sent between them.
+"""Memory shared by the processes of one machine, so that nothing has to be sent between them.
 
-Which processes are on one machine is found out by trying: each makes a small file in memory, and those that can open
-one another's share memory. Linux has two kinds of such files. One has no name, is found by its process's number, and
-is as large as memory allows. The other is in /dev/shm, which is small in many containers, and serves where a process
-may not look at another one's files. Neither outlives the processes: the first kind ends with them, the second loses its
-name as soon as all have opened it.
+Which processes are on one machine is found by trial: each creates a small file in memory, and those that can open each
+other's share memory. Linux has two kinds of such files. One has no name, is opened by its process's ID, and can be as
+large as memory allows. The other is in /dev/shm, which is small in many containers, and is used if a process may not
+open another one's files. Neither outlives the processes: the first kind ends with them, the second is unlinked as soon
+as all have opened it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from evergraph.core.shortcuts import fast
 from evergraph.core.workers import Workers
 from evergraph.errors import first_line, tell
 
-FOLDER = "/dev/shm"  # names in it are random, and for their owner alone
+FOLDER = "/dev/shm"  # files in it have random names, and only their owner can open them
 NOWHERE = (0, 0, 0)  # the address of no file
 
 
 class MemoryFile:
-    """A file in memory: one that this process makes, or one that another process has made and told the address of."""
+    """A file in memory: created by this process, or by another process that has sent its address."""
 
     def __init__(self, address: Sequence[int] | None = None) -> None:
         process, number, token = address or (os.getpid(), 0, secrets.randbits(62))
@@ -42,16 +42,16 @@ class MemoryFile:
     def _open(self, process: int, number: int) -> int:
         path = f"/proc/{process}/fd/{number}"
         if self.name not in os.readlink(path):
-            raise FileNotFoundError(path)  # the process with this number is another one here
+            raise FileNotFoundError(path)  # this process ID belongs to another process here
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """What is mapped of it stays."""
+        """Close the file; memory that is mapped from it stays."""
         os.close(self.number)
 
 
 class NamedFile(MemoryFile):
-    """One in a folder of the machine's memory."""
+    """A file in memory that has a name, in `/dev/shm`."""
 
     def _make(self) -> int:
         return os.open(f"{FOLDER}/{self.name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -60,14 +60,14 @@ class NamedFile(MemoryFile):
         return os.open(f"{FOLDER}/{self.name}", os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Its name goes too."""
+        """Close the file and remove its name."""
         super().close()
         with suppress(OSError):
             os.unlink(f"{FOLDER}/{self.name}")
 
 
 def machines(group: Workers) -> tuple[list[list[int]], type[MemoryFile]]:
-    """The processes of each machine, as far as they can share memory, and the kind of file that they can share."""
+    """Return the processes of each machine that can share memory, and the kind of file that they can share."""
     for kind in (MemoryFile, NamedFile) if group.size > 1 and fast("shared") else ():
         file = _attempt(kind)
         addresses = group.stack(torch.tensor([file.address if file else NOWHERE]), group.size).tolist()
@@ -87,7 +87,7 @@ def machines(group: Workers) -> tuple[list[list[int]], type[MemoryFile]]:
 
 
 def _alike(table: list[list[bool]], rank: int) -> list[int]:
-    """Those that see what this one sees, each other included."""
+    """Return the processes that see the same files as this one, and each other's."""
     mine = table[rank]
     return [i for i, row in enumerate(table) if i == rank or (row == mine and mine[i] and row[rank])]
 
@@ -95,18 +95,18 @@ def _alike(table: list[list[bool]], rank: int) -> list[int]:
 def _attempt(kind: type[MemoryFile], address: Sequence[int] | None = None) -> MemoryFile | None:
     try:
         return kind(address)
-    except (OSError, AttributeError):  # not there, not allowed, not on this system
+    except (OSError, AttributeError):  # not found, not permitted, or not on this system
         return None
 
 
 class Board:
-    """Rows that all processes of a machine can read, each having written its own.
+    """Rows that all processes of a machine can read; each process writes its own.
 
     Args:
-        group: all processes; they make a board together, and show rows equally often.
-        starts: the first row of each process, and the number of all rows.
-        dtype: of the numbers.
-        width: from the number of machines to the number of columns that are shown at once, at most.
+        group: all processes; they create a board together, and show rows equally often.
+        starts: the first row of each process, and the total number of rows.
+        dtype: type of the numbers.
+        width: returns the largest number of columns to show at once, given the number of machines.
     """
 
     def __init__(self, group: Workers, starts: Sequence[int], dtype: torch.dtype, width: Callable[[int], int]) -> None:
@@ -126,20 +126,20 @@ class Board:
 
     @property
     def num_rows(self) -> int:
-        """Of all processes of this machine."""
+        """Number of rows of all processes of this machine."""
         return sum(self._sizes[rank] for rank in self.ranks)
 
     def start_of(self, rank: int) -> int:
-        """The first row of a process of this machine."""
+        """Return the first row of a process of this machine."""
         return sum(self._sizes[other] for other in self.ranks if other < rank)
 
     def show(self, rows: Tensor, space: Tensor) -> Tensor:
-        """Write this process's rows, and return those of the whole machine; they stand until the next are shown.
+        """Write this process's rows, and return those of the whole machine; valid until the next rows are shown.
 
-        A process without others on its machine writes them to its own `space`.
+        A process that is alone on its machine writes them to its own `space`.
         """
         if self._is_shared:
-            self.group.barrier()  # all have read what they needed of the last rows
+            self.group.barrier()  # until all have read the last rows
         memory = space if self._memory is None or len(self.ranks) == 1 else self._memory
         shown = memory[: self.num_rows * rows.size(1)].view(self.num_rows, rows.size(1))
         shown.narrow(0, self.start_of(self.group.rank), rows.size(0)).copy_(rows)
@@ -149,11 +149,11 @@ class Board:
 
     @property
     def _is_shared(self) -> bool:
-        """By some processes, of whatever machine."""
+        """Whether any processes, on whatever machine, share memory."""
         return len(self.machines) < self.group.size
 
     def _shared(self, kind: type[MemoryFile]) -> Tensor | None:
-        """Memory for the rows of this process's machine; nothing, everywhere, where one process cannot have it."""
+        """Return memory for the rows of this machine's processes; None in all processes if any cannot get it."""
         row, rank = self.width * self.dtype.itemsize, self.group.rank
         file, memory, reason = None, torch.empty(0, dtype=self.dtype), ""
         try:
@@ -166,7 +166,7 @@ class Board:
         try:
             if len(self.ranks) > 1 and not reason:
                 file = file or kind(addresses[self.ranks[0]])
-                # where there is not enough, this says so, and writing to it would be a crash
+                # raises if there is not enough memory, where writing to it would crash
                 os.posix_fallocate(file.number, self.start_of(rank) * row, self._sizes[rank] * row)
                 memory = torch.frombuffer(mmap.mmap(file.number, self.num_rows * row), dtype=self.dtype)
         except (OSError, ValueError) as error:

@@ -1,29 +1,29 @@
-"""Which shortcuts are taken. Each gives the plain path's results to its tolerance, and each can be turned off.
+"""Which shortcuts are taken. Each gives the results of the plain path to its tolerance, and each can be turned off.
 
 - `bags`: float32 products with a sparse matrix on a CPU run as embedding bags (FBGEMM's kernels).
-- `compiled`: products with a sparse matrix, batches, transposes and Adam on a CPU run by kernels in C, compiled at
-  their first use where there is a compiler (`evergraph.core.compiled`).
-- `blas`: dense symmetric products and ridge solutions on a CPU run by scipy's BLAS and LAPACK, factorized in float32
+- `compiled`: products with a sparse matrix, batches, transposes and Adam on a CPU run in C kernels, compiled at
+  their first use if there is a compiler (`evergraph.core.compiled`).
+- `blas`: dense symmetric products and ridge solutions on a CPU run in scipy's BLAS and LAPACK, factorized in float32
   and refined in float64 (`evergraph.core.dense_algebra`).
-- `anchors`: the first layer at the anchors, which stand still during a task, is computed once per task.
+- `anchors`: the first layer at the anchors, which are constant during a task, is computed once per task.
 - `structure`: what follows from a model's equations: Fisher diagonals of a two-layer GCN without a gradient per node,
-  gradients in a queue as factors, products with the first layer's gradient from what reaches that layer, atoms of a
-  prototype network that stand still.
+  gradients in a queue as factors, products with the first layer's gradient from what reaches that layer, constant
+  atoms of a prototype network.
 - `capture`: training steps on a GPU are recorded once as a CUDA graph and replayed.
-- `sparse`: very sparse inputs stay sparse on a GPU, where the model multiplies them as they are, and the sparse
-  matrices of a step that is repeated have a kernel of their own (`evergraph.core.row_pieces`).
-- `frequent`: of those inputs, columns with many entries are multiplied as one dense block, by tensor cores and right
-  to 16 bits (`evergraph.core.frequent_columns`): nothing without `tf32`.
-- `stack`: seeds of one run that train side by side on a GPU take their steps as one, their parameters side by side.
-- `adam`: Adam's step on a GPU is one kernel for every two of a few parameters (`evergraph.training.adam`).
-- `fused`: on a GPU a layer behind an activation, cross entropy, divergences and Fisher products are a kernel each
+- `sparse`: very sparse inputs stay sparse on a GPU if the model multiplies them as they are, and the sparse
+  matrices of a repeated step have a kernel of their own (`evergraph.core.row_pieces`).
+- `frequent`: columns of these inputs with many entries are multiplied as one dense block, by tensor cores and
+  accurate to 16 bits (`evergraph.core.frequent_columns`); no effect without `tf32`.
+- `stack`: seeds of one run that train side by side on a GPU take their steps together, with stacked parameters.
+- `adam`: Adam's step on a GPU takes one kernel for every two of a few parameters (`evergraph.training.adam`).
+- `fused`: on a GPU a layer after an activation, cross entropy, divergences and Fisher products take one kernel each
   (`evergraph.core.activated_layer`, `evergraph.core.fused_softmax`).
-- `tf32`: float32 products of a training step on a GPU, but for what methods do to gradients, round their factors to 10
-  bits (a relative error of about 1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to float
-  tolerance.
-- `shared`: processes of one machine read one another's rows of a graph in parts from shared memory.
+- `tf32`: float32 products of a training step on a GPU, except for what methods do to gradients, round their factors to
+  10 bits (a relative error of about 1e-3) and sum in float32, on its tensor cores; all other shortcuts are equal to
+  float tolerance.
+- `shared`: processes on one machine read each other's rows of a graph in parts from shared memory.
 
-`EVERGRAPH_FAST=none` turns all of them off from outside; `EVERGRAPH_FAST=bags,capture` leaves those two on.
+`EVERGRAPH_FAST=none` turns all of them off from outside; `EVERGRAPH_FAST=bags,capture` leaves only those two on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAST_PATHS = (
 )  # fmt: skip
 
 
-_on: set[str] | None = None  # not asked yet
+_on: set[str] | None = None  # None until first used
 
 
 def _from_environment() -> set[str]:
@@ -56,7 +56,7 @@ def _from_environment() -> set[str]:
 
 
 def fast(name: str) -> bool:
-    """Whether the shortcut is taken."""
+    """Return whether the shortcut is taken."""
     global _on
     if _on is None:
         _on = _from_environment()
@@ -65,7 +65,7 @@ def fast(name: str) -> bool:
 
 @contextmanager
 def fast_paths(*names: str) -> Iterator[None]:
-    """Within it, only the named shortcuts are taken: `with fast_paths():` takes none."""
+    """Take only the named shortcuts within the context: `with fast_paths():` takes none."""
     global _on
     before, _on = _on, {one_of("fast path", name, FAST_PATHS) for name in names}
     try:
@@ -76,31 +76,31 @@ def fast_paths(*names: str) -> Iterator[None]:
 
 @contextmanager
 def tensor_cores(device: torch.device) -> Iterator[None]:
-    """Within it, float32 products on a GPU are computed by its tensor cores, where the shortcut `tf32` is taken."""
+    """Compute float32 products on a GPU by tensor cores within the context, if the shortcut `tf32` is taken."""
     with _products("high") if device.type == "cuda" and fast("tf32") else nullcontext():
         yield
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Within it, float32 products on a GPU are float32: for pulls that large factors multiply, where rounding tells."""
+    """Compute float32 products on a GPU unrounded within the context: for pulls with large factors, where it shows."""
     with _products("highest") if device.type == "cuda" else nullcontext():
         yield
 
 
 def rounded_products() -> bool:
-    """Whether float32 products on a GPU are computed by its tensor cores, however torch was told so."""
+    """Return whether float32 products on a GPU are computed by tensor cores, however torch was configured."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 @contextmanager
 def _products(precision: str) -> Iterator[None]:
-    """Within it, torch's float32 products have a precision, by torch's older name for it.
+    """Set the precision of torch's float32 products within the context, by torch's older name for it.
 
-    torch has an older and a newer setting, and refuses to read the older one where the newer one says otherwise: then
-    the newer one is what is put back.
+    torch has an older and a newer setting, and refuses to read the older one if the newer one contradicts it: then the
+    newer one is restored.
     """
-    backends: Any = torch.backends  # torch's types know half of them
+    backends: Any = torch.backends  # torch's type stubs are incomplete
     newer = {products: products.fp32_precision for products in (backends.cuda.matmul, backends.mkldnn.matmul)}
     try:
         older = torch.get_float32_matmul_precision()

@@ -1,7 +1,7 @@
-"""Who computes how much: threads within one product of BLAS, or jobs side by side with one thread each.
+"""How work is divided among cores: threads within one BLAS product, or jobs side by side with one thread each.
 
 Several products at once make better use of cores than threads within one, which wait for each other after every panel.
-How many threads there are is what torch is told.
+The number of threads is torch's.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
-ONE = 2e6  # multiplications: enough to set a limit, too few to share, so that BLAS has one thread
-LITTLE = 1e6  # multiplications up to which BLAS uses one thread by itself
-WORTH_SHARING = 3e8  # multiplications from which on threads share them: some milliseconds of one
+ONE = 2e6  # multiplications: enough to set a limit, too few to share, so that BLAS gets one thread
+LITTLE = 1e6  # multiplications up to which BLAS uses one thread anyway
+WORTH_SHARING = 3e8  # multiplications above which threads share them: a few milliseconds of one thread
 
 Result = TypeVar("Result")
 
 
 @cache
 def controller() -> ThreadpoolController:
-    """Of the BLAS libraries that are loaded."""
+    """Return the controller of the loaded BLAS libraries."""
     return ThreadpoolController()
 
 
 _lock = Lock()
 _limits = list[int]()  # of each computation under way
-_before = list[Any]()  # what puts back the limits that others had set, while there is one
-_here = local()  # whether this thread carries out a job
+_before = list[Any]()  # restores the limits that others had set, while a computation is under way
+_here = local()  # whether this thread is running a job
 
 
 @contextmanager
 def blas_threads(work: float) -> Iterator[None]:
-    """As many threads as torch has for so many multiplications; one where they take less than waiting for others.
+    """Give BLAS as many threads as torch has for `work` multiplications, or one if they are too few to share.
 
-    Limits are the whole process's: of several computations at once the last one's holds, and the end of all puts back
-    what was before the first. Within a job of `side_by_side` there is one. What overflows is told by what comes out.
+    Limits apply to the whole process: of several computations at once the last one's holds, and the original limits
+    are restored when all have ended. A job of `side_by_side` always has one thread. Overflow raises no warning, since
+    it shows in the result.
     """
     alone = work > LITTLE and not getattr(_here, "in_job", False)
     limit = torch.get_num_threads() if work > WORTH_SHARING else 1
@@ -67,7 +68,7 @@ def _begin(limit: int) -> None:
 def _end(limit: int) -> None:
     with _lock:
         held = _limits[-1]
-        del _limits[len(_limits) - 1 - _limits[::-1].index(limit)]  # of equal ones the last
+        del _limits[len(_limits) - 1 - _limits[::-1].index(limit)]  # the last of equal ones
         if not _limits:
             _before.pop().restore_original_limits()
         elif _limits[-1] != held:
@@ -75,10 +76,10 @@ def _end(limit: int) -> None:
 
 
 def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
-    """What the jobs return; as many run at once as there are threads, each with one thread of BLAS.
+    """Run jobs, as many at once as torch has threads, each with one BLAS thread; return their results.
 
-    They are for numpy and scipy: torch's own threads are counted anew in each thread. What they return does not depend
-    on how many run at once.
+    Jobs should use numpy and scipy, since torch counts its own threads separately in each thread. Results do not depend
+    on how many jobs run at once.
     """
     workers = min(torch.get_num_threads(), len(jobs))
     if workers < 2 or getattr(_here, "in_job", False):

@@ -1,7 +1,7 @@
-"""Sparse matrices as the rest of the package needs them: rows picked fast, products that differentiate.
+"""Sparse matrices with fast selection of rows and differentiable products.
 
 `SparseMatrix` is a compressed-sparse-row matrix with constant values. `A @ W` is differentiable in
-the dense factor `W` in every mode autograd has: backward (Aᵀ G), forward (A Ẇ), double backward and
+the dense factor `W` in every mode of autograd: backward (Aᵀ G), forward (A Ẇ), double backward and
 batched (`vmap`). torch's own sparse product lacks the last three.
 """
 
@@ -51,7 +51,7 @@ class SparseMatrix:
     _pieces: RowPieces | None = None
     _longest: int | None = None
     _readable: bool | None = None
-    _ends: dict[int, int] = field(default_factory=dict)  # where rows end, of those that were asked for
+    _ends: dict[int, int] = field(default_factory=dict)  # number of entries in the first n rows, for each n used so far
     _needed: Flags = (None, None)
     _frequent: FrequentColumns | None = None
 
@@ -60,7 +60,7 @@ class SparseMatrix:
 
     @classmethod
     def from_scipy(cls, matrix: sp.spmatrix, dtype: torch.dtype = torch.float32) -> SparseMatrix:
-        """From any scipy sparse matrix; duplicates are summed and columns sorted."""
+        """Convert any scipy sparse matrix; duplicates are summed and columns sorted."""
         matrix = sp.csr_matrix(matrix)
         matrix.sum_duplicates()
         return cls(
@@ -72,13 +72,13 @@ class SparseMatrix:
 
     @classmethod
     def from_dense(cls, matrix: Tensor) -> SparseMatrix:
-        """From an ordinary matrix."""
+        """Convert a dense matrix."""
         csr = matrix.to_sparse_csr()
         return cls(csr.crow_indices(), csr.col_indices(), csr.values(), matrix.size(1))
 
     @classmethod
     def stack(cls, matrices: Sequence[SparseMatrix], num_columns: int) -> SparseMatrix:
-        """Matrices one below the other."""
+        """Stack matrices vertically."""
         ends = torch.tensor([0, *(matrix.nnz for matrix in matrices)]).cumsum(0).tolist()
         indptr = [matrix.indptr[1:] + end for matrix, end in zip(matrices, ends)]
         return cls(
@@ -89,7 +89,7 @@ class SparseMatrix:
         )
 
     def to_scipy(self) -> sp.csr_matrix:
-        """The same matrix for scipy (shares memory where the device is a CPU)."""
+        """Return the same matrix for scipy (shares memory if the device is a CPU)."""
         parts = (self.values.cpu().numpy(), self.indices.cpu().numpy(), self.indptr.cpu().numpy())
         return sp.csr_matrix(parts, shape=self.shape)
 
@@ -100,7 +100,7 @@ class SparseMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Numbers of rows and columns."""
         return self.num_rows, self.num_columns
 
     @property
@@ -110,7 +110,7 @@ class SparseMatrix:
 
     @property
     def device(self) -> torch.device:
-        """Where the entries are."""
+        """Device of the entries."""
         return self.values.device
 
     @property
@@ -119,18 +119,18 @@ class SparseMatrix:
         return self.values.dtype
 
     def size(self, dim: int) -> int:
-        """`shape[dim]`, as tensors have it."""
+        """Return `shape[dim]`, like a tensor."""
         return self.shape[dim]
 
     def counts(self) -> Tensor:
-        """Stored entries in each row."""
+        """Return the number of stored entries in each row."""
         return self.indptr[1:] - self.indptr[:-1]
 
     def padded_rows(self) -> list[tuple[Tensor, Tensor]]:
-        """Rows of like length together, found once: their numbers, and their columns, padded with `num_columns`.
+        """Return rows grouped by similar length, computed once: their indices, and columns padded with `num_columns`.
 
-        Up to 8 entries, up to 16, up to 32, and so on: all tables together have at most twice as many entries as the
-        matrix, or 8 for each row.
+        Groups have up to 8 entries per row, up to 16, up to 32, and so on: all tables together have at most twice as
+        many entries as the matrix, or 8 for each row.
         """
         if self._padded_rows is None:
             counts, self._padded_rows = self.counts(), []
@@ -144,25 +144,25 @@ class SparseMatrix:
         return self._padded_rows
 
     def row_sums(self) -> Tensor:
-        """The sum of each row's entries."""
+        """Return the sum of each row's entries."""
         total = torch.zeros(self.num_rows, dtype=self.dtype, device=self.device)
         return total.index_add_(0, self.row_of_entry(), self.values)
 
     def row_of_entry(self) -> Tensor:
-        """The row of each stored entry."""
+        """Return the row of each stored entry."""
         rows = torch.arange(self.num_rows, device=self.device)
         return torch.repeat_interleave(rows, self.counts(), output_size=self.nnz)
 
     def all_ones(self) -> bool:
-        """Whether every entry is the same 1 in memory, as where a graph on disk has no edge weights."""
+        """Return whether all entries are the same 1 in memory, as for a graph on disk without edge weights."""
         return self.nnz > 0 and self.values.stride(0) == 0 and float(self.values[0]) == 1
 
     def with_values(self, values: Tensor) -> SparseMatrix:
-        """The same pattern with other entries."""
+        """Return a matrix with the same pattern and other entries."""
         return SparseMatrix(self.indptr, self.indices, values, self.num_columns, _ends=self._ends)
 
     def to(self, target: torch.device | str | torch.dtype) -> SparseMatrix:
-        """On another device, or with entries of another type."""
+        """Return the matrix on another device, or with entries of another type."""
         values = self.values.to(target)
         if values is self.values:
             return self
@@ -170,7 +170,7 @@ class SparseMatrix:
         return SparseMatrix(self.indptr.to(device), self.indices.to(device), values, self.num_columns)
 
     def top(self, num_rows: int, num_columns: int | None = None) -> SparseMatrix:
-        """The first rows, without a copy; `num_columns` may cut columns that those rows do not use."""
+        """Return the first rows, without a copy; `num_columns` may cut off columns that those rows do not use."""
         if num_columns is None:
             num_columns = self.num_columns
         if (num_rows, num_columns) == self.shape:
@@ -181,7 +181,7 @@ class SparseMatrix:
         return SparseMatrix(self.indptr[: num_rows + 1], self.indices[:end], self.values[:end], num_columns)
 
     def entries_of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`(indptr, positions)`: where the entries of `rows` stand, in the order of `rows`."""
+        """Return `(indptr, positions)` of the entries of `rows`, in the order of `rows`."""
         starts = self.indptr.index_select(0, rows)  # several times faster than indexing
         counts = self.indptr.index_select(0, rows + 1) - starts
         indptr = torch.zeros(rows.numel() + 1, dtype=torch.long, device=self.device)
@@ -191,18 +191,18 @@ class SparseMatrix:
         return indptr, torch.arange(total, device=self.device) + shift
 
     def rows(self, rows: Tensor) -> SparseMatrix:
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         indptr, positions = self.entries_of(rows)
         indices, values = (entries.index_select(0, positions) for entries in (self.indices, self.values))
         return SparseMatrix(indptr, indices, values, self.num_columns)
 
     def dense(self) -> Tensor:
-        """As an ordinary tensor."""
+        """Return the matrix as a dense tensor."""
         out = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         return out.index_put_((self.row_of_entry(), self.indices), self.values, accumulate=True)
 
     def t(self) -> SparseMatrix:
-        """The transpose, computed once. It does not know its matrix: a cycle would keep batches alive."""
+        """Return the transpose, computed once. It has no reference to its matrix: a cycle would keep batches alive."""
         if self._transpose is None and (compiled := self.kernels()) is not None:
             flipped = compiled.transpose(self.parts(), self.num_columns)
             self._transpose = SparseMatrix(*flipped, self.num_rows)
@@ -220,29 +220,29 @@ class SparseMatrix:
         return self._transpose
 
     def for_many_products(self) -> SparseMatrix:
-        """The same matrix, made ready to be multiplied with again and again, as that of a captured step is."""
+        """Prepare the matrix for many products, like those of a captured step, and return it."""
         if self._pieces is None and fast("sparse"):
             self._pieces = RowPieces.of(self.indptr, self.indices)
             if self.device.type == "cuda":
-                row_kernel()  # tried out now, while nothing is captured
+                row_kernel()  # tested now, while nothing is captured
         return self
 
     def with_frequent_columns(self) -> SparseMatrix:
-        """The same matrix, made ready for many products with its transpose; those of frequent columns are dense."""
+        """Prepare the matrix and its transpose for many products, with dense ones for frequent columns; return it."""
         flipped = self.for_many_products().t().for_many_products()
         if self._frequent is None and self._pieces is not None and fast("frequent"):
             self._frequent, flipped._frequent = frequent_columns(self, flipped)
         return self
 
     def as_needed(self, rows: Tensor | None, columns: Tensor | None) -> SparseMatrix:
-        """The same matrix, made ready for many products, for those who need some of its rows and columns alone.
+        """Return the same matrix, prepared for many products of which only some rows and columns are needed.
 
-        The other rows of a product mean nothing: they are zero where that saves reading them. Of the transpose those
-        are needed that are columns here.
+        Other rows of a product are undefined: they are zero if that saves reading them. The needed rows of the
+        transpose are the needed columns here.
 
         Args:
             rows: flags, `(rows, networks)`, which may change from one product to the next; None for all.
-            columns: likewise. Rows that are needed have entries in these columns alone.
+            columns: likewise. Needed rows have entries in these columns only.
         """
         matrix, flipped = copy(self.for_many_products()), copy(self.t().for_many_products())
         matrix._needed, flipped._needed = (rows, None), (columns, rows)
@@ -250,19 +250,19 @@ class SparseMatrix:
         return matrix
 
     def multiply(self, dense: Tensor) -> Tensor:
-        """The plain product with a dense matrix; no gradient is recorded.
+        """Return the product with a dense matrix; no gradient is recorded.
 
-        With those of several networks side by side, `(columns, networks, …)`, it is the product with each of them.
+        For stacked matrices of several networks, `(columns, networks, …)`, it is the product with each of them.
         """
         if dense.dim() > 2:
             return self._multiply(dense.flatten(1), dense.size(1)).unflatten(1, dense.shape[1:])
         return self._multiply(dense, 1)
 
     def _multiply(self, dense: Tensor, networks: int) -> Tensor:
-        """The same with a matrix in which the columns of so many networks follow one another."""
+        """Like `multiply`, with a matrix in which the columns of `networks` networks follow one another."""
         if self.nnz == 0:
             return dense.new_zeros(self.num_rows, dense.size(1))
-        # within `is_grads_batched` torch loops over the batch, and has no such loop for bags
+        # within `is_grads_batched` torch loops over the batch, which it cannot do for bags
         if self.dtype == dense.dtype and not torch._C._functorch.is_legacy_batchedtensor(dense):
             if self._pieces is not None and fast("sparse"):
                 known = all(flags is None or flags.size(1) == networks for flags in self._needed)
@@ -280,25 +280,25 @@ class SparseMatrix:
         return self._native @ dense
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Row pointers, columns and entries."""
+        """Return row pointers, columns and entries."""
         return self.indptr, self.indices, self.values
 
     def longest_row(self) -> int:
-        """The most entries in a row, counted once."""
+        """Return the largest number of entries in a row, computed once."""
         if self._longest is None:
             self._longest = int(self.counts().max()) if self.num_rows else 0
         return self._longest
 
     def kernels(self) -> Kernels | None:
-        """The compiled kernels, where they can read this matrix."""
+        """Return the compiled kernels if they can read this matrix, else None."""
         if self._readable is None:
             self._readable = self.indptr.dtype == self.indices.dtype and readable(*self.parts())
         return kernels(self.dtype, self.indices.dtype) if self._readable else None
 
     def kernels_with(self, dense: Tensor, rows: int | None = None) -> Kernels | None:
-        """The compiled kernels, where they can read this matrix and multiply it with this one.
+        """Return the compiled kernels if they can multiply this matrix with `dense`, else None.
 
-        The dense matrix has so many rows, by default one for each column; whoever brings another is told by torch.
+        `dense` must have `rows` rows, by default one for each column; with any other shape, torch raises the error.
         """
         functorch = torch._C._functorch
         batched = functorch.is_functorch_wrapped_tensor(dense) or functorch.is_legacy_batchedtensor(dense)
@@ -307,7 +307,7 @@ class SparseMatrix:
         return self.kernels() if dense.size(0) == (self.num_columns if rows is None else rows) else None
 
     def _bags(self, dense: Tensor) -> Tensor:
-        """The product as weighted sums of rows: FBGEMM's kernel for it beats MKL's by a factor of two or so."""
+        """Return the product as weighted sums of rows: FBGEMM's kernel is about twice as fast as MKL's."""
         weights = None if self.all_ones() else self.values
         return F.embedding_bag(
             self.indices, dense.contiguous(), self.indptr, mode="sum", per_sample_weights=weights,
@@ -321,7 +321,7 @@ class SparseMatrix:
 class _SparseProduct(torch.autograd.Function):
     """Y = A W for constant sparse A. Linear, so the tangent is A Ẇ and the cotangent Aᵀ G.
 
-    `flipped` is Aᵀ where it is known already: a backward pass through a backward pass multiplies by A once more.
+    `flipped` is Aᵀ if it is known already: a double backward pass multiplies by A again.
     """
 
     @staticmethod
@@ -345,15 +345,15 @@ class _SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None, None], dense: Tensor, matrix: SparseMatrix, flipped: Any) -> Any:
-        return _SparseProduct.apply(dense.movedim(in_dims[0], 1), matrix, flipped), 1  # side by side
+        return _SparseProduct.apply(dense.movedim(in_dims[0], 1), matrix, flipped), 1
 
 
-# torch asks for it at every call, and finding it out takes longer than a small product
+# torch looks it up at every call, and computing it takes longer than a small product
 _SparseProduct.forward.__signature__ = inspect.signature(_SparseProduct.forward)  # type: ignore[attr-defined]
 
 
 def _product(dense: Tensor, matrix: SparseMatrix, flipped: SparseMatrix | None) -> Tensor:
-    """A W. What torch looks up for functorch takes longer than a small product, so only where that is at work."""
+    """Return A W. torch's lookups for functorch take longer than a small product, so they are made only if needed."""
     transformed = torch._C._are_functorch_transforms_active()
     apply = _SparseProduct.apply if transformed else super(torch.autograd.Function, _SparseProduct).apply
     made: Tensor = apply(dense, matrix, flipped)
@@ -361,7 +361,7 @@ def _product(dense: Tensor, matrix: SparseMatrix, flipped: SparseMatrix | None) 
 
 
 def product(matrix: Features, dense: Tensor) -> Tensor:
-    """X W for constant X and W, of several networks side by side with each W; of sparse X no gradient is recorded."""
+    """Return X W for constant X and W, or for each W of stacked networks; records no gradient if X is sparse."""
     if isinstance(matrix, SparseMatrix):
         return matrix.multiply(dense)
     return matrix @ dense if dense.dim() == 2 else (matrix @ dense.flatten(1)).unflatten(1, dense.shape[1:])
@@ -375,32 +375,32 @@ AnyFeatures = TypeVar("AnyFeatures", Tensor, SparseMatrix, Features)
 
 
 def take_rows(features: Features, rows: Tensor) -> Features:
-    """Rows of a dense or sparse feature matrix."""
+    """Return rows of a dense or sparse feature matrix."""
     if isinstance(features, SparseMatrix):
         return features.rows(rows)
     return large.rows(features, rows.to(features.device))
 
 
 def sparse_product(left: SparseMatrix, right: Features) -> Features:
-    """A X, sparse where X is sparse."""
+    """Return A X, sparse if X is sparse."""
     if not isinstance(right, SparseMatrix):
         return left @ right
     return SparseMatrix.from_scipy(left.to_scipy() @ right.to_scipy(), right.dtype).to(right.device)
 
 
 def as_dense(features: Features) -> Tensor:
-    """A dense tensor of the features."""
+    """Return the features as a dense tensor."""
     return features.dense() if isinstance(features, SparseMatrix) else features
 
 
 def with_ones(features: AnyFeatures) -> AnyFeatures:
-    """[X 1]: the features with a column of ones, so that a bias is a row of the weight matrix."""
+    """Return [X 1], the features with a column of ones, so that a bias is a row of the weight matrix."""
     dtype, device = features.dtype, features.device
     return with_column(features, torch.ones(features.size(0), dtype=dtype, device=device))
 
 
 def with_column(features: AnyFeatures, column: Tensor) -> AnyFeatures:
-    """[X c]: the features with one more column."""
+    """Return [X c], the features with one more column."""
     if not isinstance(features, SparseMatrix):
         return torch.cat([features, column.unsqueeze(1)], dim=1)
     last = features.indptr[1:] + torch.arange(features.num_rows, device=features.device)
@@ -408,7 +408,7 @@ def with_column(features: AnyFeatures, column: Tensor) -> AnyFeatures:
 
 
 def with_self_loops(matrix: SparseMatrix) -> SparseMatrix:
-    """A + I for a matrix without diagonal, each row's self-loop in front."""
+    """Return A + I for a matrix without diagonal, with each row's self-loop first."""
     rows = torch.arange(matrix.num_rows, device=matrix.device)
     return _with_entries(matrix, matrix.indptr[:-1] + rows, rows, torch.ones_like(rows).to(matrix.dtype))
 
@@ -416,7 +416,7 @@ def with_self_loops(matrix: SparseMatrix) -> SparseMatrix:
 def _with_entries(
     matrix: SparseMatrix, where: Tensor, columns: Tensor, values: Tensor, num_columns: int | None = None
 ) -> SparseMatrix:
-    """The matrix with one more entry in every row, at position `where` of the new list of entries."""
+    """Return the matrix with one more entry in every row, at position `where` of the new list of entries."""
     indptr = matrix.indptr + torch.arange(matrix.num_rows + 1, device=matrix.device)
     new = torch.zeros(matrix.nnz + matrix.num_rows, dtype=torch.bool, device=matrix.device)
     new[where] = True
@@ -428,7 +428,7 @@ def _with_entries(
 
 
 def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:
-    """Matrices along the diagonal of one."""
+    """Return the block-diagonal matrix of the given ones."""
     shifted, start = [], 0
     for matrix in matrices:
         shifted.append(SparseMatrix(matrix.indptr, matrix.indices + start, matrix.values, 0))

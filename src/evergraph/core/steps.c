@@ -1,16 +1,18 @@
-/* What a training step on a CPU waits for: products with sparse rows, transposes, batches of a graph, and Adam;
-   and what a closed form waits for: products and solutions with few columns.
+/* The slowest operations of a training step on a CPU: products with sparse rows, transposes, batches of a graph, and
+   Adam; and those of a closed form: products and solutions with few columns.
 
-   Compiled at its first use by evergraph.core.compiled, once for each pair of a REAL (float, double) and an INDEX
-   (int32_t, int64_t). Sums are taken entry after entry, whatever the width and the number of threads: the same bits.
-   Matrices are in CSR form (row v has the entries begin[v] to begin[v + 1]); dense ones are row after row. */
+   Compiled at first use by evergraph.core.compiled, once for each pair of a REAL (float, double) and an INDEX
+   (int32_t, int64_t). Sums are taken in the order of the entries, whatever the width and the number of threads, so
+   results are the same to the last bit. Sparse matrices are in CSR form (row v has the entries begin[v] to
+   begin[v + 1]); dense ones are in row-major order. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The processor's vectors: wider ones, or more of them at once than it has registers, would go through memory. */
+/* Width and number of the processor's vector registers: wider vectors, or more of them at once, would spill to
+   memory. */
 #if defined(__AVX512F__)
 #define BYTES 64
 #define REGISTERS 32
@@ -24,15 +26,15 @@
 #define BYTES 16
 #define REGISTERS 16
 #endif
-#define LINE 64 /* bytes that are fetched at once */
+#define LINE 64 /* bytes of a cache line */
 #define LANES ((int)(BYTES / sizeof(REAL)))
-#define HELD (REGISTERS / 2) /* vectors of sums; the others hold what is added to them */
-#define AHEAD 4 /* entries, whose rows are asked for before they are read */
+#define HELD (REGISTERS / 2) /* vectors of sums; the other registers hold what is added to them */
+#define AHEAD 4 /* rows are prefetched this many entries before they are read */
 typedef REAL Lanes __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
-/* out = sum of weights[e] * dense[columns[e]] over `groups` vectors of one row, which stay in registers. Of a row to be
-   read soon one line in `every` is asked for: in long runs a processor fetches those behind it by itself. */
+/* out = sum of weights[e] * dense[columns[e]] for `groups` vectors of one row, which stay in registers. One line in
+   `every` of a row to be read soon is prefetched: in long runs the processor fetches the following ones by itself. */
 INLINE void sum_lanes(const int groups, const int every, const INDEX *columns, const REAL *weights, int64_t count,
                       const REAL *dense, int64_t width, REAL *out) {
     Lanes sums[HELD];
@@ -80,7 +82,7 @@ void multiply(int64_t first, int64_t last, const int64_t *picked, const INDEX *b
     for (int64_t i = first; i < last; i++) {
         const int64_t row = picked ? picked[i] : i;
         const int64_t at = begin[row];
-        if (picked && i + 1 < last) /* the next row's entries, which stand elsewhere */
+        if (picked && i + 1 < last) /* the next row's entries are elsewhere in memory */
             for (int64_t e = begin[picked[i + 1]]; e < begin[picked[i + 1] + 1]; e += lines) {
                 __builtin_prefetch(columns + e);
                 __builtin_prefetch(values + e);
@@ -89,8 +91,9 @@ void multiply(int64_t first, int64_t last, const int64_t *picked, const INDEX *b
     }
 }
 
-/* Rows `first` to `last` of (rows picked of A)' G: begin, columns and values are those of A', and place[v] is where row v
-   of A was picked to, or -1. `most` is the largest number of entries in a row of A'. Returns 0, or 1 without memory. */
+/* Rows `first` to `last` of (picked rows of A)' G: begin, columns and values are those of A', and place[v] is the place
+   of A's row v among those picked, or -1. `most` is the largest number of entries in a row of A'. Returns 0, or 1 if
+   out of memory. */
 int multiply_flipped(int64_t first, int64_t last, const int32_t *place, const INDEX *begin, const INDEX *columns,
                      const REAL *values, const REAL *dense, int64_t width, REAL *out, int64_t most) {
     INDEX *kept = malloc((most + 1) * sizeof(INDEX));
@@ -98,7 +101,7 @@ int multiply_flipped(int64_t first, int64_t last, const int32_t *place, const IN
     if (kept && weights)
         for (int64_t i = first; i < last; i++) {
             int64_t count = 0;
-            for (int64_t e = begin[i]; e < begin[i + 1]; e++) { /* no branch: which rows were picked is not to foresee */
+            for (int64_t e = begin[i]; e < begin[i + 1]; e++) { /* no branch: it would be unpredictable */
                 const int32_t at = place[columns[e]];
                 kept[count] = at;
                 weights[count] = values[e];
@@ -112,13 +115,13 @@ int multiply_flipped(int64_t first, int64_t last, const int32_t *place, const IN
     return failed;
 }
 
-/* Where each of `rows` rows was picked to; -1 for those that were not. */
+/* The place of each of `rows` rows among those picked; -1 if it was not picked. */
 void places(int64_t rows, int64_t count, const int64_t *picked, int32_t *place) {
     for (int64_t row = 0; row < rows; row++) place[row] = -1;
     for (int64_t i = 0; i < count; i++) place[picked[i]] = i;
 }
 
-/* A' of a matrix of so many rows and columns, by counting. */
+/* A' of a matrix of `rows` rows and `num_columns` columns, by a counting sort. */
 void transpose(int64_t rows, int64_t num_columns, const INDEX *begin, const INDEX *columns, const REAL *values,
                INDEX *begin_out, INDEX *columns_out, REAL *values_out) {
     memset(begin_out, 0, (num_columns + 1) * sizeof(INDEX));
@@ -134,7 +137,8 @@ void transpose(int64_t rows, int64_t num_columns, const INDEX *begin, const INDE
     begin_out[0] = 0;
 }
 
-/* Rows `first` to `last` of P [max(H, 0) 1], which are one number wider than H, and of P (H' where H > 0). */
+/* Rows `first` to `last` of P [max(H, 0) 1], which are one number wider than H, and of P (H' where H > 0), with H' the
+   tangent `moved`, if given. */
 void activate(int64_t first, int64_t last, const INDEX *begin, const INDEX *columns, const REAL *values,
               const REAL *hidden, const REAL *moved, int64_t width, REAL *out, REAL *moved_out) {
     for (int64_t i = first; i < last; i++) {
@@ -169,9 +173,9 @@ static int by_number(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-/* The nodes within so many hops of some seeds, those of each hop in order. `position`, -1 at all nodes, says where each
-   stands afterwards; sizes[k] are within k hops, and behind them stands how many seeds were named before. Returns the
-   number of entries in the rows of all but the last hop; -1 where a seed is no node. */
+/* The nodes within `hops` hops of the seeds, those of each hop in order. `position` is -1 at all nodes before, and the
+   place of each listed node afterwards; sizes[k] is the number of nodes within k hops, and sizes[hops + 1] that of
+   repeated seeds. Returns the number of entries in the rows of all but the last hop; -1 if a seed is not a node. */
 int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const int64_t *seeds, int64_t num_seeds,
               int64_t hops, int64_t *position, int64_t *nodes, int64_t *sizes) {
     int64_t met = num_seeds, first = 0, entries = 0;
@@ -190,7 +194,7 @@ int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const
         }
         if (num_nodes > 16 * (entries - before))
             qsort(nodes + last, met - last, sizeof(int64_t), by_number);
-        else /* looking at all nodes is faster than sorting */
+        else /* scanning all nodes is faster than sorting */
             for (int64_t v = 0, at = last; at < met; v++)
                 if (position[v] == -2) nodes[at++] = v;
         for (int64_t at = last; at < met; at++) position[nodes[at]] = at;
@@ -200,7 +204,7 @@ int64_t reach(int64_t num_nodes, const INDEX *begin, const INDEX *columns, const
     return entries;
 }
 
-/* The rows of the first `rows` of these nodes, with columns as positions, which are -1 again afterwards. */
+/* The rows of the first `rows` of these nodes, with columns as positions; resets `position` to -1. */
 void cut(int64_t rows, int64_t num_nodes, const int64_t *nodes, const INDEX *begin, const INDEX *columns,
          const REAL *values, int64_t *position, INDEX *begin_out, INDEX *columns_out, REAL *values_out) {
     INDEX to = begin_out[0] = 0;
@@ -220,8 +224,8 @@ void cut(int64_t rows, int64_t num_nodes, const int64_t *nodes, const INDEX *beg
     square[i] = v; \
     param[i] = at - r * m / ((REAL)SQRT(v) / s + small);
 
-/* Adam with weight decay in the gradient, as torch has it: rate / (1 - beta1^t) and sqrt(1 - beta2^t) are worked out.
-   Where there is an importance, the pull of a quadratic is added to the gradient, which stays as it is. */
+/* Adam with weight decay in the gradient, like torch's: `rate` is the learning rate / (1 - beta1^t), and `root` is
+   sqrt(1 - beta2^t). With an importance, the pull of a quadratic is added to the gradient, which is left unchanged. */
 void adam(int64_t first, int64_t last, REAL *restrict param, const REAL *restrict grad, REAL *restrict mean,
           REAL *restrict square, const REAL *restrict anchor, const REAL *restrict importance, double rate,
           double beta1, double beta2, double root, double eps, double decay, double strength) {
@@ -245,10 +249,10 @@ void pull(int64_t first, int64_t last, REAL *restrict grad, const REAL *restrict
     for (int64_t i = first; i < last; i++) grad[i] += s * importance[i] * (param[i] - anchor[i]);
 }
 
-/* Products with few columns: `groups` vectors of a row stay in registers, of `high` rows at once. */
+/* Products with few columns: `groups` vectors of each of `high` rows at once stay in registers. */
 #define HIGH(groups) (HELD >= 8 * (groups) ? 8 : HELD >= 4 * (groups) ? 4 : HELD >= 2 * (groups) ? 2 : 1)
 #define MOST (4 * LINE / BYTES) /* groups: four lines of a row */
-#define BLOCK 65536             /* bytes of columns that stay in a cache of the core */
+#define BLOCK 65536             /* bytes of columns that stay in a core's cache */
 
 /* sums[r] += sign * sum of matrix[r, j] * columns[j] over j < count */
 INLINE void add_few(const int groups, const int high, const REAL sign, int64_t count, const REAL *matrix, int64_t step,
@@ -292,7 +296,7 @@ INLINE void times_few(const int groups, int64_t rows, int64_t count, const REAL 
     }
 }
 
-/* out += A X; X and out have one to four lines of numbers a row. */
+/* out += A X; X and out have one to four cache lines of numbers per row. */
 void times(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
            REAL *out) {
     if (lines == 1) times_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out);
@@ -333,7 +337,7 @@ INLINE void flipped_few(const int groups, int64_t rows, int64_t count, const REA
     }
 }
 
-/* out += A' X; X and out have one to four lines of numbers a row. */
+/* out += A' X; X and out have one to four cache lines of numbers per row. */
 void times_flipped(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
                    REAL *out) {
     if (lines == 1) flipped_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out);
@@ -342,7 +346,7 @@ void times_flipped(int64_t lines, int64_t rows, int64_t count, const REAL *matri
     if (lines == 4) flipped_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out);
 }
 
-/* Rows i to i + high of the solution of L Y = B, from those before, in the place of B. */
+/* Overwrite rows i to i + high of B with those of the solution of L Y = B, from the rows before. */
 INLINE void forward_few(const int groups, const int high, int64_t i, const REAL *factor, int64_t step, REAL *columns) {
     const int64_t width = groups * LANES;
     Lanes sums[HELD + MOST];
@@ -359,7 +363,8 @@ INLINE void forward_few(const int groups, const int high, int64_t i, const REAL 
     for (int k = 0; k < high * groups; k++) *(Lanes *)(columns + i * width + k * LANES) = sums[k];
 }
 
-/* Rows i to i + high of the solution of L' X = Y, in the place of Y; what they add to rows before is taken off there. */
+/* Overwrite rows i to i + high of Y with those of the solution of L' X = Y, and subtract what they contribute to the
+   rows before. */
 INLINE void back_few(const int groups, const int high, int64_t i, const REAL *factor, int64_t step, REAL *columns) {
     const int64_t width = groups * LANES;
     Lanes found[HELD + MOST];
@@ -394,7 +399,7 @@ INLINE void solve_few(const int groups, int64_t size, const REAL *factor, int64_
     for (int64_t i = even - high; i >= 0; i -= high) back_few(groups, high, i, factor, step, columns);
 }
 
-/* (L L')^-1 B in the place of B, which has one to four lines of numbers a row. */
+/* Overwrite B, which has one to four cache lines of numbers per row, with (L L')^-1 B. */
 void solve(int64_t lines, int64_t size, const REAL *factor, int64_t step, REAL *columns) {
     if (lines == 1) solve_few(1 * LINE / BYTES, size, factor, step, columns);
     if (lines == 2) solve_few(2 * LINE / BYTES, size, factor, step, columns);

@@ -1,7 +1,7 @@
 """The processes that work on one learner together: one alone, or several under torchrun.
 
-All of them go through the same program with the same random numbers. Where a sum over examples is worth dividing, each
-takes its share, and the shares are added in the order of the processes; so all end with the same bits, every time.
+All of them run the same program with the same random numbers. If a sum over examples is worth dividing, each process
+computes its share, and the shares are added in the order of the processes, so all get the same bits, every time.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from torch import Tensor
 from evergraph.errors import EvergraphError, first_line
 
 TIMEOUT = timedelta(minutes=10)  # how long a process waits for another one before it gives up
-GO_ON = "the same command goes on with as many processes (run: with --resume)"  # what an error says besides
-SMALL = 2**14  # numbers up to which a sum is one exchange, of everything with everybody
+GO_ON = "the same command goes on with as many processes (run: with --resume)"  # advice in error messages
+SMALL = 2**14  # numbers up to which a sum takes one exchange, of all numbers between all processes
 
 
 class ConnectionLostError(EvergraphError):
-    """Another process is gone, or cannot be reached."""
+    """Raised if another process is gone or cannot be reached."""
 
 
 class Workers:
-    """One process alone, which is what it is without torchrun."""
+    """A single process, as without torchrun."""
 
     rank: int = 0
     size: int = 1
 
     def share(self, number: int) -> slice:
-        """This process's share of so many items: consecutive ones, and no two shares differ by more than one."""
+        """Return this process's share of `number` items: consecutive ones; shares differ by at most one item."""
         return share_of(number, self.rank, self.size)
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sums over all processes, added in their order; the same bits everywhere."""
+        """Return the sums over all processes, added in their order; the same bits everywhere."""
         return list(tensors)
 
     def stack(self, rows: Tensor, total: int) -> Tensor:
-        """The rows of all processes below one another, where each has its share of `total` rows."""
+        """Return the rows of all processes, concatenated; each has its share of `total` rows."""
         return rows
 
     def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
-        """Send rows to one process while another one sends some here; returns those: `number` of them, where known."""
+        """Send rows to process `to` and return those that process `back` sends: `number` of them, if known."""
         return rows
 
     def begin_swap(self, rows: Tensor, to: int, back: int, received: Tensor) -> Callable[[], Tensor]:
-        """Begin a swap; the result waits for its end and returns `received`, filled. All swap in the same order."""
+        """Begin a swap; the returned function waits for its end and returns `received`. All swap in the same order."""
         return lambda: received.copy_(rows)
 
     def everywhere(self, value: Any) -> Any:
-        """The first process's value; the others' are not looked at."""
+        """Return the first process's value; those of the others are ignored."""
         return value
 
     def same(self, tensors: Sequence[Tensor]) -> None:
-        """Give tensors the values that they have in the first process."""
+        """Copy the first process's values into the tensors of all processes."""
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait for all processes."""
 
 
 class ProcessGroup(Workers):
@@ -71,7 +71,7 @@ class ProcessGroup(Workers):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """All tensors in one exchange for each type of number."""
+        """Sum all tensors of the same type and device in one exchange."""
         summed: list[Tensor | None] = [None] * len(tensors)
         kinds = dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors)
         for dtype, device in kinds:
@@ -86,7 +86,7 @@ class ProcessGroup(Workers):
     def _sum(self, flat: Tensor) -> Tensor:
         if flat.numel() <= SMALL:
             return _in_order(self._gather(flat).view(self.size, -1))
-        # each process adds up one part of the numbers, and all exchange what they have added up
+        # each process sums one part of the numbers, and all exchange their sums
         part = -(-flat.numel() // self.size)
         padded = torch.nn.functional.pad(flat, (0, part * self.size - flat.numel()))
         received = torch.empty_like(padded)
@@ -95,7 +95,7 @@ class ProcessGroup(Workers):
         return self._gather(_in_order(received.view(self.size, part)))[: flat.numel()]
 
     def stack(self, rows: Tensor, total: int) -> Tensor:
-        """Shares are padded to one length for the exchange."""
+        """Gather the shares, padded to one length for the exchange."""
         most = -(-total // self.size)
         counts = [len(range(*share_of(total, rank, self.size).indices(total))) for rank in range(self.size)]
         padded = rows.new_zeros(most, *rows.shape[1:])
@@ -104,7 +104,7 @@ class ProcessGroup(Workers):
         return torch.cat([part[:count] for part, count in zip(gathered, counts)])
 
     def swap(self, rows: Tensor, to: int, back: int, number: int | None = None) -> Tensor:
-        """A number of rows that is not known goes first."""
+        """Swap rows; their number is sent first if it is unknown."""
         if to == self.rank:
             return rows
         if number is None:
@@ -113,7 +113,7 @@ class ProcessGroup(Workers):
         return self.begin_swap(rows, to, back, rows.new_empty(number, *rows.shape[1:]))()
 
     def begin_swap(self, rows: Tensor, to: int, back: int, received: Tensor) -> Callable[[], Tensor]:
-        """Both directions at once, in the background; nothing is sent where there are no rows."""
+        """Begin to send and receive at once, in the background; nothing is sent if there are no rows."""
         sent = rows.contiguous()
         with _told():
             exchanges = [dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, back)]
@@ -128,14 +128,14 @@ class ProcessGroup(Workers):
         return wait
 
     def everywhere(self, value: Any) -> Any:
-        """Sent as Python objects; the processes are of one program and trust one another."""
+        """Broadcast a Python object; the processes run one program and trust one another."""
         box = [value]
         with _told():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def same(self, tensors: Sequence[Tensor]) -> None:
-        """One broadcast each."""
+        """Broadcast each tensor."""
         with _told(), torch.no_grad():
             for tensor in tensors:
                 sent = tensor.detach().contiguous()
@@ -143,7 +143,7 @@ class ProcessGroup(Workers):
                 tensor.copy_(sent)
 
     def barrier(self) -> None:
-        """Everybody hears from everybody; of a broadcast the sender would not wait for all."""
+        """Gather from all processes; after a broadcast the sender would not have waited for the others."""
         self._gather(torch.zeros(1))
 
     def _gather(self, flat: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class ProcessGroup(Workers):
 
 
 class _told:  # noqa: N801  # reads as a phrase
-    """Turns a lost connection into one line."""
+    """Turns a lost connection into a one-line error."""
 
     def __enter__(self) -> None:
         pass
@@ -167,7 +167,7 @@ class _told:  # noqa: N801  # reads as a phrase
 
 
 def _reason(error: RuntimeError) -> str:
-    """A library's message without the places in its own source."""
+    """Return a library's message without the locations in its own source."""
     return first_line(RuntimeError(re.sub(r"^(\[[^]]*/[^]]*\] )+", "", str(error))))
 
 
@@ -180,12 +180,12 @@ _store: dist.Store | None = None
 
 
 def workers() -> Workers:
-    """Those that this process works with: itself alone until `join_workers` is called."""
+    """Return the processes that this one works with: itself alone until `join_workers` is called."""
     return _current
 
 
 def launched() -> int:
-    """The number of processes that torchrun (or `--processes`) started together; 1 without it."""
+    """Return the number of processes that torchrun (or `--processes`) started together; 1 without it."""
     try:
         return max(int(os.environ.get("WORLD_SIZE", "1")), 1) if "MASTER_ADDR" in os.environ else 1
     except ValueError:
@@ -193,9 +193,9 @@ def launched() -> int:
 
 
 def join_workers(timeout: timedelta = TIMEOUT) -> Workers:
-    """Meet the other processes that torchrun started, to work on one learner together: each step is divided.
+    """Join the other processes that torchrun started, to work on one learner together: each step is divided.
 
-    From then on all of them make the same calls with the same data. Gloo is used between CPUs, NCCL between GPUs.
+    From then on all of them must make the same calls with the same data. Gloo is used between CPUs, NCCL between GPUs.
     Without torchrun nothing changes.
 
     Args:
@@ -213,7 +213,7 @@ def join_workers(timeout: timedelta = TIMEOUT) -> Workers:
 
 
 def leave_workers() -> None:
-    """Part from the others, when all is done."""
+    """Leave the other processes when all work is done."""
     global _current, _store
     if _current is not ALONE:
         dist.destroy_process_group()
@@ -221,24 +221,24 @@ def leave_workers() -> None:
 
 
 def speaks_first() -> bool:
-    """Whether this process is the first to say that the run has failed; one line is enough."""
+    """Return whether this process is the first to report that the run has failed; one line is enough."""
     if _store is None:
         return int(os.environ.get("RANK", "0")) == 0 or launched() == 1
     try:
         return bool(_store.add("evergraph/failed", 1) == 1)
-    except RuntimeError:  # the store has gone with its process
+    except RuntimeError:  # the store is gone with its process
         return int(os.environ.get("RANK", "0")) <= 1
 
 
 def share_of(number: int, rank: int, size: int) -> slice:
-    """The consecutive items out of `number` that a process takes; the first ones take one more where it is uneven."""
+    """Return the consecutive items out of `number` that a process takes; the first processes may take one more."""
     each, more = divmod(number, size)
     start = rank * each + min(rank, more)
     return slice(start, start + each + (rank < more))
 
 
 def _in_order(rows: Tensor) -> Tensor:
-    """The sum of rows, one after the other."""
+    """Return the sum of the rows, added one after the other."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row

@@ -1,4 +1,4 @@
-"""Closed-form learners: sums over features, solved; and prediction that judges a graph's edges."""
+"""Closed-form learners: heads solved from sums over features, and prediction that judges a graph's edges."""
 
 from evergraph.methods.closed_form.analytic import Analytic
 from evergraph.methods.closed_form.auto import Auto

@@ -1,4 +1,4 @@
-"""A closed-form head: learning task after task gives the solution of learning all at once."""
+"""A closed-form head: learning the tasks in turn gives the same solution as learning them at once."""
 
 from __future__ import annotations
 
@@ -34,44 +34,45 @@ from evergraph.models.base import GraphModel, known_inputs
 from evergraph.problems.base import Problem
 
 RIDGES = (0.05, 0.2, 1.0)
-SCORES = "closed form: scores of all nodes"  # in a graph's cache, with what they were computed by
+SCORES = "closed form: scores of all nodes"  # in a graph's cache, with the key of the prediction they come from
 HELD_OUT = "heads that have not learned from the validation nodes"  # in a context's cache: the head and the vote
 
 
 @METHODS.register
 @dataclass(repr=False)
 class Analytic(MovingEncoder, TwoForms):
-    """min over W of Σ_v w_v ‖φ_v W − onehot(y_v)‖² + ridge · (mean diagonal of G / classes) ‖W‖², over all tasks.
+    """Ridge regression on the model's features over all tasks, solved in closed form from sums.
 
-    φ are the inputs of the model's output layer. The loss is quadratic in W with the constant curvature
+    The head W minimizes Σ_v w_v ‖φ_v W − onehot(y_v)‖² + ridge · (mean diagonal of G / classes) ‖W‖² over all tasks,
+    where φ_v are the inputs of the model's output layer. The loss is quadratic in W with the constant curvature
     G = Σ_v w_v φ_v φ_vᵀ, so the framework's penalty with the full Fisher of each past task is exact:
-    the sums G and B = Σ_v w_v φ_v onehot(y_v)ᵀ are all that past tasks have to leave behind, in float64. The
-    solution, by Cholesky, is the one of joint training on the same features.
+    the sums G and B = Σ_v w_v φ_v onehot(y_v)ᵀ, in float64, are all that is needed of past tasks. The
+    solution, by Cholesky, equals that of joint training on the same features.
 
-    Validation nodes have sums of their own. They choose the ridge (and, where the model's features fall into blocks,
-    whether predictions are smoothed and whether depths vote) by heads of the training nodes; the final heads then
-    learn from both, unless `learn_validation` is off. Each is counted when its task is the current one, and the counts
-    are all that is kept.
+    Validation nodes have sums of their own. Heads solved from the training nodes alone are scored on them to choose
+    the ridge and, if the model's features come in blocks, how much predictions are smoothed and whether the vote of
+    all depths is used (`block_prediction`). The final heads are then solved from both sums, unless `learn_validation`
+    is off. Validation nodes are scored while their task is the current one; only counts are kept.
 
-    New examples of a class that was learned before can come at any time. With `balance=0` the head then equals that
-    of all examples at once; otherwise new examples are weighed by the size that their class has reached, and those
-    learned before keep the weight they had.
+    New examples of a known class can arrive at any time. With `balance=0` the head then equals that of all examples
+    learned at once; otherwise new examples are weighted by the size that their class has reached, and earlier ones
+    keep their weight.
 
     Args:
-        ridge: ridge strength; 0 chooses among 0.05, 0.2 and 1 the one with most validation nodes right, the
-            largest of equals.
+        ridge: ridge strength; 0 chooses among 0.05, 0.2 and 1 the one with most correctly classified validation
+            nodes, the largest if tied.
         balance: node weights are (size of the node's class)^(−balance): 0 counts nodes, 1 counts classes,
-            and above 1, up to 2, the rarer class counts more.
-        premium: the share of validation nodes that a vote of all depths may cost on the graphs of training, for
-            what it saves on graphs with edges between tasks.
+            and above 1, up to 2, rarer classes count more.
+        premium: share of the validation nodes that a vote of all depths may cost on training graphs, in return for
+            its gains on graphs with edges between tasks.
         encoder: `frozen` never trains the encoder; `first` trains it on the first task by the usual loop;
-            `continual` trains it on every task, composed with a method that protects it; the sums follow by the
-            linear map that fits best on what that method keeps of earlier tasks, and stay where it keeps nothing.
-        judge_edges: judge the edges at test time; off, the graph is taken as it is.
-        smoothing: the largest share of the neighbours' probabilities in the prediction, of three; 0 never smooths.
-        temperature: of the softmax that makes probabilities of least-squares scores.
-        learn_validation: whether the final heads learn from the validation nodes too, once they have chosen. Off, the
-            head has the labels that a network trained on the training nodes has.
+            `continual` trains it on every task, composed with a method that protects it. The sums then follow by the
+            linear map that best fits the examples which that method keeps, and stay unchanged if it keeps none.
+        judge_edges: judge the edges at test time; when off, the graph is used as it is.
+        smoothing: largest of three tried shares of the neighbours' probabilities in a prediction; 0 never smooths.
+        temperature: of the softmax that turns least-squares scores into probabilities.
+        learn_validation: whether the final heads also learn from the validation nodes once the choices are made. When
+            off, the head uses only the labels that a network trained on the training nodes uses.
     """
 
     name = "analytic"
@@ -90,21 +91,21 @@ class Analytic(MovingEncoder, TwoForms):
     temperature: Positive = 0.1
     learn_validation: bool = True
     class_sizes_: list[int] = state(list)  # training nodes of each output unit so far
-    hits_: list[float] = state(list)  # validation nodes that each ridge puts right; or minus its squared errors
-    smoothing_counts_: list[int] = state(list)  # validation nodes that each share of smoothing puts right, and wrong
-    voting_: list[int] = state(lambda: [0, 0])  # likewise for the vote
+    hits_: list[float] = state(list)  # of each ridge: correctly classified validation nodes, or minus squared errors
+    smoothing_counts_: list[int] = state(list)  # of each share: validation nodes that smoothing corrects, and breaks
+    voting_: list[int] = state(lambda: [0, 0])  # validation nodes that the vote corrects, and breaks
     validated_: int = state(int)
     tasks_: int = state(int)
     encoder_before_: Params = state(dict, like="params", new="values")
-    trained_head_: Params = state(dict, like="params")  # between tasks: the head of training, under its name
-    drift_: list[float] = state(list)  # at each task: the share of the kept examples' change that the map misses
-    vote_: Params = state(dict, like="params")  # the head of the vote, under the head's name
+    trained_head_: Params = state(dict, like="params")  # between tasks: the trained head, by its name
+    drift_: list[float] = state(list)  # for each task: share of the kept examples' change that the map misses
+    vote_: Params = state(dict, like="params")  # the vote, by the head's name
     blocks_: list[bool] = state(list)  # which blocks of features the head reads
     task_of_unit_: list[int] = state(list)
     votes_: bool = state(bool)
-    smoothing_share_: float = state(float)  # the share of the neighbours' probabilities; 0 for none
-    doubt_: float = state(float)
-    _rounding: ClassVar[float] = 0.0  # of an object: of the type that its head is kept in
+    smoothing_share_: float = state(float)  # share of the neighbours' probabilities; 0 for none
+    doubt_: float = state(float)  # largest share of a task's own edges that is mistaken for edges between tasks
+    _rounding: ClassVar[float] = 0.0  # set per instance: machine epsilon of the head's type
 
     # learning
 
@@ -112,7 +113,7 @@ class Analytic(MovingEncoder, TwoForms):
     def end_task(self, context: Context) -> None:
         """Add the task to the sums, choose the ridge, solve, and write the head."""
         context.model.eval()
-        with blas_threads(ONE):  # what is worth more asks for more
+        with blas_threads(ONE):  # one thread by default; larger operations ask for more
             self.follow(context)
             self._add(context)
             self.decide(context)
@@ -122,11 +123,11 @@ class Analytic(MovingEncoder, TwoForms):
         self.tasks_ += 1
 
     def _leave_nodes(self, context: Context) -> None:
-        """Keep nothing that is still a node."""
+        """Forget single nodes, so that only sums are kept."""
         self.forget_nodes()
 
     def decide(self, context: Context) -> None:
-        """Count what the task's validation nodes say of each choice, by heads that have not learned from them."""
+        """Score every choice on the task's validation nodes, by heads that have not learned from them."""
         model, vote = context.model, None
         self._note_type(model)
         trained = self._choose(context)
@@ -137,12 +138,12 @@ class Analytic(MovingEncoder, TwoForms):
         context.cache[HELD_OUT] = self._decisive(trained), vote
 
     def conclude(self, model: GraphModel) -> None:
-        """Smooth as puts most more nodes right than wrong; vote where that costs no more than the premium."""
+        """Choose the smoothing share with the largest net gain, and the vote if it costs no more than the premium."""
         self.smoothing_share_ = best_share(self.smoothing_counts_, self.smoothing)
         self.votes_ = bool(self.validated_) and self.voting_[1] - self.voting_[0] <= self.premium * self.validated_
 
     def write(self, problem: Problem, model: GraphModel) -> None:
-        """Solve the heads by the choices as they stand, and write them."""
+        """Solve the heads by the current choices, and write them."""
         self._note_type(model)
         _, head = linear_head(model)
         ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
@@ -155,22 +156,22 @@ class Analytic(MovingEncoder, TwoForms):
         head.copy_(self._decisive(final))
 
     def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
-        """The head on blocks of features, from the sums of some parts, by the choices as they stand."""
+        """Return the head on blocks of features by the current choices, solved from the sums of `parts`."""
         return self.solve([self.chosen_ridge()], parts, self._head_rows(model))[0]
 
     def _decisive(self, head: Tensor) -> Tensor:
-        """A head as it decides: what is solved for."""
+        """Return the head that makes decisions; here the solved head itself."""
         return head
 
     def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
-        """The heads that will be written: those that can be solved for side by side."""
+        """Return requests for the heads to be written that can be solved side by side."""
         return [Wanted([self.chosen_ridge()], parts, self._head_rows(model))]
 
     def _write_elsewhere(self, model: GraphModel) -> None:
-        """Write a head of its own for graphs with edges between tasks: none here."""
+        """Write a separate head for graphs with edges between tasks; none here."""
 
     def _choose(self, context: Context) -> Tensor:
-        """Count the hits of every ridge; the head that training nodes alone make with the chosen one."""
+        """Count the hits of every ridge; return the head with the chosen one, solved from the training nodes alone."""
         rows = self._head_rows(context.model) if self._in_blocks(context.problem, context.model) else None
         heads = self.solve(self._ridges, ("train",), rows)
         self._choose_ridge(context, heads)
@@ -178,15 +179,15 @@ class Analytic(MovingEncoder, TwoForms):
 
     @property
     def _ridges(self) -> Sequence[float]:
-        """The ridges that are tried."""
+        """The ridges to try."""
         return [self.ridge] if self.ridge else list(RIDGES)
 
     def chosen_ridge(self) -> float:
-        """The ridge with most hits (or the least squared error) on validation examples; the largest of equals."""
+        """Return the ridge with most hits (or least squared error) on validation examples; the largest if tied."""
         return self._ridges[max(range(len(self.hits_)), key=lambda i: (self.hits_[i], i))]
 
     def _add(self, context: Context) -> None:
-        """Add the task's examples to the sums, where they have classes weighed by the size that theirs has reached."""
+        """Add the task's examples to the sums, weighted by the size that their class has reached, if they have one."""
         if context.batcher.y.dim() > 1:  # rows of labels or numbers
             check_targets(context, len(self.class_sizes_))
             self.add_to_sums(context, None)
@@ -196,37 +197,37 @@ class Analytic(MovingEncoder, TwoForms):
         self._learn_units(context)
 
     def _sizes(self, context: Context) -> Tensor:
-        """Training nodes of each output unit, this task's included."""
+        """Number of training nodes of each output unit, including this task's."""
         sizes = self._arrived(context)
         sizes[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long, device=sizes.device)
         return sizes
 
     def _arrived(self, context: Context) -> Tensor:
-        """Training nodes of each output unit in this task, over all processes."""
+        """Number of this task's training nodes of each output unit, over all processes."""
         own = context.batcher.y[context.own(context.train)]
         return context.total(torch.bincount(own, minlength=linear_head(context.model)[1].size(1)))
 
     def _weights(self, sizes: Tensor) -> Tensor:
-        """The weight of a node of each output unit, by the size of its class."""
+        """Return the weight of a node of each output unit, given the sizes of the classes."""
         return sizes.double().clamp(min=1) ** -self.balance
 
     def _needs_exact(self) -> bool:
-        """A ridge near zero reads directions that float32 does not hold."""
+        """Return whether the ridge is so small that it reads directions which float32 cannot resolve."""
         return 0 < self.ridge < SMALL
 
     def _needs_gram(self) -> bool:
-        """An encoder's drift is followed in G."""
+        """Return whether the encoder may be trained: the sums follow its drift in G."""
         return self.encoder != "frozen"
 
     def _error(self) -> float:
-        """As exact as the type that a learned head is kept in; heads that are only measured say what is calibrated."""
+        """Return about ten roundings of the head's type; held-out heads are as exact, since calibration uses them."""
         return max(EXACT, 10 * self._rounding)
 
     def _note_type(self, model: GraphModel) -> None:
         self.__dict__["_rounding"] = float(torch.finfo(linear_head(model)[1].dtype).eps)
 
     def _learn_units(self, context: Context) -> None:
-        """The sizes of classes, and the task that brought each."""
+        """Update the sizes of classes and the task that brought each output unit."""
         sizes = self._sizes(context)
         tasks = [*self.task_of_unit_, *[-1] * (sizes.numel() - len(self.task_of_unit_))]
         for unit in torch.nonzero(self._arrived(context)).reshape(-1).tolist():
@@ -235,43 +236,43 @@ class Analytic(MovingEncoder, TwoForms):
 
     @capability(rests_on=("_add", "add_to_sums", "decide", "write"))
     def forgetting(self) -> Forgetting | str:
-        """How examples are taken back; where the encoder was trained on them, why that cannot be."""
+        """Return how examples are forgotten, or why they cannot be: the encoder was trained on them."""
         if self.encoder != "frozen":
             return f"encoder={self.encoder!r} trained the encoder on them; learn anew without them"
         return Forgetting(self)
 
     def _in_blocks(self, problem: Problem, model: GraphModel) -> bool:
-        """Whether depths vote and edges are judged: where nodes have classes, and features fall into blocks."""
+        """Return whether the vote and edge judging apply: nodes have classes, and features come in blocks."""
         return problem.kind == "classes" and capable(model, "feature_blocks") is not None
 
-    # choices, by validation nodes of the current task
+    # choices, by the current task's validation nodes
 
     def _choose_ridge(self, context: Context, heads: list[Tensor]) -> None:
-        """Count the hits (or add up the squared errors) of each ridge on validation examples."""
+        """Add up the hits (or negative squared errors) of each ridge on validation examples."""
         classes = context.problem.kind == "classes"
         own = validation_hits(context, heads).sum(1) if classes else negative_errors(context, heads)
         hits = context.total(own).tolist()
         self.hits_ = [before + new for before, new in zip(self.hits_ or [0] * len(heads), hits)]
 
     def _count_smoothing(self, context: Context, head: Tensor, counts: Sequence[int]) -> list[int]:
-        """The counts, with the nodes that smoothing a head's predictions puts right, and wrong."""
+        """Return `counts` plus the nodes that smoothing a head's predictions corrects, and breaks."""
         return with_changes(counts, context, head, self.smoothing, self._prediction(context.model).smooth)
 
     def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
-        """Count the nodes that the vote puts right, and wrong; the vote, of training nodes alone."""
+        """Count the nodes that the vote corrects and breaks; return the vote, solved from the training nodes alone."""
         vote = self._vote(context.model, self.chosen_ridge(), BOTH[:1], head)
         self._count_voting(context, head, vote)
         return vote
 
     def _count_voting(self, context: Context, head: Tensor, vote: Tensor) -> None:
-        """Count the nodes that a vote puts right, and wrong, in place of a head."""
+        """Count the nodes that a vote corrects and breaks in place of a head."""
         self.voting_ = with_changes_between(context, self.voting_, *validation_hits(context, [head, vote]))
         self.validated_ += context.count(context.task.val)
 
     # blocks of features
 
     def _head_rows(self, model: GraphModel) -> Tensor | None:
-        """The features that the head reads; None for all. By default the blocks with a step of propagation or more."""
+        """Return the features that the head reads, None for all; by default the blocks with any propagation."""
         blocks = capable(model, "feature_blocks")
         if blocks is None:
             return None
@@ -281,7 +282,7 @@ class Analytic(MovingEncoder, TwoForms):
         return rows_of(block_of_row, self.blocks_)
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """The sum of the head and of one head on the blocks of each depth below the largest that it reads."""
+        """Return the sum of the head and of one head on the blocks of each depth below the deepest that it reads."""
         depths, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         deepest = max(depth for depth, read in zip(depths, self.blocks_) if read)
         total = head.clone()
@@ -291,7 +292,7 @@ class Analytic(MovingEncoder, TwoForms):
         return total
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
-        """How a whole graph is predicted, as things stand."""
+        """Return how a whole graph is predicted, with the current heads and choices."""
         _, head = linear_head(model)
         whole = [capable(model, name) for name in WHOLE]
         tasks = torch.tensor(self.task_of_unit_, device=head.device)
@@ -311,7 +312,7 @@ class Analytic(MovingEncoder, TwoForms):
         )
 
     def _learn_doubt(self, context: Context) -> None:
-        """How many edges within a task are taken for others: the largest share in a task's own graph so far."""
+        """Update the largest share of a task's own edges that is mistaken for edges between tasks."""
         if not self._in_blocks(context.problem, context.model):
             return
         prediction = self._prediction(context.model)
@@ -323,14 +324,14 @@ class Analytic(MovingEncoder, TwoForms):
             self.doubt_ = max(share, self.doubt_)
 
     def access_at(self, level: str) -> Access:
-        """Edges are judged over a whole graph where its nodes are predicted; elsewhere each example is by itself."""
+        """Return the access: transductive for nodes, whose edges are judged over a whole graph, but not otherwise."""
         return replace(self.access.at(level), transductive=level == "node")
 
     @torch.no_grad()
     def predict(self, view: View) -> Tensor | None:
-        """Plain scores; where the graph's features fall into blocks and fit into memory, by judged edges.
+        """Return scores of the requested examples, by judged edges if features come in blocks and fit into memory.
 
-        Scores of a whole graph are kept with it: to ask for one node after another costs no more than to ask for all.
+        Scores of a whole graph are cached with it: requesting nodes one by one costs no more than all at once.
         """
         if not self.tasks_:
             return None
@@ -346,7 +347,7 @@ class Analytic(MovingEncoder, TwoForms):
         return scores[view.nodes.cpu()]
 
     def _whole(self, view: View) -> Whole | None:
-        """How a whole graph is predicted; None where it is not."""
+        """Return the inputs of prediction on the whole graph; None if the graph is not predicted as a whole."""
         if not self._in_blocks(view.problem, view.model) or any(capable(view.model, name) is None for name in WHOLE):
             return None
         prediction, fits = self._prediction(view.model), capable(view.model, "reads_whole")
@@ -360,12 +361,12 @@ class Analytic(MovingEncoder, TwoForms):
         assert features is None or isinstance(features, Tensor)
         return Whole(prediction, x, adjacency, features, None if joining is None else joining.to(view.device))
 
-    # what users of a deployed learner ask for
+    # for users of a deployed learner
 
     @capability(rests_on=("decide", "write"))
     @contextmanager
     def held_out(self, context: Context) -> Iterator[None]:
-        """The heads that have not learned from the task's validation nodes, in place of the final ones."""
+        """Replace the final heads, within the context, by heads that have not learned from the validation nodes."""
         _, head = linear_head(context.model)
         final, votes = head.detach().clone(), self.vote_
         chosen, vote = context.cache[HELD_OUT]
@@ -380,19 +381,19 @@ class Analytic(MovingEncoder, TwoForms):
 
     @capability(rests_on=("_add", "add_to_sums", "predict"))
     def strangeness(self, view: View) -> Tensor:
-        """How strange examples look, in two numbers each (`familiarity.strangeness`)."""
+        """Return how strange examples look, as two numbers each (`familiarity.strangeness`)."""
         used = [unit for unit, size in enumerate(self.class_sizes_) if size]
         head = linear_head(view.model)[1].detach()
         rows = evenly(dense_rows(view.model, head.size(0))).to(head.device)
         known, key = self.computed(), ("leverage", rows.cpu().numpy().tobytes(), len(used))
-        if key not in known:  # after a task and before the next one
+        if key not in known:  # once per task
             known[key] = damped_factor(self.gram_among("train", rows), len(used))
         return strangeness(view, head[:, used], rows, known[key], len(used))
 
     @torch.no_grad()
     @capability(rests_on=("predict", "_whole"))
     def reasons(self, view: View, units: Sequence[int]) -> Reasons:
-        """What carries the score of one node: of an output unit, or of one against another (`why.reasons`)."""
+        """Decompose one node's score for an output unit, or for one unit against another (`why.reasons`)."""
         whole, head = self._whole(view), linear_head(view.model)[1].detach()
         read = None
         if whole is not None:

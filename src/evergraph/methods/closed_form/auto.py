@@ -1,4 +1,4 @@
-"""`auto`: the closed-form learner that chooses its features as the stream goes on, for people who want it to work."""
+"""`auto`: the closed-form learner that chooses its features along the stream."""
 
 from __future__ import annotations
 
@@ -40,40 +40,39 @@ from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
-VOICES, BESIDE = "vote", "beside"  # the vote of depths, and that of the head beside own features
+VOICES, BESIDE = "vote", "beside"  # the vote of all depths, and the vote of the head and own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
-FEW_MISSES = 0.01  # share of the validation nodes up to which the best set is good enough by itself
-SPEAKS = 0.02  # share of the validation nodes' variance from which on own features say something
-TELLS = 0.25  # share from which on they tell classes apart well enough to judge edges by them, with a small ridge
+FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
+SPEAKS = 0.02  # share of the validation nodes' variance above which own features are informative
+TELLS = 0.25  # share above which they separate classes well enough to judge edges by, with a small ridge
 
 
 @METHODS.register
 @dataclass(repr=False)
 class Auto(OnTrial):
-    """`analytic`, with the blocks of features that the head reads chosen while the stream goes on.
+    """`analytic` that also chooses, along the stream, which blocks of features the head reads.
 
-    Graphs differ in how much a node's neighbours say about it and in what way: where edges mostly join nodes of one
-    class, a node is best mixed with its neighbours; elsewhere what a node says and what its neighbours say are best
-    read side by side, or the neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at
-    each task every set and every ridge is solved on the training nodes so far and tried on the task's validation
-    nodes. The hits are added up over the tasks, and the heads of the sets near the one with most of them are blended
-    (`blended`): at the next task others may lead. Once the sums of all sets take more than an eighth of the budget
-    (with the first task, a quarter), the cheapest set within a standard error of the leader is kept beside
-    `smooth`, and the other blocks are dropped for good. Graphs with edges between tasks are read in a way of their own
-    (`elsewhere`).
+    Graphs differ in how informative a node's neighbours are, and how. Where edges mostly join nodes of one class, a
+    node is best mixed with its neighbours; elsewhere a node and its neighbours are best read side by side, or the
+    neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at each task every set is solved
+    with every ridge on the training nodes so far and tried on the task's validation nodes. Hits are added up over the
+    tasks, and the heads of the sets near the one with most hits are blended (`blended`); the next task may change
+    which these are. Once the sums of all sets take more than an eighth of the budget (a quarter at the first task),
+    the cheapest set within a standard error of the leader is kept besides `smooth`, and the other blocks are dropped
+    for good. Graphs with edges between tasks are predicted differently (`elsewhere`).
 
-    Decisions count what AP counts: tasks alike (`prior`). The sums weigh classes by their size, so the logits of a
-    class are raised by the logarithm of what a hit in it counts over what it weighs.
+    Decisions aim at AP, in which all tasks count equally (`prior`). The sums weight classes by their size, so the
+    logits of a class are raised by the logarithm of what a hit in it counts over what the class weighs.
 
     Args:
-        ridge: as in `analytic`; 0 chooses, from 0.05 to 625.
+        ridge: as in `analytic`; 0 chooses from 0.05 to 625.
         balance: as in `analytic`.
         premium: as in `analytic`.
         encoder: as in `analytic`; so are `judge_edges`, `smoothing`, `temperature` and
             `learn_validation`.
-        memory: what the sums may take, e.g. `500MB`: linear blocks are exact where they fit, else sketched.
-        prior: what counts alike in a decision: `tasks`, as in AP, as long as each class comes with one task alone, else
-            nodes; `classes`; `nodes`; `weights` leaves classes as `balance` weighs them.
+        memory: memory for the sums, e.g. `500MB`: linear blocks are exact if they fit, else sketched.
+        prior: what counts equally in a decision: `tasks`, as in AP, as long as each class comes with a single task,
+            else nodes; `classes`; `nodes`; `weights` leaves classes as `balance` weights them.
     """
 
     name = "auto"
@@ -84,25 +83,25 @@ class Auto(OnTrial):
     model = "mixed-features"
 
     prior: Prior = "tasks"
-    own_: str = state(str)  # the set that speaks for a node's own features in the vote
-    elsewhere_: dict[str, Params] = state(dict, like="params")  # the head where edges join tasks, by its way
-    own_within_: dict[str, list[int]] = state(dict)  # nodes that own features put right, and wrong, in place of a way
-    own_explains_: float = state(float)  # share of all validation nodes' variance, by heads of the training nodes
+    own_: str = state(str)  # the set of blocks that represents a node's own features
+    elsewhere_: dict[str, Params] = state(dict, like="params")  # the head for graphs with edges between tasks, by way
+    own_within_: dict[str, list[int]] = state(dict)  # by way: nodes that own features correct and break in its place
+    own_explains_: float = state(float)  # share of all validation nodes' variance that own features explain
     smoothing_elsewhere_: list[int] = state(list)  # as `smoothing_counts_`, for the head `smooth`
 
     def start_task(self, context: Context) -> None:
-        """Refuse a model whose features do not fall into blocks."""
+        """Refuse a model whose features do not come in blocks."""
         if capable(context.model, "feature_layout") is None:
             raise EvergraphError(f"auto chooses among random features, not {type(context.model).__name__}")
         super().start_task(context)
 
     def _leave_nodes(self, context: Context) -> None:
-        """First drop what is not worth its place."""
+        """Drop blocks that are no longer read, then forget single nodes."""
         self._drop(context)
         super()._leave_nodes(context)
 
     def _sets(self, model: GraphModel) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """The sets that a head and the voice of own features may read, among the blocks that there are."""
+        """Return the sets that the head, and the voice of own features, may read, among the present blocks."""
         layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
         found = []
         for sets in (head_sets(layout.blocks), own_sets(layout.blocks)):
@@ -113,18 +112,18 @@ class Auto(OnTrial):
         return found[0], found[1]
 
     def _choose(self, context: Context) -> Tensor:
-        """Count the hits of every set and ridge; the training nodes' head of the set and the ridge with most."""
+        """Count the hits of every set and ridge; return the head chosen by them, solved from the training nodes."""
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
         wanted = {name: self._tried(block_of_row, name, blocks) for name, blocks in {**for_own, **for_head}.items()}
-        voices = self._vote_wants(context.model, BOTH[:1]) if self.set_hits_ else []  # they seldom change
+        voices = self._vote_wants(context.model, BOTH[:1]) if self.set_hits_ else []  # their sets seldom change
         self.solve_ahead([*wanted.values(), *voices])
         for name, each in wanted.items():
             self._count(name, self._places(name), self.hits(context, each))
         validated = self.validated_ + context.count(context.task.val)
         if self._trial is not None:
             if (kept := self._settled(context, validated)) is None:
-                return self._choose(context)  # blocks that were on trial are there now
+                return self._choose(context)  # blocks that were on trial are present now
             for_head, for_own = kept
         elif self._too_much():
             layout: Layout = capable(context.model, "feature_layout")()  # type: ignore[misc]
@@ -133,20 +132,20 @@ class Auto(OnTrial):
         return self._measure(context.model)
 
     def _measure(self, model: GraphModel) -> Tensor:
-        """What all tasks' validation nodes say of own features, and of the training nodes' head, which is returned."""
+        """Measure own features and the blend on all tasks' validation sums; return the training nodes' blend."""
         self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
         return self._blended(model)
 
     def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> Wanted:
-        """The training nodes' heads on a set of blocks that are to be tried."""
+        """Return a request for the heads on a set of blocks to try, solved from the training nodes."""
         return Wanted([self._ridges[place] for place in self._places(name)], BOTH[:1], rows_of(block_of_row, blocks))
 
     def _worth_keeping(
         self, layout: Layout, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
     ) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """One set for the head, one for own features, and `smooth`, which every graph may come back to.
+        """Return one set for the head, one for own features, and `smooth`, which may be needed again on any graph.
 
-        Of linear blocks wider than random ones own features have the head's.
+        Own features may use linear blocks that are wider than random ones only if the head reads them too.
         """
         sets, widths, every = {**for_own, **for_head}, layout.widths, (for_head, for_own)
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
@@ -161,7 +160,7 @@ class Auto(OnTrial):
         return for_head, for_own
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
-        """The head's set with most hits, those near it to be blended, and the first near the best for own features."""
+        """Choose the head's leading set, the sets near it to blend, and the first near the best for own features."""
         self.chosen_ = leader(self.set_hits_, list(for_head))
         missed = validated - max(self.set_hits_[self.chosen_])
         near = near_leader(self.set_hits_, list(for_head), validated) if missed > FEW_MISSES * validated else []
@@ -170,12 +169,12 @@ class Auto(OnTrial):
         self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in self.blend_))]
 
     def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
-        """Those of the blend and of the vote, and that of own features."""
+        """Return requests for the heads of the blend and the vote, and the head of own features."""
         own = [self._explaining(model, self._own(model), parts)] if self.own_ else []
         return [*self._blend_wants(model, parts), *self._vote_wants(model, parts), *own]
 
     def conclude(self, model: GraphModel) -> None:
-        """As `analytic`; and the sets by the hits as they stand."""
+        """Make the choices of `analytic`, and choose the sets by the current hits."""
         super().conclude(model)
         for_head, for_own = self._sets(model)
         self._lead(for_head, for_own, self.validated_)
@@ -184,7 +183,7 @@ class Auto(OnTrial):
     # what counts in a decision
 
     def _log_worth(self) -> Tensor:
-        """The logarithm of what each output unit's scores are worth in a decision."""
+        """Return log π / Ω of each output unit: what it counts in a decision over what it weighs (`prior`)."""
         weights = self.cross_[BOTH[0]][-1]  # the last feature is one at every node
         known = [torch.tensor(each, device=weights.device) for each in (self.class_sizes_, self.task_of_unit_)]
         sizes, tasks = (pad(each, (0, weights.numel() - each.numel()), value=-1) for each in known)
@@ -192,9 +191,9 @@ class Auto(OnTrial):
         return log_worth("nodes" if again else self.prior, weights, sizes, tasks)
 
     def _decisive(self, head: Tensor) -> Tensor:
-        """A head whose logits are those of classes that count as `prior` says: its weight of the ones is raised.
+        """Return the head with the logits of classes raised as `prior` says, by its weights of the column of ones.
 
-        Scores that fall short of probabilities γ times have a temperature of a γth.
+        Scores that have to be stretched by γ have a temperature that is γ times smaller.
         """
         raised = head.clone()
         raised[-1] += self.temperature / self.stretch_ * self._log_worth().to(raised)
@@ -203,43 +202,45 @@ class Auto(OnTrial):
     # graphs with edges between tasks
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
-        """Of voices or, where own features tell classes apart and the head reads them too, of the head and them."""
+        """Return the vote of the voices or, if own features separate classes, of the head and own features."""
         return self._decisive_vote(model, self._ways(model, parts, head))
 
     def _decisive_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
-        """The vote as it decides, and judges edges: every voice's logits are raised as those of a head are."""
+        """Return the vote that decides and judges edges: the logits of every voice are raised like those of a head."""
         voices = 2 if self._voting() == BESIDE else len(self.voices(model))
         vote = ways[self._voting()].clone()
         vote[-1] += voices * self.temperature * self._log_worth().to(vote)
         return vote
 
     def _voting(self) -> str:
-        """Which vote there is. Where own features tell a task's classes apart better than nodes mixed with their
-        neighbours do, mixing hides what a node says, and the head that reads both apart speaks in its place.
+        """Return which vote is used: `VOICES` or `BESIDE`.
+
+        If own features separate a task's classes better than nodes mixed with their neighbours do, mixing hides
+        information about the node, and the head, which reads both separately, replaces the voices that mix.
         """
         right, wrong = self.own_within_.get(MIXED, [0, 0])
         return BESIDE if self.chosen_ != MIXED and self.own_explains_ > TELLS and right > wrong else VOICES
 
     def _speaks(self) -> bool:
-        """Whether own features say something when all classes compete."""
+        """Return whether own features are informative when all classes compete."""
         return self.own_explains_ > SPEAKS
 
     def _explaining(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Wanted:
-        """The head on some blocks alone, with the ridge that explains most."""
+        """Return a request for the head on `blocks` alone, with the ridge that explains most."""
         rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
         return Wanted([self._explained(model, blocks)[1]], parts, rows)
 
     def _vote_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
-        """The heads of the vote."""
+        """Return requests for the voices of the vote."""
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         return [Wanted([self._voice_ridge()], parts, rows_of(block_of_row, blocks)) for blocks in self.voices(model)]
 
     def _voice_ridge(self) -> float:
-        """The ridge of all heads of the vote: the smallest, where own features tell classes apart.
+        """Return the ridge of all voices of the vote: the smallest, if own features separate classes.
 
-        Hits are counted in a task's own graph, where neighbours give the task away, and say little about the ridge
-        where they do not. A larger one shrinks the scores, and with them what the vote can say about edges. Where
-        features say little a small ridge learns noise: there it is the best of the deepest head up to 1.
+        Hits are counted in a task's own graph, where neighbours give the task away, and say little about the best
+        ridge where they do not. A larger ridge shrinks the scores, and with them the vote's evidence about edges. With
+        weak features a small ridge learns noise: then it is the best ridge of the deepest head, up to 1.
         """
         if self.own_explains_ > TELLS:
             return self._ridges[0]
@@ -247,24 +248,25 @@ class Auto(OnTrial):
         return self._ridges[best_ridge(tried)]
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
-        """The blocks that each head of the vote reads; the first mixes nodes with their neighbours."""
+        """Return the blocks that each voice of the vote reads; the first mixes nodes with their neighbours."""
         return vote_sets(capable(model, "feature_layout")().present, self._own(model))  # type: ignore[misc]
 
     def _mixed_sets(self, model: GraphModel) -> list[list[bool]]:
-        """The blocks that mix nodes with their neighbours, and of these the deepest: what the node says fades there."""
+        """Return the blocks that mix nodes with neighbours, and the deepest of these, where the node itself fades."""
         present, mixed = capable(model, "feature_layout")().present, self.voices(model)[0]  # type: ignore[misc]
         deepest = max(block.depth for block, read in zip(present, mixed) if read)
         deep = [read and block.depth == deepest for block, read in zip(present, mixed)]
         return [mixed] if deep == mixed else [mixed, deep]
 
     def _own(self, model: GraphModel) -> list[bool]:
-        """The blocks that speak for a node's own features."""
+        """Return the blocks that represent a node's own features."""
         return self._sets(model)[1].get(self.own_, [])
 
     def _ways(self, model: GraphModel, parts: Sequence[str], head: Tensor) -> dict[str, Tensor]:
-        """Heads that may decide where edges join tasks, from the sums of some parts; so is the given head.
+        """Return the ways: heads that may decide where edges join tasks, by name, solved from the sums of `parts`.
 
-        The voices are heads on nodes mixed with their neighbours, two steps and one, and on their own features.
+        The given head is solved from the same sums. The voices are heads on nodes mixed with their neighbours, two
+        steps and one, and on their own features.
         """
         wanted = self._vote_wants(model, parts)
         self.solve_ahead(wanted)
@@ -279,10 +281,10 @@ class Auto(OnTrial):
         return ways
 
     def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
-        """Count what tells which of the ways decides where edges join tasks.
+        """Count what chooses between the ways that may decide where edges join tasks; return the vote.
 
-        In a task's own graph neighbours give the task away, which they do not where edges join tasks; what they say
-        about the class is what is left when the task's classes alone are to choose from.
+        In a task's own graph neighbours give the task away, but not where edges join tasks. What neighbours reveal
+        about the class is what remains when only the task's own classes compete.
         """
         ways = self._ways(context.model, BOTH[:1], head)
         self.smoothing_elsewhere_ = self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
@@ -297,15 +299,15 @@ class Auto(OnTrial):
         return self._decisive_vote(context.model, ways)
 
     def _own_alone(self, model: GraphModel) -> tuple[float, float]:
-        """What own features explain, and with which ridge they do most."""
+        """Return the share of variance that own features explain, and the ridge that explains most."""
         return self._explained(model, self._own(model))
 
     def _explained(self, model: GraphModel, blocks: Sequence[bool]) -> tuple[float, float]:
-        """What some blocks explain of the variance of all tasks' validation nodes, and with which ridge they do most.
+        """Return the share of all tasks' validation variance that `blocks` explain, and the ridge that explains most.
 
-        All classes compete, and heads are those of the training nodes alone. It needs no node: with the validation
-        nodes' sums the squared error of a head W is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W). From the middle of the grid the
-        ridge moves for as long as more is explained.
+        All classes compete, and heads are solved from the training nodes alone. No node is needed: by the validation
+        nodes' sums the squared error of a head W is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W). The ridge moves from the middle of
+        the grid for as long as more is explained.
         """
         rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
         cross = self.cross_[BOTH[1]]
@@ -325,12 +327,13 @@ class Auto(OnTrial):
         return found
 
     def elsewhere(self) -> str:
-        """What decides where edges join tasks.
+        """Return the way that decides where edges join tasks.
 
-        Own features, where they say something when all classes compete, and put clearly more nodes right within their
-        tasks than what is mixed with neighbours, and more than the vote. Else the vote, where own features say
-        something and it costs no more than the premium; else the head on nodes mixed with their neighbours, over judged
-        edges where own features say something. Elsewhere nothing could judge them.
+        Own features decide if they are informative when all classes compete and, within their tasks, classify clearly
+        more nodes correctly than nodes mixed with their neighbours do, and more than the vote does. Otherwise the vote
+        decides if own features are informative and it costs no more than the premium; otherwise the head on nodes
+        mixed with their neighbours. Its edges are judged only if own features are informative, since nothing else
+        could judge them.
         """
         speaks = self._speaks()
         right, wrong = self.own_within_.get(self._voting(), [0, 0])
@@ -339,19 +342,19 @@ class Auto(OnTrial):
         return "vote" if speaks and self.votes_ else MIXED
 
     def _write_elsewhere(self, model: GraphModel) -> None:
-        """The head for graphs with edges between tasks, where it is not the vote."""
+        """Solve and store the head for graphs with edges between tasks, unless it is the vote."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
         learned = BOTH if self.learn_validation else BOTH[:1]
-        ways = {} if way == "vote" else self._ways(model, learned, vote)  # the vote is not asked for
+        ways = {} if way == "vote" else self._ways(model, learned, vote)  # the way that reads the head is not used
         self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
 
     def _prediction(self, model: GraphModel) -> BlockPrediction:
-        """With what decides where edges join tasks."""
+        """Return the prediction of `analytic`, with the chosen way for graphs with edges between tasks."""
         prediction, way = super()._prediction(model), self.elsewhere()
         head = next(iter(self.elsewhere_.get(way, {}).values()), None)
         if head is None:
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
-        if way == OWN or not self._speaks():  # one head, with the ridge that explains most: scores are probabilities
+        if way == OWN or not self._speaks():  # heads with the ridge that explains most: scores are probabilities
             head = head * self._log_worth().exp().to(head)
         share = best_share(self.smoothing_elsewhere_, self.smoothing) if way == MIXED else 0.0
         judgements = 2 if way == MIXED and self._speaks() and not share else 0
@@ -360,13 +363,13 @@ class Auto(OnTrial):
     # what is kept
 
     def _too_much(self) -> bool:
-        """Whether the sums of all sets take more than their share of the budget."""
-        held = [*self.factor_.values(), *2 * list(self.gram_.values())]  # G before a task and after it
+        """Return whether the sums of all sets exceed their share of the budget."""
+        held = [*self.factor_.values(), *2 * list(self.gram_.values())]  # G is held twice: before and after a task
         share = SIDE_BY_SIDE if self.tasks_ else AT_FIRST
         return sum(part.numel() * part.element_size() for part in held) > share * self.budget()
 
     def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
-        """Those for graphs with edges between tasks too."""
+        """Fold stored heads, including those for graphs with edges between tasks."""
         super()._fold_heads(fold)
         self.elsewhere_ = {
             way: {name: fold(head, 0) for name, head in heads.items()} for way, heads in self.elsewhere_.items()
@@ -381,9 +384,9 @@ class Auto(OnTrial):
             fold = self._narrow(context.model, read, layout.linear_width)
             held_out = context.cache[HELD_OUT]
             context.cache[HELD_OUT] = tuple(None if head is None else fold(head, 0) for head in held_out)
-            context.task.graph.cache.clear()  # features of blocks that are gone
+            context.task.graph.cache.clear()  # it holds features of dropped blocks
 
 
 def _only(sets: dict[str, list[bool]], name: str) -> dict[str, list[bool]]:
-    """One of the sets."""
+    """Return a dictionary with the named set only."""
     return {name: sets[name]}

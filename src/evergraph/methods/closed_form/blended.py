@@ -1,4 +1,4 @@
-"""A head that is a blend: every set of blocks that may be the best one has its part in it."""
+"""A head that is a blend: the mean of the heads of all sets of blocks that may be the best one."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ FEW_NODES = 512  # training nodes up to which every ridge is tried at every task
 class Blended(BudgetedAnalytic):
     """Counts the validation hits of sets of blocks and ridges, and blends the heads of the sets near the best.
 
-    Validation nodes are few, and which of several sets has most hits among them is partly chance: the mean of the heads
-    within a standard error of the best is better than the best, as means of models that err in different ways are. A
-    large ridge draws scores towards their mean; so each head is first stretched to probabilities (`prior.stretch`).
-    Every head is linear in the features, and so is the blend: it is one head, and costs no more to predict with.
+    Validation nodes are few, so which of several sets has most hits is partly chance. The mean of the heads within a
+    standard error of the best is better than the best one, as averages of models with different errors usually are. A
+    large ridge shrinks scores towards their mean, so each head is first stretched to probabilities (`prior.stretch`).
+    Every head is linear in the features, and so is the blend: it is a single head and predicts at no extra cost.
 
-    A subclass says which sets there are (`_sets`), and which of them are blended.
+    A subclass defines the sets (`_sets`) and which of them are blended.
     """
 
-    set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation nodes that each ridge puts right
+    set_hits_: dict[str, list[int]] = state(dict)  # by set of blocks: validation hits of each ridge
     chosen_: str = state(str)  # the set with most hits
-    blend_: dict[str, float] = state(dict)  # the sets that the head is a blend of: those near the chosen one; shares
-    stretch_: float = state(lambda: 1.0)  # by what the head's scores fall short of probabilities
+    blend_: dict[str, float] = state(dict)  # weights of the blended sets: the chosen one and those near it
+    stretch_: float = state(lambda: 1.0)  # factor that stretches the head's scores to probabilities
 
     def _sets(self, model: GraphModel) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
-        """The sets that a head, and the voice of own features, may read."""
+        """Return the sets that the head may read, and those that the voice of own features may read."""
         raise NotImplementedError
 
     def _blended(self, model: GraphModel) -> Tensor:
-        """Weigh the blend by what all tasks' validation nodes say of the training nodes' heads; the blend of these."""
+        """Weight the blend by all tasks' validation sums; return the blend of heads solved from the training nodes."""
         wanted = dict(zip(self.blend_, self._blend_wants(model, BOTH[:1])))
         self.solve_ahead(list(wanted.values()))
         short = {name: self._stretch(self.solve(*each)[0], each.rows) for name, each in wanted.items()}
@@ -53,12 +53,12 @@ class Blended(BudgetedAnalytic):
         return trained
 
     def _stretch(self, head: Tensor, rows: Tensor | None) -> float:
-        """By what the scores of the training nodes' head on some features fall short of probabilities."""
+        """Return the factor that stretches the scores of a training head on the features `rows` to probabilities."""
         assert rows is not None
         return stretch(head, self.cross_[BOTH[1]], lambda found: self.energy(BOTH[1], found, rows))
 
     def _blend_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
-        """The heads that the head is a blend of, each with the ridge that has most hits."""
+        """Return requests for the heads to blend, each with the ridge that has most hits."""
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         sets = self._sets(model)[0]
         return [
@@ -67,7 +67,7 @@ class Blended(BudgetedAnalytic):
         ]
 
     def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
-        """The blend, from the sums of some parts."""
+        """Return the blend, solved from the sums of `parts`."""
         heads = [self.solve(*each)[0] for each in self._blend_wants(model, parts)]
         return torch.stack([share * head for share, head in zip(self.blend_.values(), heads)]).sum(0)
 
@@ -76,14 +76,14 @@ class Blended(BudgetedAnalytic):
         return [self.ridge] if self.ridge else GRID
 
     def chosen_ridge(self) -> float:
-        """The ridge with most hits of the chosen set."""
+        """Return the ridge of the chosen set with most hits."""
         return self._ridges[best_ridge(self.set_hits_[self.chosen_])]
 
     def _places(self, name: str) -> list[int]:
-        """The ridges to try: all while that is cheap; else first every other one, then the best and its neighbours.
+        """Return which ridges to try: all while that is cheap; else first every other one, later those near the best.
 
-        The neighbours are tried with the second, fourth, eighth … task: what one task adds to the counts says less and
-        less.
+        The best one's neighbours are tried only with the second, fourth, eighth … task, since a single task changes
+        the counts less and less.
         """
         every = range(len(self._ridges))
         if len(every) == 1 or sum(self.class_sizes_) <= FEW_NODES:
@@ -95,7 +95,7 @@ class Blended(BudgetedAnalytic):
         return [place for place in every if abs(place - best) <= reach]
 
     def _count(self, name: str, places: Sequence[int], hits: Sequence[int]) -> None:
-        """Add to a set's hits; a ridge that was not tried has those of the nearest one."""
+        """Add to a set's hits; an untried ridge gets those of the nearest ridge tried."""
         before = self.set_hits_.get(name, [0] * len(self._ridges))
         nearest = [min(range(len(places)), key=lambda i: abs(places[i] - place)) for place in range(len(before))]
         self.set_hits_ = {**self.set_hits_, name: [count + hits[near] for count, near in zip(before, nearest)]}

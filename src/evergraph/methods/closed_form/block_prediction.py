@@ -1,12 +1,13 @@
 """Prediction on a whole graph by heads on blocks of features: a vote of depths, judged edges, smoothing.
 
-Training sees the edges within a task alone. A graph to predict on may hold edges between tasks, and the deeper a
-block of features the more they reach it. So beside the head there is the vote: the sum of the head and of one head on
-the blocks of each smaller depth (what a node's own features say, what its neighbours' say), whose softmax is the
-product of theirs. By the vote on its two ends' tasks every edge is judged. Where hardly more edges seem to join tasks
-than in the graphs of training, the graph is as in training and the head predicts; else the vote decides on features
-computed anew on the graph with weighted edges, where the validation nodes allow it. Where they say that it helps, the
-head's probabilities are mixed with the neighbours', over the weighted edges. All this uses the test graph alone.
+Training sees only the edges within a task. A graph to predict on may have edges between tasks too, and the deeper a
+block of features, the more of them reach it. So besides the head there is the vote: the sum of the head and of one
+head on the blocks of each smaller depth (a node's own features, then its neighbours'). Its softmax is the normalized
+product of their softmaxes. The vote on the tasks of an edge's two ends gives the probability that they belong to the
+same task: the edge is judged. If hardly more edges seem to join tasks than in training graphs, the head predicts on
+the graph as it is. Otherwise features are computed again on the graph with weighted edges, and the vote decides if
+the validation nodes allow it. If they favour smoothing, the head's probabilities are mixed with the neighbours', over
+the weighted edges. All this uses the test graph alone.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from evergraph.core.sparse import Features, SparseMatrix, with_self_loops
 from evergraph.methods.closed_form.judged_edges import judge_edges
 from evergraph.models.base import GraphModel
 
-WHOLE = ("graph_features", "graph_scores", "feature_scores")  # what a model does whose features are read all at once
+WHOLE = ("graph_features", "graph_scores", "feature_scores")  # capabilities needed to read a whole graph at once
 ROUNDS = 5  # of smoothing
-FEW = 0.02  # share of edges between tasks, beyond what training's graphs seem to have, that is taken for none
+FEW = 0.02  # share of edges between tasks, beyond that found in training graphs, that is ignored
 
 
 class Way(NamedTuple):
-    """What decides where a graph has edges between tasks.
+    """How nodes of a graph with edges between tasks are predicted.
 
     Args:
         head: the head that reads the features.
-        judgements: how often edges are judged, and features computed over the weighted ones: better features judge
-            better. With 0 features are those of the graph as it stands.
+        judgements: how often edges are judged and features computed over the weighted ones (better features judge
+            better); with 0 the features are those of the unweighted graph.
         smoothing: share of the neighbours' probabilities in the prediction, over the weighted edges; 0 for none.
     """
 
@@ -49,9 +50,9 @@ class Reading(NamedTuple):
 
     Args:
         head: the head, or the vote.
-        features: of all nodes.
-        edges: the edges over which they were computed.
-        smoothed_over: the edges over which probabilities are mixed; None where they are not.
+        features: features of all nodes.
+        edges: the edges over which the features were computed.
+        smoothed_over: the edges over which probabilities are smoothed; None if they are not.
         smoothing: share of the neighbours' probabilities.
     """
 
@@ -64,21 +65,21 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockPrediction:
-    """Everything that prediction on a graph's features depends on.
+    """Everything that prediction on a graph depends on.
 
     Args:
         head: scores are features @ head.
         vote: the sum of the heads of all depths.
-        task_of_unit: the task that brought each output unit; -1 for units not in use.
-        graph_features: from node features and an operator to the features of a graph; what it finds of the node
-            features alone it keeps in the third argument, for further calls.
-        graph_scores: the same, to the features times the third argument; the fourth is as `graph_features`' third.
-        feature_scores: from features to the same.
-        temperature: of the softmax that makes probabilities of least-squares scores.
+        task_of_unit: the task that brought each output unit; -1 for unused units.
+        graph_features: computes a graph's features from node features and an operator; caches what depends on the
+            node features alone in the third argument.
+        graph_scores: computes these features times the third argument, a head; the fourth argument is the cache.
+        feature_scores: multiplies features by a head.
+        temperature: of the softmax that turns least-squares scores into probabilities.
         smoothing: share of the neighbours' probabilities in the head's predictions; 0 for none.
         judges: whether edges are judged.
-        doubt: share of edges within a task that are taken for others: the largest in training's graphs.
-        elsewhere: what decides where there are edges between tasks.
+        doubt: share of edges within a task that are mistaken for edges between tasks: the largest in a training graph.
+        elsewhere: how nodes are predicted if there are edges between tasks.
     """
 
     head: Tensor
@@ -94,7 +95,7 @@ class BlockPrediction:
     elsewhere: Way
 
     def key(self, model: GraphModel, device: torch.device) -> str:
-        """The same where the same scores are computed of a graph; empty where a model's features have no key."""
+        """Return a key that is equal for predictions with equal scores; empty if the model's features have no key."""
         features = capable(model, "input_key")
         if features is None:
             return ""
@@ -107,7 +108,7 @@ class BlockPrediction:
     def scores(
         self, x: Features, adjacency: SparseMatrix, features: Tensor | None, joining: Tensor | None = None
     ) -> Tensor:
-        """Outputs of all nodes of a graph; from its features as the graph stands, where they are at hand."""
+        """Return the outputs of all nodes of a graph; `features` are those of the unweighted graph, if known."""
         projected: dict[int, Tensor] = {}
 
         def read(edges: SparseMatrix, *heads: Tensor) -> tuple[Tensor, ...]:
@@ -130,7 +131,7 @@ class BlockPrediction:
         return self.mixed(edges, found, way.smoothing)
 
     def reading(self, x: Features, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None) -> Reading:
-        """Which head reads which features, and whether its probabilities are smoothed: what `scores` come from."""
+        """Return what `scores` are computed from: which head reads which features, and how they are smoothed."""
         weighted, share = self.judge(adjacency, features, joining) if self.judges else (adjacency, 0.0)
         if share <= FEW + self.doubt:
             return Reading(self.head, features, adjacency, adjacency if self.smoothing else None, self.smoothing)
@@ -143,24 +144,24 @@ class BlockPrediction:
         return Reading(way.head, features, edges, weighted if way.smoothing else None, way.smoothing)
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Softmax over the units in use."""
+        """Return the softmax over the units in use."""
         return (scores / self.temperature).masked_fill(self.task_of_unit < 0, -torch.inf).softmax(1)
 
     def judge(
         self, adjacency: SparseMatrix, features: Tensor, joining: Tensor | None = None
     ) -> tuple[SparseMatrix, float]:
-        """The edges weighed by the vote on their ends' tasks, and the share of edges between tasks."""
+        """Return the edges, weighted by the vote on their ends' tasks, and the share of edges between tasks."""
         return self.weigh(adjacency, self.feature_scores(features, self.vote), joining)
 
     def weigh(self, adjacency: SparseMatrix, vote: Tensor, joining: Tensor | None = None) -> tuple[SparseMatrix, float]:
-        """As `judge`, from the vote's scores."""
+        """Like `judge`, from the vote's scores."""
         p = self.probabilities(vote)
         tasks = p.new_zeros(p.size(0), int(self.task_of_unit.max()) + 1)
         tasks.index_add_(1, self.task_of_unit.clamp(min=0), p)
         return judge_edges(adjacency, tasks, joining=joining)
 
     def shares(self, adjacency: SparseMatrix, node: int, smoothing: float, rounds: int = ROUNDS) -> Tensor:
-        """The share of every node's probabilities in those of one node after smoothing; they add up to one."""
+        """Return the share of every node in the smoothed probabilities of one node; the shares sum to one."""
         back = means_over(adjacency).t()
         alone = torch.zeros(adjacency.num_rows, 1, dtype=adjacency.dtype, device=adjacency.device)
         alone[node] = 1
@@ -170,11 +171,11 @@ class BlockPrediction:
         return (mixed + spread).reshape(-1)
 
     def mixed(self, adjacency: SparseMatrix, scores: Tensor, smoothing: float) -> Tensor:
-        """Outputs from scores: logits, of smoothed probabilities where the neighbours' have a share."""
+        """Return the outputs for scores: logits, or log-probabilities if they are smoothed."""
         return self.smooth(adjacency, scores, smoothing) if smoothing else scores / self.temperature
 
     def smooth(self, adjacency: SparseMatrix, scores: Tensor, smoothing: float, rounds: int = ROUNDS) -> Tensor:
-        """Log of Z after Z ← (1 − s) p + s · (mean of Z over a node and its neighbours), with s the smoothing."""
+        """Return log Z after rounds of Z ← (1 − s) p + s · (mean of Z over a node and its neighbours); s: smoothing."""
         mean = means_over(adjacency)
         p = self.probabilities(scores)
         mixed = p
@@ -187,11 +188,11 @@ class Whole(NamedTuple):
     """A whole graph to predict on.
 
     Args:
-        prediction: how.
-        x: features of its nodes.
+        prediction: how it is predicted.
+        x: node features.
         adjacency: its edges.
-        features: of all nodes as the graph stands, where they are at hand.
-        joining: which nodes join the graph one by one; None for none.
+        features: the model's features of all nodes on the unweighted graph, if known.
+        joining: mask of the nodes that join the graph one by one; None for none.
     """
 
     prediction: BlockPrediction
@@ -202,6 +203,6 @@ class Whole(NamedTuple):
 
 
 def means_over(adjacency: SparseMatrix) -> SparseMatrix:
-    """The matrix that takes the mean over a node and its neighbours."""
+    """Return the matrix that averages over a node and its neighbours."""
     mean = with_self_loops(adjacency)
     return mean.with_values(mean.values / mean.row_sums()[mean.row_of_entry()])

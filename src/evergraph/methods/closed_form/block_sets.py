@@ -1,4 +1,7 @@
-"""Which blocks of features a head may read, and the validation counts that choose among them."""
+"""Sets of feature blocks that a head may read, and the choice among them by validation hits.
+
+A set is a named selection of blocks, one boolean per block. A hit is a correctly classified validation node.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from evergraph.models.feature_blocks import Block
 
 GRID = (0.05, 0.2, 1.0, 5.0, 25.0, 125.0, 625.0)
-"""Ridges that are tried; without a validation node 1 is taken."""
+"""Ridges to try; without validation nodes 1 is chosen."""
 MIXED, OWN = "smooth", "own"
 PREFERRED = GRID.index(1.0)
 
 
 def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
-    """Sets of blocks that a head may read, by name; of equals the first is taken. Sets that are equal come once.
+    """Return the sets of blocks that a head may read, by name. The first wins ties; duplicates are dropped.
 
-    `smooth`: nodes mixed with their neighbours, as random features; right where neighbours are alike.
-    `smooth and own`: the same beside a node's own features.
-    `apart`: what a node says and what its neighbours say, side by side.
-    `linear`: the same, linear blocks alone.
+    `smooth`: random features of nodes mixed with their neighbours; best if neighbours are alike.
+    `smooth and own`: these, and random features of the node alone.
     `all`: every block.
-    `own`: a node's own features; right where its neighbours say nothing.
+    `apart`: a node's own features and its neighbours', side by side and not mixed.
+    `linear`: only the linear blocks.
+    `own`: a node's own features; best if its neighbours are uninformative.
     """
     return _distinct(
         {
@@ -35,7 +38,7 @@ def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
 
 
 def own_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
-    """Sets of blocks of a node's own features, for the head that no edge can mislead; of near equals the first."""
+    """Return sets of blocks of a node's own features, which no edge can mislead; of near equals the first is used."""
     return _distinct(
         {
             "own random": [not block.depth and not block.linear for block in blocks],
@@ -46,9 +49,10 @@ def own_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
 
 
 def vote_sets(blocks: Sequence[Block], own: Sequence[bool]) -> list[list[bool]]:
-    """The voices of the vote: nodes mixed with their neighbours up to two steps, up to one, and their own features.
+    """Return the blocks that each voice of the vote reads; a voice is one of the heads that the vote adds up.
 
-    Where no block mixes, neighbours speak for themselves.
+    The voices read nodes mixed with their neighbours up to two steps away, up to one step away, and own features. If
+    no block mixes, the blocks of the neighbours alone are read instead.
     """
     deep = [block.mixes for block in blocks]
     if not any(deep):
@@ -70,12 +74,12 @@ def _distinct(sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
 
 
 def best_ridge(hits: Sequence[int]) -> int:
-    """The place in the grid with most hits; of equals the one nearest to 1, the larger of two."""
+    """Return the index of the ridge with most hits; ties go to the one nearest to 1 in the grid, then to the larger."""
     return max(range(len(hits)), key=lambda place: (hits[place], -abs(place - min(PREFERRED, len(hits) - 1)), place))
 
 
 def climbed(value: Callable[[int], float], places: int) -> int:
-    """The place in the grid from which no step to a neighbour is a step up; it starts in the middle."""
+    """Return the index of a local maximum of `value` over a grid, climbing from its middle."""
     known = {places // 2: value(places // 2)}
     while True:
         best = max(known, key=lambda place: known[place])
@@ -86,12 +90,12 @@ def climbed(value: Callable[[int], float], places: int) -> int:
 
 
 def leader(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
-    """The set with most hits at its best ridge; the first of equals."""
+    """Return the set with most hits at its best ridge; the first if tied."""
     return max(names, key=lambda name: (max(counts[name]), -names.index(name)))
 
 
 def near_leader(counts: Mapping[str, Sequence[int]], names: Sequence[str], validated: int) -> list[str]:
-    """The sets whose hits are within a standard error, the root of both sets' misses, of the leader's."""
+    """Return the sets whose hits are within a standard error (the root of both sets' misses) of the leader's."""
     best = max(counts[leader(counts, names)])
     error = {name: max(2 * validated - best - max(counts[name]), 0) ** 0.5 for name in names}
     return [name for name in names if max(counts[name]) >= best - error[name]]
@@ -100,10 +104,10 @@ def near_leader(counts: Mapping[str, Sequence[int]], names: Sequence[str], valid
 def cheapest_near(
     counts: Mapping[str, Sequence[int]], names: Sequence[str], cost: Mapping[str, int], validated: int
 ) -> str:
-    """The cheapest set near the leader."""
+    """Return the cheapest set near the leader."""
     return min(near_leader(counts, names, validated), key=lambda name: (cost[name], -max(counts[name])))
 
 
 def first_near(counts: Mapping[str, Sequence[int]], names: Sequence[str], validated: int) -> str:
-    """The first set near the leader."""
+    """Return the first set near the leader."""
     return near_leader(counts, names, validated)[0]

@@ -1,4 +1,4 @@
-"""A closed form whose sums stay within a memory budget, over features that can be cut."""
+"""A closed form whose sums stay within a memory budget: if necessary, its features are narrowed."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
-NARROWEST = 64  # columns of a linear block below which it is not worth its place
+NARROWEST = 64  # columns of a linear block; narrower ones are not worth keeping
 
 
 class Room(NamedTuple):
-    """What is left of a layout of features.
+    """A layout of features, and the part of it that is kept.
 
     Args:
         layout: the layout.
-        keep: which of the blocks that there are.
+        keep: which of its present blocks are kept.
         linear_width: columns of a linear block.
     """
 
@@ -38,12 +38,12 @@ class Room(NamedTuple):
 
     @property
     def linear(self) -> list[bool]:
-        """Which of the blocks left are linear."""
+        """Which of the kept blocks are linear."""
         return [block.linear for block, kept in zip(self.layout.present, self.keep) if kept]
 
     @property
     def width(self) -> int:
-        """The number of features left, the column of ones included."""
+        """Number of features kept, including the column of ones."""
         left = [width for width, kept in zip(self.layout.widths, self.keep) if kept]
         return 1 + sum(self.linear_width if linear else width for width, linear in zip(left, self.linear))
 
@@ -52,9 +52,9 @@ class Room(NamedTuple):
 class BudgetedAnalytic(Analytic):
     """`Analytic` with sums that take no more than `memory`.
 
-    Where neither form of the sums fits, linear blocks of features are narrowed to a sketch (`Hashing`), and what was
-    summed is folded to what it would be had the sketch been there from the first task on. Where that is not enough, the
-    last of the other blocks are left behind.
+    If neither form of the sums fits, linear blocks of features are narrowed to a sketch (`Hashing`), and the sums are
+    folded to what they would be had the sketch been used from the first task on. If that is not enough, the linear
+    blocks are dropped, and then the last of the others.
     """
 
     memory: str = "1GB"
@@ -63,7 +63,7 @@ class BudgetedAnalytic(Analytic):
         self.budget()
 
     def budget(self) -> int:
-        """The budget in bytes."""
+        """Return the budget in bytes."""
         limit = Budget.of(self.name, self.memory or "1GB", 0).num_bytes
         if limit is None:
             raise EvergraphError(
@@ -78,7 +78,7 @@ class BudgetedAnalytic(Analytic):
         return self.budget()
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """Make room for the task: narrow the features where the sums would take more than the budget."""
+        """Narrow the features if the sums with this task would exceed the budget."""
         super().adapt_model(model, task)
         layout = capable(model, "feature_layout")
         if layout is None or capable(model, "narrow") is None:
@@ -92,16 +92,16 @@ class BudgetedAnalytic(Analytic):
             self._narrow(model, wanted.keep, wanted.linear_width)
 
     def _bytes(self, width: int, nodes: dict[str, int], size: int) -> int:
-        """What the sums of so many nodes over so many features take, in the form that they would have."""
+        """Return the bytes of the sums over `width` features in the form they would have; `nodes` are by part."""
         dense = self._dense(width, nodes["train"])
         return self._gram_bytes(width) if dense else size * width * sum(nodes.values())
 
     def _gram_bytes(self, width: int) -> int:
-        """What G of both parts takes while a task is learned: as it was, in case of a failure, and as it becomes."""
+        """Return the bytes of G of both parts while a task is learned: the old G, in case of failure, and the new."""
         return 2 * len(BOTH) * 8 * packed_size(width)
 
     def _narrower(self, room: Room) -> Room:
-        """A little left behind: half of the columns of linear blocks, these blocks where they are few, or a block."""
+        """Return a smaller room: half the columns of linear blocks, none of these blocks, or one block fewer."""
         linear = [block.linear for block in room.layout.present]
         if any(room.linear) and room.linear_width > NARROWEST:
             return room._replace(linear_width=2 ** ((room.linear_width - 1).bit_length() - 1))
@@ -116,14 +116,14 @@ class BudgetedAnalytic(Analytic):
         )
 
     def _narrow(self, model: GraphModel, keep: Sequence[bool], linear_width: int) -> Callable[[Tensor, int], Tensor]:
-        """Drop blocks, narrow linear ones; the sums follow. Returns what takes other sums over features there."""
+        """Drop blocks and narrow linear ones, in the model and the sums; return the function that folds other sums."""
         fold = capable(model, "narrow")(keep, linear_width)  # type: ignore[misc]
         self.factor_ = {part: fold(rows, 1) for part, rows in self.factor_.items()}
         self.cross_ = {part: fold(cross, 0) for part, cross in self.cross_.items()}
-        for computed in ("_heads", "_sums"):  # they hold the sums as they were
+        for computed in ("_heads", "_sums"):  # they hold the old sums
             self.__dict__.pop(computed, None)
         sums, self.gram_ = dict(self.gram_), {}
-        for part in tuple(sums):  # one after the other leaves
+        for part in tuple(sums):  # one at a time, so that each old G is freed before the next is folded
             sums[part] = folded_twice(sums.pop(part), fold)
         self.gram_ = self._new_sums = sums
         self._fold_heads(fold)
@@ -133,12 +133,12 @@ class BudgetedAnalytic(Analytic):
         return folded
 
     def _fold_heads(self, fold: Callable[[Tensor, int], Tensor]) -> None:
-        """Heads besides the model's keep its shape; where blocks were narrowed they are solved anew with the task."""
+        """Fold stored heads to the model's new shape; on narrowed blocks they are solved again with the task."""
         self.vote_ = {name: fold(vote, 0) for name, vote in self.vote_.items()}
 
 
 def folded_twice(gram: Tensor, fold: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Both sides of a packed Gram matrix folded, a panel of rows and then of columns at a time."""
+    """Fold both sides of a packed Gram matrix, a panel of rows and then a panel of columns at a time."""
     width = fold(gram.new_zeros(1, num_rows(gram)), 1).size(1)
     half = large.empty((num_rows(gram), width), gram.dtype, gram.device)
     for place, rows in full_rows(gram):

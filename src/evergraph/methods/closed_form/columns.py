@@ -1,4 +1,4 @@
-"""The closed form where examples have a row of labels or numbers in place of a class."""
+"""The closed form for examples that have a row of labels or numbers instead of a class."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from evergraph.problems.base import Problem
 
 
 def check_targets(context: Context, columns: int) -> None:
-    """Refuse what one matrix G for all columns cannot express: targets that are known of some examples alone.
+    """Refuse targets that are known only for some examples: one matrix G cannot serve all columns then.
 
     Args:
         context: the task.
-        columns: how many columns the tasks before had; 0 for none before.
+        columns: number of columns in earlier tasks; 0 if there were none.
     """
     graph, name = context.task.graph, context.problem.name
     if columns and columns != context.num_seen and not graph.has_classes:
@@ -34,7 +34,7 @@ def check_targets(context: Context, columns: int) -> None:
 
 
 def negative_errors(context: Context, heads: list[Tensor]) -> Tensor:
-    """−Σ ‖φ W − y‖² over the task's validation examples, this process's own, for each head."""
+    """Return −Σ ‖φ W − y‖² for each head, over this process's share of the task's validation examples."""
     features, _ = linear_head(context.model)
     total = torch.zeros(len(heads), dtype=torch.float64)
     examples = context.own(context.task.val).to(context.device)
@@ -45,9 +45,9 @@ def negative_errors(context: Context, heads: list[Tensor]) -> Tensor:
 
 
 def as_outputs(problem: Problem, scores: Tensor, temperature: float) -> Tensor:
-    """Least-squares scores as the problem's outputs: logits of classes or of labels, and numbers as they are.
+    """Turn least-squares scores into the problem's outputs: logits of classes or labels; numbers stay as they are.
 
-    A label's score is near 1 where it holds and near 0 where it does not: ½ is as probable as not.
+    A label's score is near 1 if it holds and near 0 if it does not, so at ½ both are equally likely.
     """
     if problem.kind == "numbers":
         return scores

@@ -1,4 +1,4 @@
-"""An encoder that moves under a closed-form head: the sums over its features follow; training has its own head."""
+"""A trained encoder under a closed-form head: the sums follow its features, and training has a head of its own."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.models.base import GraphModel
 
-DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)  # of the mean diagonal of the kept examples' Gram matrix
-ALIKE = 0.85  # cosine between that matrix and the sums, up to which the examples do not stand for the nodes
-KEPT = "what is kept of earlier tasks, before this one is added"  # in a context's cache: examples, and their weights
+DAMPINGS = (1e-8, 1e-6, 1e-4, 1e-2, 1.0)  # as multiples of the mean diagonal of the kept examples' Gram matrix
+ALIKE = 0.85  # cosine between that matrix and G below which the examples do not represent the nodes
+KEPT = "what is kept of earlier tasks, before this one is added"  # in a context's cache: examples and their weights
 
 
 class MovingEncoder(Method):
-    """What a closed form needs whose encoder is trained: on the first task alone, or on every one.
+    """Support for an encoder that is trained under a closed form: on the first task only, or on every task.
 
-    Two heads take turns in the model: while a task is learned the one that is trained, by which other methods protect
-    the encoder; between tasks the one that is solved. Sums over earlier tasks' features were taken where the encoder
-    stood then. Those nodes are gone, and the current task's move in another way; but what other methods keep of
-    earlier tasks (a memory, prototypes) shows where they went: the sums follow by the linear map T that takes the old
-    features of these examples to their new ones. They stay where the examples look unlike the nodes that they stand
-    for (nodes kept without neighbours, to a model that reads neighbours apart), or where no map comes nearer than none
-    at examples left out of its fit.
+    Two heads take turns in the model: the trained head while a task is learned, through which other methods protect
+    the encoder, and the solved head between tasks. Sums over earlier tasks' features belong to the encoder of that
+    time. Their nodes are gone, and the current task's nodes move differently. But what other methods keep of earlier
+    tasks (a memory, prototypes) shows how features moved: the sums follow by the linear map T from the old to the new
+    features of these examples. They stay unchanged if the examples look unlike the nodes that they represent (nodes
+    kept without neighbours, to a model that reads neighbours separately), or if no map fits left-out examples better
+    than no change does.
     """
 
     ends_last = True
@@ -45,19 +45,19 @@ class MovingEncoder(Method):
     drift_: list[float]
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """Put the head back that training left."""
+        """Restore the head that training left."""
         for name, value in self.trained_head_.items():
             model.get_parameter(name).data.copy_(value)
         self.trained_head_ = {}
         super().adapt_model(model, task)
 
     def epochs(self, context: Context, planned: int) -> int:
-        """A frozen encoder needs no training."""
+        """Return `planned` if the encoder is trained on this task, else 0."""
         trained = self.encoder == "continual" or (self.encoder == "first" and context.index == 0)
         return planned if trained else 0
 
     def start_task(self, context: Context) -> None:
-        """Refuse a model without a linear head, or with nothing else; keep the encoder as it stands."""
+        """Refuse a model without a linear head, or with no encoder to train; copy the encoder if it will drift."""
         _, head = linear_head(context.model)
         if self.encoder != "frozen" and all(value is head for value in context.model.parameters()):
             kind = type(context.model).__name__
@@ -69,12 +69,12 @@ class MovingEncoder(Method):
         self.encoder_before_ = copy_params(context.model) if drifts else {}
 
     def prepare(self, context: Context) -> None:
-        """Take hold of what other methods keep of earlier tasks, before they keep some of this one too."""
+        """Fetch what other methods keep of earlier tasks, before they add anything of this one."""
         if self.encoder_before_:
             context.cache[KEPT] = kept_examples(context)
 
     def follow(self, context: Context) -> None:
-        """Carry the sums over to the features as they are now, and remember the head that was trained."""
+        """Map the sums to the encoder's current features, and remember the trained head."""
         features, head = linear_head(context.model)
         if self.encoder == "continual":
             name = next(name for name, value in context.model.named_parameters() if value is head)
@@ -105,7 +105,7 @@ class MovingEncoder(Method):
 
 
 def kept_examples(context: Context) -> tuple[Batch, Tensor] | None:
-    """Examples of earlier tasks that another part of the method keeps, and how many nodes each stands for."""
+    """Return examples of earlier tasks that a composed method keeps, and how many nodes each represents; else None."""
     for name in ("stand_ins", "own_stand_ins"):
         claim = context.capability_of_a_part(name)
         found: tuple[Batch, Tensor] | None = claim(context) if claim is not None else None
@@ -115,18 +115,18 @@ def kept_examples(context: Context) -> tuple[Batch, Tensor] | None:
 
 
 def likeness(rows: Tensor, weights: Tensor, gram: Tensor) -> float:
-    """The cosine between the examples' Gram matrix and that of all nodes."""
+    """Return the cosine between the examples' weighted Gram matrix and that of all nodes."""
     own = rows.T @ (weights.unsqueeze(1) * rows)
     return float((own * gram).sum() / (own.norm() * gram.norm()))
 
 
 def linear_change(before: Tensor, after: Tensor, weights: Tensor) -> tuple[Tensor, float]:
-    """T with before · T ≈ after in weighted least squares, and the share of the change that it misses.
+    """Return T with before · T ≈ after in weighted least squares, and the share of the change that it misses.
 
-    Damped towards the identity: directions that no example shows are taken not to move. What T misses is measured at
-    each example by the fit without it: residual i of the fit of all, over 1 − h_i with h_i the weight of example i in
-    its own prediction, which is exact for least squares. 1 is as far off as no map at all. The damping is the one of
-    `DAMPINGS` that misses least.
+    T is damped towards the identity: directions that no example shows are assumed not to move. What T misses is the
+    leave-one-out error: residual i of the full fit over 1 − h_i, with h_i the weight of example i in its own
+    prediction, which is exact for least squares. A share of 1 is no better than no map at all. The damping is the one
+    of `DAMPINGS` that misses least.
     """
     moved, weigh = after - before, weights.unsqueeze(1)
     total = float((weigh * moved.square()).sum())
@@ -145,7 +145,7 @@ def linear_change(before: Tensor, after: Tensor, weights: Tensor) -> tuple[Tenso
 
 
 class _Features(torch.nn.Module):
-    """A model's features as a module's forward, for calls with other parameters."""
+    """A module whose forward computes a model's features, for calls with other parameters."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

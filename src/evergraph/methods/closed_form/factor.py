@@ -1,4 +1,4 @@
-"""What G and B are products of: rows of features and their targets, each times the root of its weight."""
+"""Factors of G and B: rows of features and their targets, each times the square root of its weight."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from evergraph.core.dense_algebra import product, symmetric_sum
 
 
 class Factor(NamedTuple):
-    """S and T, with G = SᵀS and B = SᵀT."""
+    """A factor of the sums: S and T with G = SᵀS and B = SᵀT."""
 
     rows: Tensor
     targets: Tensor
 
     def stacked(self, other: Factor) -> Factor:
-        """The factor of the sums of both."""
+        """Return the factor of the sum of both."""
         return Factor(large.stacked([self.rows, other.rows]), large.stacked([self.targets, other.targets]))
 
     def gram(self) -> Tensor:
-        """G, packed, in float64; its products are as exact as the rows."""
+        """Return G, packed, in float64; products are formed in the type of the rows."""
         return symmetric_sum(self.rows)
 
     def cross(self) -> Tensor:
-        """B, likewise."""
+        """Return B in float64, likewise."""
         return product(self.rows.T, self.targets).double()
 
     def replaced(self, other: Factor, before: Factor, whole: Factor) -> Factor:
-        """`before` and another factor behind it; in the place of this one, the last of `whole`, where it is as high."""
+        """Return `before` followed by `other`, written over this factor, the end of `whole`, if the shapes agree."""
         if other.rows.shape != self.rows.shape:
             return before.stacked(other)
         self.rows.copy_(other.rows)
@@ -38,7 +38,7 @@ class Factor(NamedTuple):
         return whole
 
     def last(self, number: int) -> tuple[Factor, Factor]:
-        """The factor without its last rows, and of these alone."""
+        """Split off the last `number` rows: return the factor without them, and that of these rows alone."""
         first = self.rows.size(0) - number
         parts = (part.split([first, number]) for part in self)
         (kept_rows, last_rows), (kept_targets, last_targets) = parts
@@ -46,14 +46,14 @@ class Factor(NamedTuple):
 
 
 def weighed(rows: Tensor, targets: Tensor, weights: Tensor | None, units: int, in_place: bool = False) -> Factor:
-    """The factor of some examples: √w φ and √w onehot(y); of rows of labels or numbers, φ and y as they are.
+    """Return the factor of some examples: √w φ and √w onehot(y), or φ and y for rows of labels or numbers.
 
     Args:
         rows: the features φ.
-        targets: of each example its output unit, or its row of labels or numbers.
-        weights: w of each example; None where they have rows, which weigh 1.
-        units: how many output units there are.
-        in_place: write over the features.
+        targets: the output unit of each example, or its row of labels or numbers.
+        weights: w of each example; None for rows of labels or numbers, which have weight 1.
+        units: number of output units.
+        in_place: overwrite the features.
     """
     if weights is None:
         return Factor(rows, torch.nn.functional.pad(targets, (0, units - targets.size(1))).to(rows.dtype))

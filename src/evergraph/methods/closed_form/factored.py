@@ -1,14 +1,13 @@
-"""The Gram matrix of a graph with fewer nodes than features, as a product of its factor: no features × features matrix.
+"""Sums kept as factors while there are fewer nodes than features, without a features × features matrix.
 
-With n nodes and D > n features G = Σ w φ φᵀ has rank n at most, and G = SᵀS for a matrix S of n rows. What is kept is
-the S whose rows are orthogonal: the eigenvectors of G times the roots of their eigenvalues, task by task. It is a
-function of the task's G, so that it says of the nodes what G says and no more: no node is kept. With the targets T that
-make B = SᵀT, the ridge solution on any subset of features J is
+With n nodes and D > n features, G = Σ w φ φᵀ has rank at most n, and G = SᵀS for a matrix S with n rows. The S that is
+kept has orthogonal rows: the eigenvectors of G times the roots of their eigenvalues, task by task. It is a function of
+the task's G, so it reveals no more about the nodes than G does: no node is kept. With targets T such that B = SᵀT, the
+ridge solution on any subset J of the features is
 
     W_J = S_Jᵀ (S_J S_Jᵀ + λ I)⁻¹ T,
 
-where S_J S_Jᵀ is the sum of one n × n matrix for each block of features: every choice of blocks comes from the same
-few.
+where S_J S_Jᵀ is the sum of one n × n matrix per block of features: all choices of blocks share the same few matrices.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from evergraph.methods.closed_form.sums import RidgeSystem, Wanted, met, solved
 
 
 def rotated(factor: Factor) -> Factor:
-    """The same sums from orthogonal rows, Uᵀ S with S Sᵀ = U E Uᵀ; directions without length are dropped.
+    """Return a factor of the same sums with orthogonal rows, Uᵀ S with S Sᵀ = U E Uᵀ; null directions are dropped.
 
-    What U lacks of being orthogonal changes the sums by as much of their longest direction, and a small ridge reads
-    directions of a thousandth of a per cent of that: hence eigenvectors in float64, whatever the rows are in. What is
-    dropped is a rounding error of the longest.
+    An error in U's orthogonality changes the sums by the same share of their longest direction, and a small ridge
+    reads directions a thousandth of a per cent as long: hence eigenvectors in float64, whatever the type of the rows.
+    What is dropped is within the rounding error of the longest direction.
     """
     length, directions = eigen(outer_product(factor.rows).double())
     smallest = length[-1:].clamp(min=0) * torch.finfo(factor.rows.dtype).eps
@@ -48,12 +47,12 @@ Key = tuple[tuple[str, ...], tuple[int, ...], float, float]
 
 @dataclass(eq=False)
 class FactoredSums:
-    """Solves for heads from the factors of some parts.
+    """Solves for heads from the factors of several parts.
 
     Args:
-        factors: by part.
+        factors: the factor of each part.
         block_of_row: the block of each feature; -1 for the column of ones.
-        room: bytes that what is kept for further solutions may take; None for any number.
+        room: bytes that cached products may take; None for no limit.
     """
 
     factors: dict[str, Factor]
@@ -67,7 +66,7 @@ class FactoredSums:
     def solve(
         self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None, error: float = EXACT
     ) -> list[Tensor]:
-        """As `sums.solve`: the head for each ridge from the sums of some parts, reading the features `rows` alone."""
+        """Like `sums.solve`: return the head for each ridge from the sums of `parts`, on the features `rows` only."""
         wanted = Wanted(ridges, parts, rows)
         combined = torch.cat(self.combinations(wanted, error), dim=1)
         kept = [self.factors[part] for part in parts]
@@ -80,18 +79,18 @@ class FactoredSums:
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
     def scores(self, wanted: Wanted, error: float, of: str, last: int) -> Iterator[Tensor]:
-        """What the head of each ridge gives the last rows of part `of`, without the head itself."""
+        """Yield the scores of the last rows of part `of` by the head of each ridge, without forming the head."""
         seen = torch.stack([self._between(block, wanted.parts, of, last) for block in self.blocks(wanted.rows)]).sum(0)
         for combined in self.combinations(wanted, error):
             yield product(seen, combined.to(seen.dtype))
 
     def combinations(self, wanted: Wanted, error: float) -> list[Tensor]:
-        """(S_J S_Jᵀ + λ I)⁻¹ T for each ridge: the head is S_Jᵀ times it."""
+        """Return (S_J S_Jᵀ + λ I)⁻¹ T for each ridge; the head is S_Jᵀ times it."""
         self.solve_ahead([wanted], error)
         return [self._combinations[self._key(wanted, ridge, error)] for ridge in wanted.ridges]
 
     def solve_ahead(self, wanted: Sequence[Wanted], error: float) -> None:
-        """Find all combinations that will be asked for, all of the same parts: as many at once as there is room for."""
+        """Compute all combinations to be requested, all of the same parts, as many at once as there is room for."""
         new = [self._unknown(each, error) for each in wanted]
         new = [each for each in new if each.ridges]
         self._multiply({block for each in new for block in self.blocks(each.rows)})
@@ -103,10 +102,10 @@ class FactoredSums:
             self._combinations.update(
                 {self._key(each, ridge, error): one for (each, _, ridge), one in zip(pairs, found)}
             )
-            del pairs  # and the matrices with them
+            del pairs  # frees the matrices
 
     def _unknown(self, wanted: Wanted, error: float) -> Wanted:
-        """What is wanted and not known."""
+        """Return the request without the ridges whose combinations are known."""
         ridges = dict.fromkeys(wanted.ridges)
         return wanted._replace(
             ridges=[ridge for ridge in ridges if self._key(wanted, ridge, error) not in self._combinations]
@@ -116,7 +115,7 @@ class FactoredSums:
         return (*wanted.parts,), (*self.blocks(wanted.rows),), ridge, error
 
     def blocks(self, rows: Tensor | None) -> list[int]:
-        """The blocks that the features stand in."""
+        """Return the blocks that contain the features `rows`."""
         rows = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
         key = rows.numpy().tobytes()
         if key not in self._blocks_of_rows:
@@ -124,7 +123,7 @@ class FactoredSums:
         return self._blocks_of_rows[key]
 
     def _systems(self, wanted: Sequence[Wanted]) -> list[RidgeSystem]:
-        """Of some parts, each on the features that it reads: every block is multiplied once."""
+        """Return the system of each request, all of the same parts; every block is multiplied only once."""
         parts = wanted[0].parts
         kept, blocks = [self.factors[part] for part in parts], [self.blocks(each.rows) for each in wanted]
         size = sum(factor.rows.size(0) for factor in kept)
@@ -143,12 +142,12 @@ class FactoredSums:
         ]
 
     def products(self, block: int) -> Tensor:
-        """S_b S_bᵀ over the rows of all parts."""
+        """Return S_b S_bᵀ over the rows of all parts."""
         self._multiply({block})
         return self._product(block, list(self.factors))
 
     def squares(self, parts: Sequence[str], rows: Tensor) -> Tensor:
-        """Σ w φ² of some features over some parts."""
+        """Return Σ w φ² of the features `rows` over `parts`."""
         return torch.stack([self._squares(self.factors[part]) for part in parts]).sum(0)[rows.to(self._device)]
 
     @property
@@ -156,19 +155,19 @@ class FactoredSums:
         return next(iter(self.factors.values())).rows.device
 
     def _squares(self, factor: Factor) -> Tensor:
-        """The diagonal of the factor's G."""
+        """Return the diagonal of the factor's G."""
         known = self._diagonals.get(id(factor.rows))
         if known is None:
             known = self._diagonals[id(factor.rows)] = factor.rows.square().sum(0).double()
         return known
 
     def _columns(self, block: int) -> slice:
-        """Where the features of a block stand: side by side."""
+        """Return the columns of a block, which are contiguous."""
         columns = torch.nonzero(self.block_of_row == block).reshape(-1)
         return slice(int(columns[0]), int(columns[-1]) + 1)
 
     def _place(self, parts: Sequence[str]) -> slice:
-        """Where the rows of some parts, which follow each other, stand among those of all."""
+        """Return the place of consecutive parts among the rows of all parts."""
         names = list(self.factors)
         first, last = names.index(parts[0]), names.index(parts[-1])
         assert names[first : last + 1] == list(parts)
@@ -176,21 +175,21 @@ class FactoredSums:
         return slice(ends[first], ends[last + 1])
 
     def _bytes(self, parts: Iterable[str]) -> int:
-        """What a matrix over the rows of some parts takes."""
+        """Return the bytes of a square matrix over the rows of `parts`."""
         rows = [self.factors[part].rows for part in parts]
         return max(rows[0].element_size() * sum(part.size(0) for part in rows) ** 2, 1)
 
     def _at_once(self, parts: Sequence[str]) -> int:
-        """How many systems there is room for, beside a product and a factorization."""
+        """Return how many systems there is room for, besides a product and a factorization."""
         return sys.maxsize if self.room is None else max(self.room // self._bytes(parts) - 2, 1)
 
     def _keeps(self) -> bool:
-        """Whether there is room for the products of all blocks."""
+        """Return whether there is room for the products of all blocks."""
         blocks = int(self.block_of_row.max()) + 2
         return self.room is None or blocks * self._bytes(self.factors) <= self.room
 
     def _multiply(self, blocks: set[int]) -> None:
-        """Form the products of blocks over the rows of all parts, side by side, where they are kept."""
+        """Form the products of blocks over the rows of all parts, side by side, if there is room to keep them."""
         new = sorted(blocks - set(self._products)) if self._keeps() else []
         jobs = [partial(self._fresh_product, block, list(self.factors)) for block in new]
         on_cpu = all(by_blas(factor.rows) for factor in self.factors.values())
@@ -198,19 +197,19 @@ class FactoredSums:
 
     def _fresh_product(self, block: int, parts: Sequence[str]) -> Tensor:
         rows = [self.factors[part].rows[:, self._columns(block)] for part in parts]
-        if by_blas(*rows):  # in a job of its own: by numpy
+        if by_blas(*rows):  # may run in a job of `side_by_side`, which is for numpy
             return outer_product(torch.from_numpy(np.concatenate([part.numpy() for part in rows])))
         return outer_product(torch.cat(rows))
 
     def _product(self, block: int, parts: Sequence[str]) -> Tensor:
-        """S_b S_bᵀ over the rows of some parts."""
+        """Return S_b S_bᵀ over the rows of `parts`."""
         if block not in self._products:
             return self._fresh_product(block, parts)
         place = self._place(parts)
         return self._products[block][place, place]
 
     def _between(self, block: int, parts: Sequence[str], of: str, last: int) -> Tensor:
-        """Products of a block between the last rows of one part and the rows of others."""
+        """Return a block's products between the last rows of part `of` and the rows of `parts`."""
         if block in self._products:
             end = self._place([of]).stop
             return self._products[block][end - last : end, self._place(parts)]

@@ -13,17 +13,17 @@ from evergraph.methods.base import View
 from evergraph.methods.closed_form.hits import rows_of
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
-MOST_FEATURES = 1024  # of which the leverage is taken: an even choice from all of them
+MOST_FEATURES = 1024  # over which the leverage is computed: an even choice from all of them
 DAMPING = 0.2  # of the leverage, in units of the mean diagonal entry per class
 
 
 def evenly(rows: Tensor) -> Tensor:
-    """An even choice of at most 1,024 features."""
+    """Return at most 1,024 evenly spaced features."""
     return rows[torch.linspace(0, rows.numel() - 1, min(rows.numel(), MOST_FEATURES)).long()]
 
 
 def dense_rows(model: GraphModel, width: int) -> Tensor:
-    """The features, of so many, that are seldom zero: random ones, where there are some."""
+    """Return those of `width` features that are seldom zero: the random ones, if there are any."""
     layout, blocks = capable(model, "feature_layout"), capable(model, "feature_blocks")
     if layout is None or blocks is None or all(block.linear for block in layout().present):
         return torch.arange(width)
@@ -31,7 +31,7 @@ def dense_rows(model: GraphModel, width: int) -> Tensor:
 
 
 def damped_factor(gram: Tensor, classes: int) -> Tensor:
-    """The Cholesky factor L of G + r I, with r a fifth of the mean diagonal entry per class; G is overwritten."""
+    """Return the Cholesky factor L of G + r I, with r a fifth of the mean diagonal entry per class; overwrites G."""
     diagonal = gram.diagonal().clone()
     gram.diagonal().add_(DAMPING * float(diagonal[diagonal > 0].mean()) / max(classes, 1))
     with blas_threads(ONE):
@@ -45,20 +45,20 @@ def damped_factor(gram: Tensor, classes: int) -> Tensor:
 
 @torch.no_grad()
 def strangeness(view: View, head: Tensor, rows: Tensor, factor: Tensor, classes: int) -> Tensor:
-    """Two numbers for each example, the larger the stranger: −(largest score) and log10 of φ (G + r I)⁻¹ φᵀ.
+    """Return two numbers per example, larger if it is stranger: −(largest score) and log10 of φ (G + r I)⁻¹ φᵀ.
 
-    Least squares puts the largest score of an example of a known class near one, and of an example that says nothing
-    near 1/C with C classes; it is scaled to 1 and 0 there, so that it means the same as classes come. The leverage is
-    large where the features point where few of those learned did; it is taken over an even choice of at most 1,024
-    features (`evenly`).
+    With least squares the largest score is near 1 for an example of a known class, and near 1/C with C classes for an
+    uninformative example. It is rescaled to 1 and 0 there, so that its meaning does not change as classes arrive. The
+    second number, the leverage, is large if the features point in a direction that few learned examples have; it is
+    computed over at most 1,024 evenly spaced features (`evenly`).
 
     Args:
         view: the graph and the examples.
-        head: the head whose scores are taken, without units that are not in use.
-        rows: the features of which the leverage is taken.
-        factor: `damped_factor` of G over these, of training examples alone, so that validation examples are as new to
-            it as any other.
-        classes: the number of classes in G.
+        head: the head that gives the scores, without unused units.
+        rows: the features over which the leverage is computed.
+        factor: `damped_factor` of G over these features, from training examples alone, so that validation examples
+            are as new to it as any others.
+        classes: number of classes in G.
     """
     features = capable(view.model, "features")
     assert features is not None

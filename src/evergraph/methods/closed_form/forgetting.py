@@ -1,7 +1,7 @@
-"""Taking examples back out of a closed form: sums are additive, so what was added can be subtracted.
+"""Removing examples from a closed form: sums are additive, so what was added can be subtracted.
 
-Whole tasks are taken out, as they were learned, and put back without the examples: products of the same batches are
-the same numbers, so what is left differs from never having added them by the rounding of float64 alone. Sums that were
+Whole tasks are subtracted as they were learned, and added again without the examples. Products of the same batches are
+the same numbers, so the result differs from never having added the examples only by float64 rounding. Sums that were
 kept as factors before they became G have the rounding of the features' own type.
 """
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from evergraph.methods.closed_form.analytic import Analytic
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
-"""By type of the features: what is left of a sum, as a share of what it was, that is nothing but rounding."""
+"""By type of the features: share of a sum below which what remains after subtraction is nothing but rounding."""
 COUNTS = ("hits_", "set_hits_", "smoothing_counts_", "voting_", "validated_", "own_within_", "smoothing_elsewhere_")
-"""State to which every task adds what its validation nodes say."""
+"""State to which every task adds the results on its validation nodes."""
 
 Small = dict[str, Any]
 """A method's state without its tensors."""
 
 
 class Forgetting:
-    """How a closed form forgets.
+    """Removes examples from a closed form.
 
     Args:
         method: the closed form; its encoder is frozen.
@@ -43,11 +43,11 @@ class Forgetting:
 
     @property
     def weighs_by_size(self) -> bool:
-        """Whether the weight of an example depends on how many there are of its class."""
+        """Whether the weight of an example depends on the size of its class."""
         return self.method.balance > 0
 
     def small_state(self) -> Small:
-        """The state without its tensors, as it stands."""
+        """Return a copy of the state without its tensors."""
         large = {
             each.name for each in fields(self.method) if each.metadata.get("replaced") or each.metadata.get("like")
         }
@@ -56,7 +56,13 @@ class Forgetting:
     def exchange(
         self, number: int, old: tuple[Context, Sequence[int]], new: tuple[Context, Sequence[int]] | None
     ) -> None:
-        """Put what is left of a task in its place; each has sizes of the classes right after it was learned."""
+        """Replace a task in the sums by what is left of it, or by nothing.
+
+        Args:
+            number: the task.
+            old: the task as it was learned, and the sizes of the classes right after it.
+            new: likewise without the examples to remove; None if nothing is left.
+        """
         rows = self._rows_by_task
         if rows is not None:
             rows(number, None if new is None else self.method.factors_of(new[0], _sizes(new[1], new[0])))
@@ -67,7 +73,7 @@ class Forgetting:
 
     @property
     def _rows_by_task(self) -> Callable[..., None] | None:
-        """How rows are exchanged where the sums are kept as rows of each task; None where they are added up."""
+        """Function that exchanges a task's rows if the sums are kept as factors; None if they are kept as G."""
         return self.method.exchange_rows if self.method.factor_ else None
 
     def _take_out(self, context: Context, sizes: Sequence[int]) -> None:
@@ -76,20 +82,20 @@ class Forgetting:
         self.method.add_to_sums(context, _sizes(sizes, context), sign=-1)
         rounding = ROUNDING[linear_head(context.model)[1].dtype]
         for part, gram in self.method.gram_.items():
-            gone = symmetric.diagonal(gram) <= rounding * before[part]  # features that are zero at all examples left
+            gone = symmetric.diagonal(gram) <= rounding * before[part]  # features that are zero at all other examples
             symmetric.clear(gram, gone)
             self.method.cross_[part][gone] = 0.0
 
     def rewind(self, number: int, context: Context, before: Small) -> None:
-        """Undo the last task: the sums without it, and everything else as it was before it."""
+        """Undo the last task: subtract it from the sums, and restore all other state to what it was before."""
         self.exchange(number, (context, self.method.class_sizes_), None)
         self.restore({key: value for key, value in before.items() if key != "task_rows_"})
-        self.method.task_rows_ = self.method.task_rows_[:number]  # those before may have lost rows since
+        self.method.task_rows_ = self.method.task_rows_[:number]  # earlier tasks may have lost rows since
         met = [unit for unit, size in enumerate(self.method.class_sizes_) if size]
         self.method.cross_ = {part: _only(cross, met) for part, cross in self.method.cross_.items()}
 
     def count(self, context: Context) -> Small:
-        """What the task's validation examples would add to the counts, by the heads as they are; nothing is added."""
+        """Return what the task's validation examples would add to the counts with the current sums; changes nothing."""
         before = self.small_state()
         self.method.decide(context)
         counted = count_difference(self.small_state(), before)
@@ -97,45 +103,45 @@ class Forgetting:
         return counted
 
     def restore(self, small: Small) -> None:
-        """Take up a state without tensors."""
+        """Load a state without tensors."""
         for key, value in small.items():
             setattr(self.method, key, copied(value))
 
     def drop_units(self, units: Sequence[int]) -> None:
-        """Take output units out: those behind them move up, and empty ones take the last places."""
+        """Remove output units: later ones move up, and empty ones fill the last places."""
         for key in ("cross_", "factor_targets_"):
             if (known := getattr(self.method, key, None)) is not None:
                 setattr(self.method, key, {part: _moved_up(columns, units) for part, columns in known.items()})
 
 
 def count_difference(after: Small, before: Small) -> Small:
-    """What a task added to the counts."""
+    """Return what a task added to the counts."""
     return {key: _combined(after[key], before[key], -1) for key in COUNTS if key in after}
 
 
 def add_counts(small: Small, change: Mapping[str, Any], sign: int) -> None:
-    """Add to the counts of a state, or take out of them."""
+    """Add to the counts of a state (sign 1), or subtract from them (sign -1), down to zero at least."""
     for key, value in change.items():
         total = _combined(small[key], value, sign)
         small[key] = _at_least_zero(total)
 
 
 def without_units(small: Small, units: Sequence[int]) -> None:
-    """Drop output units from a state's lists that have an entry for each."""
+    """Remove output units from the lists of a state that have an entry for each unit."""
     for key, empty in (("class_sizes_", 0), ("task_of_unit_", -1)):
         kept = [value for unit, value in enumerate(small[key]) if unit not in units]
         small[key] = kept + [empty] * (len(small[key]) - len(kept))
 
 
 def without_task(small: Small, number: int) -> None:
-    """Drop a task from a state: tasks behind it move up."""
+    """Remove a task from a state; later tasks move up."""
     small["tasks_"] -= 1
     small["task_of_unit_"] = [task - 1 if task > number else task for task in small["task_of_unit_"]]
     small["task_rows_"] = [rows for task, rows in enumerate(small.get("task_rows_", [])) if task != number]
 
 
 def _combined(first: Any, second: Any, sign: int) -> Any:
-    if isinstance(first, dict):  # a choice that was dropped since stays dropped
+    if isinstance(first, dict):  # a set of blocks that was dropped since stays dropped
         return {key: _combined(value, second.get(key, [0] * len(value)), sign) for key, value in first.items()}
     if isinstance(first, list):
         width = max(len(first), len(second))
@@ -158,7 +164,7 @@ def _sizes(sizes: Sequence[int], context: Context) -> Tensor:
 
 
 def _only(cross: Tensor, units: Sequence[int]) -> Tensor:
-    """B with zeros at all other units: what is left there is rounding."""
+    """Return B with zeros at all other units, where only rounding errors are left."""
     kept = torch.zeros_like(cross)
     kept[:, list(units)] = cross[:, list(units)]
     return kept

@@ -13,7 +13,7 @@ from evergraph.models.base import GraphModel
 
 
 def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
-    """The model's features of a batch, and the weight matrix that multiplies them: its outputs are their product."""
+    """Return the model's feature function and its output weights: the outputs of a batch are features @ weights."""
     features, weight = capable(model, "features"), capable(model, "output_weight")
     if features is None or weight is None:
         raise EvergraphError(f"{type(model).__name__} has no linear head; use GCN, GraphSAGE or RandomFeatures")
@@ -21,5 +21,5 @@ def linear_head(model: GraphModel) -> tuple[Callable[[Batch], Tensor], Tensor]:
 
 
 def head_name(model: GraphModel, head: Tensor) -> str:
-    """The name of a head among the model's parameters."""
+    """Return the name of a head among the model's parameters."""
     return next(name for name, value in model.named_parameters() if value is head)

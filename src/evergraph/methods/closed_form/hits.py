@@ -1,4 +1,8 @@
-"""What validation nodes say of heads: which each puts right, and what a change puts right and wrong."""
+"""Hits of heads on validation nodes, and the nodes that a change of heads corrects and breaks.
+
+A hit is a correctly classified node. A change corrects a node that was misclassified before it, and breaks a node that
+is misclassified after it, but was not before.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from evergraph.models.base import NODES_AT_ONCE
 
 
 def rows_of(block_of_row: Tensor, blocks: Sequence[bool]) -> Tensor:
-    """The rows of the head that belong to the chosen blocks, and the one of the column of ones."""
-    chosen = torch.tensor([*blocks, True])  # -1, the column of ones, meets the last entry
+    """Return the rows of the head that belong to the chosen blocks, and that of the column of ones."""
+    chosen = torch.tensor([*blocks, True])  # the column of ones has block -1, which indexes the last entry
     return torch.nonzero(chosen[block_of_row]).reshape(-1)
 
 
 def validation_hits(context: Context, heads: list[Tensor], units: Tensor | None = None) -> Tensor:
-    """Row i: which of the task's validation nodes, this process's own, head i puts right; among `units`, if given."""
+    """Return a mask of hits, one row per head, at this process's validation nodes; only `units` compete, if given."""
     features, _ = linear_head(context.model)
     hits, width = [torch.zeros(len(heads), 0, dtype=torch.bool)], heads[0].size(1)
     outside = torch.ones(width, dtype=torch.bool, device=heads[0].device)
@@ -35,18 +39,18 @@ def validation_hits(context: Context, heads: list[Tensor], units: Tensor | None 
 
 
 def count_changes(counts: list[int], before: Tensor, after: Tensor) -> None:
-    """Add to `counts` how many nodes a change puts right, and how many wrong."""
+    """Add to `counts` how many nodes a change corrects, and how many it breaks; `before` and `after` mask hits."""
     counts[0] += int((after & ~before).sum())
     counts[1] += int((before & ~after).sum())
 
 
 def with_changes_between(context: Context, counts: list[int], before: Tensor, after: Tensor) -> list[int]:
-    """The counts, and how many nodes a change puts right, and wrong, over all processes."""
+    """Return `counts` plus how many nodes a change corrects, and how many it breaks, over all processes."""
     changes = [0, 0]
     count_changes(changes, before, after)
     return [old + new for old, new in zip(counts, context.total(torch.tensor(changes)).tolist())]
 
 
 def clearly_more(counts: list[int]) -> bool:
-    """Whether more nodes are put right than wrong, by two standard errors."""
+    """Return whether more nodes are corrected than broken, by more than two standard errors."""
     return counts[0] - counts[1] > 2 * sum(counts) ** 0.5

@@ -1,9 +1,9 @@
-"""Which classes are decided for when they are not equally likely: what a hit counts, against what a class weighs.
+"""Prior correction of decisions: what a hit in a class counts, over what the class weighs in the sums.
 
-Least squares with weights estimates p(class | features) in a world where classes are as frequent as their weights. What
-a decision is measured by may count them otherwise: AP is the mean over tasks, so that a node of a task of one small
-class counts more than one of a task of three large ones. Where the shares are π in place of Ω, the classes are best
-decided by p π / Ω (Saerens, Latinne and Decaestecker, Neural Computation 2002).
+Weighted least squares estimates p(class | features) as if classes were as frequent as their weights. The measure of a
+decision may count them differently: AP is the mean over tasks, so a node of a task with one small class counts more
+than a node of a task with three large ones. If the shares of the classes are π instead of Ω, the best decision is by
+p π / Ω (Saerens, Latinne and Decaestecker, Neural Computation 2002).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 Prior = Literal["tasks", "classes", "nodes", "weights"]
-DIFFERS = 1e-3  # as a share of a weight: more than rounding
-MOST = 5.0  # that scores are stretched by, and one over it the least
-ROUNDING = 1e-6  # as a share of the scores' squares: what is left of scores that are the same at every node
+DIFFERS = 1e-3  # relative difference between weights that is more than rounding
+MOST = 5.0  # largest factor by which scores are stretched; its inverse is the smallest
+ROUNDING = 1e-6  # share of the scores' squares up to which their variation is rounding: they are the same at every node
 
 
 def log_worth(prior: Prior, weights: Tensor, sizes: Tensor, tasks: Tensor) -> Tensor:
-    """log π / Ω of each output unit, with a mean of zero over the units that have met a node; zero at the others.
+    """Return log π / Ω of each output unit, with mean zero over the units that have nodes; zero for other units.
 
     Args:
-        prior: what counts alike: `tasks` (the nodes of all classes that arrived together share what the task counts),
-            `classes` or `nodes`; with `weights` nothing is corrected.
-        weights: Ω, the weight of all training nodes of each unit in the sums.
-        sizes: training nodes of each unit.
-        tasks: the task that brought each unit; -1 for units not in use.
+        prior: what counts equally: `tasks` (the nodes of all classes that arrived together share the task's weight),
+            `classes` or `nodes`; `weights` corrects nothing.
+        weights: Ω, the total weight of each unit's training nodes in the sums.
+        sizes: number of training nodes of each unit.
+        tasks: the task that brought each unit; -1 for unused units.
     """
     met, found = (weights > 0) & (sizes > 0) & (tasks >= 0), torch.zeros_like(weights)
     if prior == "weights" or not bool(met.any()):
@@ -45,25 +45,25 @@ def log_worth(prior: Prior, weights: Tensor, sizes: Tensor, tasks: Tensor) -> Te
 
 
 def came_again(weights: Tensor, sizes: Tensor, balance: float) -> bool:
-    """Whether a class has come with several tasks: its nodes then differ in weight, by the size that it had reached.
+    """Return whether a class came with several tasks, so that its nodes differ in weight by the size it had reached.
 
-    Without weights (`balance` of zero) it cannot be told, and the answer is no.
+    Without weights (`balance` of zero) this cannot be detected, and the answer is no.
     """
     once = sizes.clamp(min=0).to(weights.dtype) ** (1 - balance)
     return bool(((weights - once).abs() > DIFFERS * once)[sizes > 0].any())
 
 
 def stretch(head: Tensor, cross: Tensor, energy: Callable[[Tensor], float]) -> float:
-    """By what the scores of a head of the training nodes fall short of probabilities at the validation nodes.
+    """Return the factor γ that stretches a training head's scores to probabilities at the validation nodes.
 
-    A large ridge draws scores towards their mean. With z the scores less their mean and π the classes' shares, π + γ z
-    is nearest to the labels at γ = Σ w z · (y − π) / Σ w z · z, the sums over all tasks' validation nodes. It needs no
-    node. Scores that are the same at every node are left as they are: their quotient would be one of roundings.
+    A large ridge shrinks scores towards their mean. With z the scores less their mean and π the classes' shares,
+    π + γ z is nearest to the labels at γ = Σ w z · (y − π) / Σ w z · z, summed over all tasks' validation nodes. No
+    node is needed. Scores that are the same at every node are not stretched: γ would be a quotient of rounding errors.
 
     Args:
-        head: features × classes; the last feature is one at every node.
+        head: features × classes, solved from the training nodes; the last feature is one at every node.
         cross: B = Σ w φ yᵀ of the validation nodes.
-        energy: from a head W to Σ w ‖φ W‖² over them.
+        energy: returns Σ w ‖φ W‖² over the validation nodes for a head W.
     """
     total = cross[-1].sum().clamp(min=1e-12)
     mean = head.T @ cross.sum(1) / total

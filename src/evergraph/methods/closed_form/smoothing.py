@@ -1,4 +1,4 @@
-"""How much of its neighbours' probabilities a prediction takes in: nothing, or the share with most validation hits."""
+"""The share of the neighbours' probabilities in a prediction: 0, or the one with most validation hits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evergraph.core.sparse import SparseMatrix
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.hits import count_changes
 
-STEPS = 3  # shares that are tried, up to the largest
-SURE = 1.0  # standard errors by which smoothing has to put more nodes right than wrong
+STEPS = 3  # number of shares to try, up to the largest
+SURE = 1.0  # standard errors by which smoothing has to correct more nodes than it breaks
 
 
 def shares_up_to(largest: float) -> list[float]:
-    """The shares that are tried, from the smallest to the largest; none where the largest is 0."""
+    """Return the shares to try, from the smallest to the largest; none if the largest is 0."""
     return [largest * step / STEPS for step in range(1, STEPS + 1)] if largest else []
 
 
@@ -27,14 +27,14 @@ def with_changes(
     largest: float,
     smooth: Callable[[SparseMatrix, Tensor, float], Tensor],
 ) -> list[int]:
-    """The counts, and the task's validation nodes that each share puts right, and wrong, of a head's predictions.
+    """Return `counts` plus the task's validation nodes that smoothing with each share corrects, and breaks.
 
     Args:
-        counts: so far: share after share the nodes put right, and those put wrong; empty for none.
+        counts: counts so far, two per share: nodes corrected, and nodes broken; empty for none.
         context: the task.
-        head: the head.
-        largest: the largest share that is tried.
-        smooth: from edges, scores and a share to the logarithm of smoothed probabilities.
+        head: the head whose predictions are smoothed.
+        largest: the largest share to try.
+        smooth: returns the log of smoothed probabilities for edges, scores and a share.
     """
     whole, shares = context.batcher, shares_up_to(largest)
     pairs = [list(counts[2 * number : 2 * number + 2]) or [0, 0] for number in range(len(shares))]
@@ -52,7 +52,7 @@ def with_changes(
 
 
 def best_share(counts: Sequence[int], largest: float) -> float:
-    """The share that puts most more nodes right than wrong, the smallest of equals; 0 where that may be chance."""
+    """Return the share with the largest net gain of nodes, the smallest if tied; 0 if the gain may be chance."""
     gains = [right - wrong for right, wrong in zip(counts[::2], counts[1::2])]
     if not gains or not largest:
         return 0.0

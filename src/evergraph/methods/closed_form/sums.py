@@ -1,6 +1,6 @@
-"""The sums that a closed-form head is solved from: G = Σ w φ φᵀ and B = Σ w φ yᵀ, and the solution.
+"""The sums that a closed-form head is solved from, G = Σ w φ φᵀ and B = Σ w φ yᵀ, and the solution.
 
-y is one-hot where examples have classes; else their row of labels or numbers.
+y is one-hot if examples have classes, else their row of labels or numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from evergraph.methods.base import Context
 from evergraph.methods.closed_form.factor import weighed
 from evergraph.models.base import NODES_AT_ONCE
 
-SMALL = 0.01  # a ridge below needs products in float64
+SMALL = 0.01  # smaller ridges need products in float64
 
 
 class Sums(NamedTuple):
@@ -43,12 +43,12 @@ class Sums(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Heads that are asked for: one for each ridge.
+    """A request for heads, one for each ridge.
 
     Args:
         ridges: the ridges.
-        parts: whose sums they are solved from.
-        rows: the features that they read; None for all.
+        parts: the parts (`train`, `val`) from whose sums the heads are solved.
+        rows: the features that the heads read; None for all.
     """
 
     ridges: Sequence[float]
@@ -67,18 +67,18 @@ def accumulate(
     sign: int = 1,
     in_place: bool = False,
 ) -> Sums:
-    """The sums with some nodes of the task added, of which each process adds its share.
+    """Return the sums with nodes of the task added; each process adds its share of them.
 
     Args:
         context: the task.
-        features: from a batch to the rows that the head multiplies.
+        features: returns the rows of a batch that the head multiplies.
         head: the head, for its shape.
         nodes: the nodes to add, on the device.
-        weights: of an example, by the output unit of its class; None where examples have rows of labels or numbers.
+        weights: weight of an example by the output unit of its class; None for rows of labels or numbers.
         before: the sums so far; None for none.
         exact: form the products in float64 too, not only their sums.
-        sign: 1 to add the nodes, -1 to take them out again.
-        in_place: write over G of `before`, which is left as it is otherwise.
+        sign: 1 to add the nodes, -1 to subtract them.
+        in_place: overwrite G of `before`, which is left unchanged otherwise.
     """
     width, units = head.shape
     group = workers()
@@ -107,11 +107,11 @@ def accumulate(
 
 @dataclass(frozen=True, eq=False)
 class RidgeSystem:
-    """W = (M + ridge · unit · I)⁻¹ T: everything but the ridge.
+    """The system W = (M + ridge · unit · I)⁻¹ T, for any ridge.
 
     Args:
         matrix: M.
-        unit: what a ridge of one adds to its diagonal.
+        unit: what a ridge of one adds to the diagonal of M.
         targets: T, in float64.
     """
 
@@ -121,20 +121,20 @@ class RidgeSystem:
 
     @classmethod
     def of(cls, matrix: SymmetricSum, targets: Tensor, squares: Tensor, classes: int) -> RidgeSystem:
-        """With the mean of the features' sums of squares, where they are not zero, over the number of classes as unit.
+        """Make a system whose unit is the mean of the nonzero `squares` over the number of classes.
 
         Args:
-            matrix: M: a Gram matrix, so that its largest entries stand on the diagonal.
+            matrix: M, a Gram matrix: its largest entries are on the diagonal.
             targets: T.
             squares: Σ w φ² of each feature.
-            classes: how many have met a node.
+            classes: number of classes that have nodes.
         """
         if not is_finite([matrix.diagonal(), targets, squares]):
             raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
         return cls(matrix, float(squares[squares > 0].mean()) / max(classes, 1), targets)
 
     def solutions(self, ridges: Sequence[float], error: float = EXACT) -> list[Tensor]:
-        """W for each of some ridges that share a factorization; `error` is the relative one that they may have."""
+        """Return W for each of several ridges that share a factorization, to a relative error of `error`."""
         try:
             return shared_solutions(self.matrix, [ridge * self.unit for ridge in ridges], self.targets, error)
         except SingularError as singular:
@@ -146,7 +146,7 @@ class RidgeSystem:
 
 
 def ridge_system(sums: Sequence[Sums], rows: Tensor | None = None) -> RidgeSystem:
-    """The system of some sums together; of the features `rows` alone, if given."""
+    """Return the system of the total of several sums, on the features `rows` only, if given."""
     matrix = SymmetricSum([part.gram for part in sums], rows)
     cross = torch.stack([part.cross for part in sums]).sum(0)
     targets = cross if rows is None else cross[rows.to(cross.device)]
@@ -154,12 +154,12 @@ def ridge_system(sums: Sequence[Sums], rows: Tensor | None = None) -> RidgeSyste
 
 
 def met(targets: Tensor) -> int:
-    """How many columns have met a node."""
+    """Return the number of columns that have nodes."""
     return int((targets != 0).any(0).sum())
 
 
 def solved(systems: Sequence[tuple[RidgeSystem, float]], error: float = EXACT) -> list[Tensor]:
-    """The solution of each system with its ridge, side by side on a CPU; the largest ones come first."""
+    """Solve each system with its ridge, side by side on a CPU, beginning with the largest."""
     places = dict[int, list[int]]()
     for place, (system, _) in enumerate(systems):
         places.setdefault(id(system), []).append(place)
@@ -178,16 +178,16 @@ def solved(systems: Sequence[tuple[RidgeSystem, float]], error: float = EXACT) -
 def solve(
     ridges: Sequence[float], sums: Sequence[Sums], rows: Tensor | None = None, error: float = EXACT
 ) -> list[Tensor]:
-    """W = (G + ridge · mean diagonal / classes · I)⁻¹ B for each ridge, from the sums together.
+    """Return W = (G + ridge · mean diagonal / classes · I)⁻¹ B for each ridge, with G and B the total of `sums`.
 
-    With `rows` only those features are read; the others' weights are zero. `error` is the relative one of a solution.
+    With `rows` only those features are read; the others' weights are zero. `error` is a solution's relative error.
     """
     system = ridge_system(sums, rows)
     return [spread(found, rows, sums[0].cross) for found in solved([(system, ridge) for ridge in ridges], error)]
 
 
 def spread(found: Tensor, rows: Tensor | None, like: Tensor) -> Tensor:
-    """A solution among some features as a head over all: the others' weights are zero."""
+    """Expand a solution on the features `rows` to a head over all features; the others' weights are zero."""
     if rows is None:
         return found
     head = torch.zeros_like(like)

@@ -1,9 +1,9 @@
-"""Linear blocks on trial: sets that read them are tried by products between nodes, before there is any such feature.
+"""Linear blocks on trial: sets that read them are tried by products between nodes, before the features are computed.
 
-Where the sums of all sets would take more than their share of the budget, the first task keeps one set and drops the
-other blocks. Thousands of words seldom stay, and nodes × words matrices of them take most of a first task's memory and
-much of its time. While there are fewer nodes than features the hits of a head follow from products between nodes
-(`factored`), and those of linear blocks cost next to nothing (`linear_products`).
+If the sums of all sets would exceed their share of the budget, the first task keeps one set and drops the other
+blocks. Blocks of thousands of words are seldom kept, and their nodes × words matrices would take most of a first task's
+memory and much of its time. While there are fewer nodes than features, the hits of a head follow from products between
+nodes (`factored`), which for linear blocks cost next to nothing (`linear_products`).
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 from evergraph.models.linear_products import Products
 
-AT_FIRST = 0.25  # share of the budget up to which the first task keeps all sets: what one task says of them is little
+AT_FIRST = 0.25  # share of the budget up to which the first task keeps all sets: one task says little about them
 
 Sets = dict[str, list[bool]]
-"""Sets of blocks by name: which of the blocks each reads."""
+"""Sets of blocks by name: whether each block is read."""
 
 
 class TrialSet:
-    """The heads of one set of blocks, of which some are on trial, solved from the training nodes.
+    """The heads of one set of blocks, some of them on trial, solved from the training nodes.
 
     Args:
-        sums: the factors, with the blocks that there are; their rows are nodes of the current task alone.
-        rows: the features that the set reads of those that there are.
-        on_trial: the blocks that it reads besides.
+        sums: the factors, over the present blocks; their rows are nodes of the current task alone.
+        rows: the features of present blocks that the set reads.
+        on_trial: products between nodes in the blocks on trial that it reads.
     """
 
     def __init__(self, sums: FactoredSums, rows: Tensor, on_trial: Sequence[Products]) -> None:
         train, val = (sums.factors[part] for part in BOTH)
-        root = torch.cat([train.targets.sum(1), val.targets.sum(1)])  # of each node's weight
+        root = torch.cat([train.targets.sum(1), val.targets.sum(1)])  # square root of each node's weight
         number = train.rows.size(0)
         products = large.zeros((root.numel(), root.numel()), root.dtype, root.device)
         for block in on_trial:
@@ -68,22 +68,22 @@ class TrialSet:
         )
 
     def hits(self, combined: Tensor) -> int:
-        """The validation nodes that the head of a combination of training nodes puts right."""
+        """Number of hits of the head that is this combination of training nodes."""
         scores = self._seen @ combined.to(self._seen.dtype)
         return int((scores.argmax(1) == self.truth).sum())
 
 
 @dataclass(repr=False)
 class OnTrial(Blended):
-    """`Blended`, with sets that read linear blocks tried before these are there.
+    """`Blended` that tries sets with linear blocks before computing these blocks.
 
-    A subclass has the sets.
+    A subclass defines the sets.
     """
 
-    _trial: ClassVar[Layout | None] = None  # of an object, within its first task: the layout with blocks on trial
+    _trial: ClassVar[Layout | None] = None  # set per instance during the first task: the layout with blocks on trial
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """Put linear blocks on trial where they hardly stay."""
+        """Put linear blocks on trial if they are unlikely to be kept."""
         super().adapt_model(model, task)
         self.__dict__.pop("_trial", None)
         if self._can_be_tried(model, task):
@@ -92,15 +92,15 @@ class OnTrial(Blended):
             self.__dict__["_trial"] = layout
 
     def _can_be_tried(self, model: GraphModel, task: Task) -> bool:
-        """Whether linear blocks are put on trial: at the first task, where sums with them take more than their share.
+        """Return whether to put linear blocks on trial: at the first task, if sums with them exceed their share.
 
-        All blocks have to be there, the linear ones exactly, and products between nodes have to fit.
+        All blocks have to be present, the linear ones exact, and products between nodes have to fit.
         """
         if self.tasks_ or self.gram_ or self.factor_ or capable(model, "linear_products") is None:
             return False
         layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
         linear, nodes = [block.linear for block in layout.present], {part: getattr(task, part).numel() for part in BOTH}
-        exact = layout.linear_width >= task.graph.num_features  # one more, where they are few
+        exact = layout.linear_width >= task.graph.num_features  # few features have one more column, a constant
         if not all(layout.kept) or all(linear) or not any(linear) or not exact or task.graph.rows is not None:
             return False
         width = 1 + sum(width for width, words in zip(layout.widths, linear) if not words)
@@ -109,7 +109,7 @@ class OnTrial(Blended):
         return fits and not self._dense(width, nodes["train"]) and self._bytes(layout.width, nodes, size) > share
 
     def _settled(self, context: Context, validated: int) -> tuple[Sets, Sets] | None:
-        """The sets that are kept after the trial; None where they read blocks on trial: these have been taken up."""
+        """Return the sets that are kept after the trial; None if they read blocks on trial, which are now present."""
         trial, now = self.__dict__.pop("_trial"), capable(context.model, "feature_layout")()  # type: ignore[misc]
         self._try(context, trial, now)
         kept = self._worth_keeping(trial, head_sets(trial.blocks), own_sets(trial.blocks), validated)
@@ -119,7 +119,7 @@ class OnTrial(Blended):
         return now.sets_among_present(kept[0]), now.sets_among_present(kept[1])
 
     def _try(self, context: Context, trial: Layout, now: Layout) -> None:
-        """Count the validation nodes that sets put right which read blocks on trial."""
+        """Count the validation hits of the sets that read blocks on trial."""
         sums, (_, block_of_row) = self._factored(), capable(context.model, "feature_blocks")()  # type: ignore[misc]
         nodes = [getattr(context.task, part).to(context.device) for part in BOTH]
         products_of = capable(context.model, "linear_products")
@@ -142,7 +142,7 @@ class OnTrial(Blended):
             self._count(name, places[name], hits)
 
     def _admit(self, context: Context, trial: Layout) -> None:
-        """Take up blocks that were on trial: the task's sums are made anew, with them."""
+        """Add the blocks that were on trial to the model, and compute the task's sums again with them."""
         model, graph, batcher = context.model, context.task.graph, context.batcher
         capable(model, "lay_out")(trial.kept, trial.linear_width)  # type: ignore[misc]
         self.block_widths_, self.blocks_, self.set_hits_ = list(trial.widths), [], {}
@@ -153,8 +153,8 @@ class OnTrial(Blended):
         )
         self.add_to_sums(context, torch.tensor(self.class_sizes_, device=context.device))
 
-    # of the subclass
+    # defined by subclasses
 
     def _worth_keeping(self, layout: Layout, for_head: Sets, for_own: Sets, validated: int) -> tuple[Sets, Sets]:
-        """One set for the head, and one for own features."""
+        """Return the sets to keep: one for the head, and one for own features."""
         raise NotImplementedError

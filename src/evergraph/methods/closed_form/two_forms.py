@@ -1,4 +1,4 @@
-"""The sums that a closed form keeps, in the smaller of two forms, and the heads that are solved from them."""
+"""The sums that a closed form keeps, in the smaller of two forms, and the heads solved from them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ BOTH = ("train", "val")
 
 @dataclass(repr=False)
 class TwoForms(Method):
-    """G and B of training and validation nodes, over all tasks.
+    """G and B of training and validation nodes (the parts `train` and `val`), over all tasks.
 
-    While there are fewer nodes than half the features, and these fall into blocks, the sums are kept as factors
-    (`factored`); else as B and the lower triangle of G, in float64. A subclass says how nodes are weighed.
+    While there are fewer nodes than half the features, and these come in blocks, the sums are kept as factors
+    (`factored`); otherwise as B and the lower triangle of G, in float64. A subclass defines the weights of nodes.
     """
 
     gram_: dict[str, Tensor] = state(dict, replaced=True)  # by part: `train` and `val`
@@ -41,48 +41,48 @@ class TwoForms(Method):
     factor_: dict[str, Tensor] = state(dict, replaced=True)  # by part, while there are fewer nodes than features
     factor_targets_: dict[str, Tensor] = state(dict, replaced=True)
     block_widths_: list[int] = state(list)
-    task_rows_: list[dict[str, int]] = state(list)  # rows of the factors that each task left, by part
-    fresh_: dict[str, int] = state(dict)  # rows of the factor that are nodes of the current task, until it ends
+    task_rows_: list[dict[str, int]] = state(list)  # number of rows that each task left in the factors, by part
+    fresh_: dict[str, int] = state(dict)  # number of last rows that are nodes of the current task, until it ends
 
     def _weights(self, sizes: Tensor) -> Tensor:
-        """The weight of a node of each output unit, by the size of its class."""
+        """Return the weight of a node of each output unit, given the sizes of the classes."""
         raise NotImplementedError
 
     def _needs_gram(self) -> bool:
-        """Whether the sums have to be G."""
+        """Return whether the sums have to be kept as G."""
         return False
 
     def _needs_exact(self) -> bool:
-        """Whether products have to be formed in float64 too, not only their sums, and factors kept in it."""
+        """Return whether products, not only their sums, have to be formed in float64, and factors kept in it."""
         return False
 
     def _error(self) -> float:
-        """The relative error that heads may have."""
+        """Return the relative error that heads may have."""
         return EXACT
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """Measure how columns are scaled, at the first task that says so; note how the features fall into blocks."""
+        """Measure the scales of input columns, at the first task in which they vary; note the widths of the blocks."""
         measure = capable(model, "scale_new_columns" if self.cross_ else "scale_inputs")
         if measure is not None:
             measure(task.graph)
-        self.gram_ = {part: pack(gram) for part, gram in self.gram_.items()}  # older learners keep square matrices
+        self.gram_ = {part: pack(gram) for part, gram in self.gram_.items()}  # square in learners of older versions
         layout = capable(model, "feature_layout")
         self.block_widths_ = [] if layout is None else list(layout().widths)
 
     def gram(self, part: str) -> Tensor:
-        """G of one part, packed, whichever form it is kept in."""
+        """Return G of one part, packed, whichever form it is kept in."""
         if part in self.gram_:
             return self.gram_[part]
         return Factor(self.factor_[part], self.factor_targets_[part]).gram()
 
     def gram_among(self, part: str, rows: Tensor) -> Tensor:
-        """G of one part among some features as a square matrix, whichever form it is kept in."""
+        """Return G of one part over the features `rows` as a square matrix, whichever form it is kept in."""
         if part in self.gram_:
             return SymmetricSum([self.gram_[part]], rows).formed()
         return unpack(Factor(self.factor_[part][:, rows], self.factor_targets_[part]).gram())
 
     def energy(self, part: str, head: Tensor, rows: Tensor) -> float:
-        """tr(Wᵀ G W) of one part, for a head that reads the features `rows` alone."""
+        """Return tr(Wᵀ G W) of one part, for a head that reads only the features `rows`."""
         read = head[rows.to(head.device)]
         if part in self.gram_:
             return float((read * SymmetricSum([self.gram_[part]], rows).product(read.double())).sum())
@@ -91,18 +91,18 @@ class TwoForms(Method):
         return float(torch.stack(scores).sum(0).double().square().sum())
 
     def make_dense(self) -> None:
-        """From factors to G; B is kept in either form."""
+        """Convert factors to G; B is kept in both forms."""
         if self.factor_:
             self.gram_ = self._new_sums = {part: self.gram(part) for part in self.factor_}
             self.factor_, self.factor_targets_, self.fresh_, self.task_rows_ = {}, {}, {}, []
 
     def add_to_sums(self, context: Context, sizes: Tensor | None, sign: int = 1) -> None:
-        """Nodes join the factors as they are until `forget_nodes`; where they outnumber the features, G.
+        """Add a task's nodes to the factors, as plain rows until `forget_nodes`, or to G if there are too many.
 
         Args:
             context: the task.
-            sizes: of the classes, by which nodes are weighed; None where they have rows of labels or numbers.
-            sign: 1 to add, -1 to take out again.
+            sizes: sizes of the classes, which give the nodes' weights; None for rows of labels or numbers.
+            sign: 1 to add, -1 to subtract.
         """
         _, head = linear_head(context.model)
         in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
@@ -122,24 +122,24 @@ class TwoForms(Method):
         self.factor_, self.factor_targets_, self.cross_ = factors, targets, cross
 
     def _dense(self, width: int, rows: int) -> bool:
-        """Whether the sums over so many features of so many nodes are G: from half as many nodes on, where G fits."""
+        """Return whether the sums are kept as G: with more nodes than features, or more than half as many if G fits."""
         needed = bool(self.gram_) or self._needs_gram()
         return needed or rows > width or (self._fits(width) and 2 * rows > width)
 
     def _fits(self, width: int) -> bool:
-        """Whether G over so many features may be kept."""
+        """Return whether G over `width` features may be kept."""
         return True
 
     def _room(self) -> int | None:
-        """Bytes that products of the factors may take between solutions; None for any number."""
+        """Return the bytes that cached products of the factors may take; None for no limit."""
         return None
 
     def _factor_type(self, head: Tensor) -> torch.dtype:
-        """What factors are kept in."""
+        """Return the type in which factors are kept."""
         return torch.float64 if self._needs_exact() else head.dtype
 
     def factors_of(self, context: Context, sizes: Tensor | None) -> dict[str, Factor]:
-        """The factors of a task's nodes, by part; weighed by given sizes of their classes, where they have any."""
+        """Return the factors of a task's nodes by part, weighted by the sizes of their classes if they have any."""
         features, head = linear_head(context.model)
         weights, units, found = None if sizes is None else self._weights(sizes), head.size(1), {}
         for part in BOTH:
@@ -155,7 +155,7 @@ class TwoForms(Method):
         return found
 
     def forget_nodes(self) -> None:
-        """Leave no row of the task that ends: rotate its rows or, where another such task would lead there, form G."""
+        """Keep no row that is a node: rotate the task's rows or, if another task as large would need G, form G."""
         width = sum(self.block_widths_) + 1
         another = self.fresh_.get("train", 0) if self._fits(width) else 0
         if self.factor_ and self._dense(width, self._rows("train") + another):
@@ -170,12 +170,12 @@ class TwoForms(Method):
             known = {part: sum(rows[part] for rows in self.task_rows_) for part in BOTH}
             self.task_rows_ = [*self.task_rows_, {part: self._rows(part) - known[part] for part in BOTH}]
         self.fresh_ = {}
-        for computed in ("_heads", "_sums", "_new_sums"):  # from sums that are gone
+        for computed in ("_heads", "_sums", "_new_sums"):  # from the old sums
             self.__dict__.pop(computed, None)
         large.let_go()
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
-        """Put other rows in the place of those of a task; None for none. B follows."""
+        """Replace the rows of a task in the factors by others, or by none if `new` is None, and update B."""
         factors, targets, cross = dict(self.factor_), dict(self.factor_targets_), dict(self.cross_)
         for part in BOTH:
             start = sum(rows[part] for rows in self.task_rows_[:number])
@@ -199,7 +199,7 @@ class TwoForms(Method):
         return sum(self.factor_[part].size(0) for part in parts if part in self.factor_)
 
     def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
-        """The head for each ridge, from the sums of some parts; of the features `rows` alone, if given."""
+        """Return the head for each ridge, from the sums of `parts`, on the features `rows` only, if given."""
         known, key = self.computed(), self._key(parts, rows)
         new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
         if new and self.factor_:
@@ -210,7 +210,7 @@ class TwoForms(Method):
         return [known[*key, ridge].clone() for ridge in ridges]
 
     def solve_ahead(self, wanted: Sequence[Wanted]) -> None:
-        """Find what `solve` and `hits` will be asked for, all of the same parts, side by side."""
+        """Solve side by side for what `solve` and `hits` will be asked for, all of the same parts."""
         error = self._error()
         if self.factor_:
             self._factored().solve_ahead(wanted, error)
@@ -232,12 +232,12 @@ class TwoForms(Method):
             known[place] = spread(found, rows, like)
 
     def _key(self, parts: Sequence[str], rows: Tensor | None) -> tuple[tuple[str, ...], bytes]:
-        """What tells heads apart, but for the ridge."""
+        """Return what identifies a head, except for its ridge."""
         read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
         return tuple(parts), read.cpu().numpy().tobytes()
 
     def hits(self, context: Context, wanted: Wanted) -> list[int]:
-        """The task's validation nodes that each head puts right."""
+        """Return the number of the task's validation nodes that each head classifies correctly."""
         if not (last := self.fresh_.get("val", 0)):
             return context.total(validation_hits(context, self.solve(*wanted)).sum(1)).tolist()
         truth = self.factor_targets_["val"][-last:].argmax(1)
@@ -245,7 +245,7 @@ class TwoForms(Method):
         return [int((found.argmax(1) == truth).sum()) for found in scores]
 
     def computed(self) -> dict[Any, Any]:
-        """What was computed from the sums as they stand, heads above all: a voice of the vote is often the head."""
+        """Return the cache of what was computed from the current sums, mostly heads: voices often equal the head."""
         sums = (self.gram_, self.cross_, self.factor_)
         known = getattr(self, "_heads", None)
         if known is None or any(now is not then for now, then in zip(sums, known[0])):
@@ -253,7 +253,7 @@ class TwoForms(Method):
         return self._heads[1]
 
     def _factored(self) -> FactoredSums:
-        """The factors, with what has been computed of them: made anew whenever they change."""
+        """Return the factors with what has been computed from them; made again whenever they change."""
         known = getattr(self, "_sums", None)
         if known is None or known[0] is not self.factor_:
             factors = {part: Factor(self.factor_[part], self.factor_targets_[part]) for part in self.factor_}
@@ -266,10 +266,10 @@ class TwoForms(Method):
         return sums
 
     def _accumulate(self, context: Context, weights: Tensor | None, sign: int = 1) -> None:
-        """Add a task's examples to the sums, or take them out, by the weight of their class if they have one."""
+        """Add a task's examples to G and B, or subtract them, weighted by their class if they have one."""
         features, head = linear_head(context.model)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), self._needs_exact()
-        in_place = self.gram_ is self.__dict__.get("_new_sums")  # made within this task: nobody else holds them
+        in_place = self.gram_ is self.__dict__.get("_new_sums")  # made within this task: nothing else refers to them
         for part in BOTH:
             examples = getattr(context.task, part).to(context.device)
             before = Sums(gram[part], cross[part]) if part in gram else None
@@ -279,7 +279,7 @@ class TwoForms(Method):
         self.gram_, self.cross_ = gram, cross
 
     def grow(self, before: Params, after: Params) -> None:
-        """New units have met no node: their columns of B and of the factors' targets are zero."""
+        """Add columns of zeros to B and the factors' targets for new units, which have no nodes yet."""
         super().grow(before, after)
         widths = [(before[name].size(1), value.size(1)) for name, value in after.items() if value.dim() == 2]
         more = next((new - old for old, new in widths if new != old), 0)

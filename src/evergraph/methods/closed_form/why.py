@@ -1,4 +1,4 @@
-"""What carries a closed form's prediction at one node: the score is a sum over nodes and their features."""
+"""Why a closed form predicts a class at a node: the score is a sum over nodes and their features."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from evergraph.methods.closed_form.block_prediction import BlockPrediction, Read
 
 @dataclass
 class Reasons:
-    """A node's logit, taken apart. Everything is in units of the logit, before calibration.
+    """The contributions to a node's logit, in units of the logit before calibration.
 
     Args:
-        logit: of the output unit, or the difference between two.
-        constant: what no feature carries.
-        by_depth: what nodes' features add after so many steps of propagation.
-        nodes: the nodes read, the node itself among them.
-        by_node: what each adds, all its features together.
-        by_feature: what each feature adds, of all nodes together.
-        voted: the vote of all depths was read, on judged edges.
-        shares: where probabilities are smoothed: nodes, and the share of each in the node's probability of the class.
+        logit: logit of the output unit, or the difference between two.
+        constant: the part that depends on no feature.
+        by_depth: contributions by number of propagation steps.
+        nodes: the nodes that contribute, including the node itself.
+        by_node: the contribution of each of these nodes, over all features.
+        by_feature: the contribution of each feature, over all nodes.
+        voted: whether the vote of all depths was used, on judged edges.
+        shares: if probabilities are smoothed, nodes and the share of each in the node's probability of the class.
     """
 
     logit: float
@@ -47,14 +47,14 @@ def reasons(
     head: Tensor,
     temperature: float,
 ) -> Reasons:
-    """The reasons for one node's logit: constant + Σ_u Σ_f contributions, exactly (`score_pieces`).
+    """Decompose one node's logit exactly into constant + Σ_u Σ_f contributions (`score_pieces`).
 
     Args:
-        view: the graph; the node is the one example asked for.
+        view: the graph; the node is the only requested example.
         units: an output unit; or two, for the first against the second.
-        whole: how the graph is read, where it is read as a whole.
+        whole: how the graph is read, if it is read as a whole.
         head: the head that is read otherwise.
-        temperature: that scores are divided by.
+        temperature: divides the scores.
     """
     pieces_of = capable(view.model, "score_pieces")
     if pieces_of is None:
@@ -86,7 +86,7 @@ def reasons(
 
 
 def _shares(prediction: BlockPrediction, reading: Reading, node: int, unit: int) -> tuple[Tensor, Tensor] | None:
-    """The parts of a smoothed probability by the nodes that they come from: they add up to it."""
+    """Return the nodes that a smoothed probability comes from and their parts, which add up to it."""
     if reading.smoothed_over is None:
         return None
     share = prediction.shares(reading.smoothed_over, node, reading.smoothing)
