@@ -74,13 +74,16 @@ TARGETS: dict[str, Target] = {
     "gpu_pyg_over_evergraph": Target(5, False, "on the GPU: eager PyG step over ours, ogbn-arxiv's size"),
     "gpu_plain_us": Target(90, True, "on the GPU: µs of a plain captured step, ogbn-arxiv's size, one behind another"),
     "gpu_plain_kernels": Target(None, True, "on the GPU: kernels of such a step"),
-    "gpu_curvature_over_plain": Target(None, True, "on the GPU: regularized step over a plain one"),
+    "gpu_curvature_over_plain": Target(1.2, True, "on the GPU: regularized step over a plain one"),
     "gpu_eager_over_captured": Target(None, False, "on the GPU: our eager step over the captured one"),
     "gpu_loss_difference": Target(
         1e-3, True, "on the GPU: largest relative difference of epoch losses, captured or not"
     ),
     "gpu_15_seeds_over_one": Target(
         3, True, "on the GPU: 15 seeds side by side in one process over one, Coauthor-CS's size"
+    ),
+    "gpu_15_settings_over_one": Target(
+        3, True, "on the GPU: three seeds of five strengths side by side over one run, Coauthor-CS's size"
     ),
     "gpu_stream_seconds": Target(60, True, "on the GPU: 6-task stream of ogbn-arxiv's size, 50 epochs a task"),
 }

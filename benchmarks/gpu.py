@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -80,23 +81,32 @@ def _kernel_figures(task: Task, device: torch.device) -> Figures:
 
 
 def side_by_side_figures(device: torch.device, quick: bool, members: int = 15) -> Figures:
-    """Time of several seeds, stacked in one process, over one: exact curvature on a graph of Coauthor-CS's size."""
+    """Time of several seeds, and of three seeds of several strengths, stacked in one process, over one run.
+
+    Exact curvature on a graph of Coauthor-CS's size.
+    """
     graph, epochs = coauthor_like(), 50 if quick else 200
 
-    def learn(seed: int) -> None:
+    def learn(seed: int, strength: float = 0.1) -> None:
         stream = TaskStream(graph, 3, seed=seed)
-        Learner(GCN(), OnlineCurvature(), epochs=epochs, device=str(device), seed=seed).fit(stream)
+        Learner(GCN(), OnlineCurvature(strength), epochs=epochs, device=str(device), seed=seed).fit(stream)
+
+    def seconds(jobs: list[Callable[[], None]]) -> float:
+        clock = time.perf_counter()
+        for outcome in side_by_side(jobs, device, kin=["all"] * len(jobs)):
+            if isinstance(outcome, Exception):
+                raise outcome
+        return time.perf_counter() - clock
 
     learn(0)  # loads libraries
-    clock = time.perf_counter()
-    learn(0)
-    alone = time.perf_counter() - clock
-    clock = time.perf_counter()
-    for outcome in side_by_side([partial(learn, seed) for seed in range(members)], device, kin=["seeds"] * members):
-        if isinstance(outcome, Exception):
-            raise outcome
-    together = time.perf_counter() - clock
-    return {f"gpu_{members}_seeds_over_one": together / alone, "gpu_one_seed_seconds": alone}
+    alone = seconds([partial(learn, 0)])
+    seeds = seconds([partial(learn, seed) for seed in range(members)])
+    strengths = seconds([partial(learn, number % 3, 0.1 * (1 + number // 3)) for number in range(members)])
+    return {
+        f"gpu_{members}_seeds_over_one": seeds / alone,
+        f"gpu_{members}_settings_over_one": strengths / alone,
+        "gpu_one_seed_seconds": alone,
+    }
 
 
 def _steps(task: Task, device: torch.device, method: Method, past: int) -> Steps:

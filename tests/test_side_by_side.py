@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ from evergraph.training.executors.recording import RecordingExecutor
 from evergraph.training.known_trainings import keep, known_trainings
 from evergraph.training.member import Member
 from evergraph.training.side_by_side import clock, give_way, side_by_side, together
-from evergraph.training.stacked import Stack, StackedExecutor
+from evergraph.training.stacked import Stack, StackedExecutor, stacking_key
 
 CPU = torch.device("cpu")
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -168,6 +168,112 @@ def test_seeds_that_train_as_one_are_equal_to_their_runs_alone(
     for expected, member in zip(alone, found):
         equal(member, expected)
         assert all(way.endswith("2 as one") for way in member[3])
+
+
+DIFFERENT: list[list[tuple[str, dict[str, Any]]]] = [
+    [("curvature", {"strength": 0.1}), ("curvature", {"strength": 3.0, "ema": 0.0}), ("curvature", {"ema": 0.2})],
+    [("ewc", {"strength": 1.0}), ("ewc", {"strength": 5.0, "labels": "exact"}), ("mas", {}), ("online-ewc", {})],
+    [("lwf", {"strength": 1.0}), ("lwf", {"strength": 4.0})],
+    [("finetune", {}), ("ema", {})],
+    [("twp", {"reading": "cglb", "task_weight": 2.0}), ("twp", {"reading": "cglb", "strength": 0.5})],
+    [("ema+ewc", {"decay": 0.1}), ("ema+mas", {"decay": 0.7, "strength": 2.0})],
+]
+"""Methods and settings whose steps are the same but for their factors."""
+DIFFERENT_DRAWING: list[list[tuple[str, dict[str, Any]]]] = [
+    [("curvature", {"estimator": "sampled", **other}) for other in ({}, {"strength": 2.0, "ema": 0.0})],
+    [("curvature", {"estimator": "queue", "queue_size": 4, **other}) for other in ({}, {"ema": 0.0})],
+]
+"""Likewise, of methods that draw within a step: on a GPU alone."""
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize("different", DIFFERENT, ids=lambda methods: methods[0][0])
+@pytest.mark.parametrize("batch_size", [8, 0])
+def test_settings_that_train_as_one_are_equal_to_their_runs_alone(
+    different: list[tuple[str, dict[str, Any]]], batch_size: int
+) -> None:
+    members = [
+        partial(stackable, name, settings, seed, batch_size=batch_size, sparse=True, optimizer="sgd")
+        for name, settings in different
+        for seed in (0, 1)
+    ]
+    alone = [member() for member in members]
+    found = side_by_side(members, CPU, taking_turns=True, kin=["settings"] * len(members))
+    for expected, member in zip(alone, found):
+        equal(member, expected, 1e-8)
+        assert all(way.endswith(f"{len(members)} as one") for way in member[3])
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize("different", DIFFERENT, ids=lambda methods: methods[0][0])
+def test_steps_of_several_settings_as_one_can_be_repeated(
+    different: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RecordingExecutor, "can_record", classmethod(lambda kind, context: True))
+    monkeypatch.setattr("evergraph.training.executors.cuda_graphs.cuda_graph_of", lambda step: step)
+    members = [partial(stackable, *method, 0, sparse=True) for method in different]
+    for member in side_by_side(members, CPU, taking_turns=True, kin=["settings"] * len(members)):
+        assert not isinstance(member, Exception), member
+        assert member[3] == [f"captured, {len(members)} as one"] * 3
+
+
+@pytest.mark.usefixtures("stacking")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("curvature", {}), ("curvature", {"strength": 0.0})),
+        (("curvature", {}), ("curvature", {"over_nodes": "sum"})),
+        (("lwf", {}), ("lwf", {"temperature": 3.0})),
+        (("ewc", {}), ("lwf", {})),
+    ],
+)
+def test_settings_that_steps_read_do_not_train_as_one(one: tuple[str, Any], other: tuple[str, Any]) -> None:
+    members = [partial(stackable, *method, 0) for method in (one, other)]
+    alone = [member() for member in members]
+    for expected, member in zip(alone, side_by_side(members, CPU, taking_turns=True, kin=["settings"] * 2)):
+        equal(member, expected, 1e-14)
+        assert not any("as one" in way for way in member[3])
+
+
+def test_a_subclass_has_to_say_itself_which_settings_its_steps_read() -> None:
+    """What its parent declares says nothing about a helper that it overrides."""
+
+    @dataclass(repr=False)
+    class Halved(eg.BatchCurvature):
+        share: float = 0.5
+
+        def scale(self, num_examples: int, reduction: str) -> float:
+            return self.share * super().scale(num_examples, reduction)
+
+    parent = [stacking_key(eg.GCN(), eg.BatchCurvature(strength)) for strength in (1.0, 2.0)]
+    child = [stacking_key(eg.GCN(), Halved(share=share)) for share in (0.5, 1.0)]
+    assert parent[0] == parent[1]
+    assert child[0] != child[1]
+
+
+@pytest.mark.usefixtures("stacking")
+def test_jobs_that_are_the_same_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first task of two runs that are stacked: one of them trains it, the other loads it."""
+    sizes, begin = list[int](), Stack.__init__
+
+    def counted(stack: Stack, members: list[Member]) -> None:
+        sizes.append(len(members))
+        begin(stack, members)
+
+    monkeypatch.setattr(Stack, "__init__", counted)
+    settings = [("curvature", {"strength": strength, "ema": 0.0}) for strength in (0.1, 2.0)]
+    members = [partial(stackable, *method, seed) for seed in (0, 1) for method in settings]
+    alone = [member() for member in members]
+
+    def shared(member: Any) -> Any:
+        with known_trainings(tmp_path):
+            return member()
+
+    jobs = [partial(shared, member) for member in members]
+    found = side_by_side(jobs, CPU, taking_turns=True, kin=["settings"] * 4)
+    assert sizes == [2, 4, 4]
+    for expected, member in zip(alone, found):
+        equal(member, expected)
 
 
 @pytest.mark.usefixtures("stacking")
@@ -449,7 +555,7 @@ def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     works = [Work(str(number), spec(), "folder", number) for number in range(42)]
     assert [len(group) for group in grouped(works, 15)] == [1] * 42
     monkeypatch.setattr("evergraph.experiments.engines.processes.pick_device", lambda name: torch.device("cuda"))
-    for jobs, size in ((50, 1), (15, 2), (14, 3), (6, 3), (2, 8), (1, TOGETHER)):
+    for jobs, size in ((50, 1), (15, 2), (14, 3), (6, 7), (2, TOGETHER), (1, TOGETHER)):
         groups = grouped(works, jobs)
         assert [work.seed for group in groups for work in group] == list(range(42))
         assert max(map(len, groups)) == size
@@ -457,6 +563,15 @@ def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
     seeds = [Work(str(number // 3), spec(), "folder", number % 3) for number in range(12)]
     for jobs, sizes in ((12, [3] * 4), (2, [6, 6]), (1, [12])):  # those of one run train as one
         assert [len(group) for group in grouped(seeds, jobs)] == sizes
+    settings = [
+        {"strength": 2.0},
+        {"ema": 0.0},
+        {"estimator": "sampled"},
+        {"strength": 3.0},
+    ]  # the third steps otherwise
+    runs = [Work(str(run), spec(settings=own), "folder", seed) for run, own in enumerate(settings) for seed in range(3)]
+    for jobs, expected in ((12, ["000", "111", "222", "333"]), (2, ["010101", "222333"]), (1, ["013013013222"])):
+        assert ["".join(work.key for work in group) for group in grouped(runs, jobs)] == expected
     averaged, dropped = spec(training=eg.Training(epochs=2, average_last=0.5)), spec(model_settings={"dropout": 0.5})
     for jobs, sizes in ((12, [1] * 12), (4, [3] * 4), (2, [6, 6])):  # those that do not leave no process idle
         for apart in (averaged, dropped):
@@ -493,6 +608,24 @@ def test_seeds_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
     for expected, member in zip(alone, found):
         equal(member, expected, 1e-7)
         assert member[3] == ["captured, 3 as one"] * 3
+
+
+@gpu
+@pytest.mark.parametrize("different", [*DIFFERENT, *DIFFERENT_DRAWING], ids=lambda methods: str(methods[0]))
+def test_settings_that_train_as_one_on_a_gpu_are_equal_to_their_runs_alone(
+    different: list[tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evergraph.models.base.SPARSE_ON_GPU", (1.0, 0, 2**40))
+    members = [
+        partial(stackable, name, settings, seed, device="cuda", sparse=True, optimizer="sgd")
+        for name, settings in different
+        for seed in (0, 1)
+    ]
+    alone = [member() for member in members]
+    found = side_by_side(members, torch.device("cuda"), kin=["settings"] * len(members))
+    for expected, member in zip(alone, found):
+        equal(member, expected, 1e-7)
+        assert member[3] == [f"captured, {len(members)} as one"] * 3
 
 
 @gpu

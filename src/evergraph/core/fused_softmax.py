@@ -138,11 +138,12 @@ def divergence(outputs: Tensor, reference: Tensor, mask: Tensor | None, temperat
     return losses
 
 
-def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None, scale: float = 1.0) -> Tensor:
+def fisher_product(outputs: Tensor, tangents: Tensor, mask: Tensor | None, scale: float | Tensor = 1.0) -> Tensor:
     """scale · H u of each row with H = diag(p) − p pᵀ; no gradient is recorded."""
-    within = scale if outputs.dtype == torch.float32 else 1.0  # numbers that kernels are given are float32
-    found: Tensor = _ByRows.apply(outputs.detach(), tangents.detach(), mask, "fisher_product", (within,))
-    return found if within == scale else scale * found
+    in_kernel = outputs.dtype == torch.float32 and not isinstance(scale, Tensor)  # kernels take float32 numbers
+    numbers = (scale if in_kernel else 1.0,)
+    found: Tensor = _ByRows.apply(outputs.detach(), tangents.detach(), mask, "fisher_product", numbers)
+    return found if in_kernel else scale * found
 
 
 def sampled_score(outputs: Tensor, thresholds: Tensor, mask: Tensor | None) -> Tensor:

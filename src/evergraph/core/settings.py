@@ -1,14 +1,14 @@
-"""How a setting is declared, and the one check that every constructor makes of what it is given.
+"""How settings are declared, and how every constructor checks its arguments.
 
-A setting is declared by its annotation, be it a field of a dataclass or an argument of `__init__` or of a function:
+A setting is declared by its annotation, as a field of a dataclass or an argument of `__init__` or of a function:
 
     strength: NonNegative = 1.0                                # a finite number of at least 0
     heads: PositiveInt = 8                                     # a whole number of at least 1
     margin: Annotated[float, Bounds(above=0, at_most=0.5)]     # any other range
     labels: Literal["sample", "exact"] = "exact"               # a choice
 
-`float` alone is any finite number and `int` any whole number of 64 bits; a class takes its instances. Annotations that
-cannot be evaluated are not checked, and neither is a setting that is left at its default.
+`float` alone is any finite number and `int` any whole number of 64 bits; a class accepts its instances. Annotations
+that cannot be evaluated are not checked, and neither are settings left at their defaults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from evergraph.errors import EvergraphError, is_out_of_memory, shown, unknown
 
 UNDECLARED = inspect.Parameter.empty
-LARGEST = 2**63 - 1  # whole numbers beyond it fit no array and no tensor
+LARGEST = 2**63 - 1  # larger whole numbers fit into no array or tensor
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Bounds:
     """The range of a number: `Annotated[float, Bounds(at_least=0, below=1)]`.
 
     Args:
-        at_least: the smallest number allowed.
-        above: all numbers allowed are larger.
-        at_most: the largest number allowed.
-        below: all numbers allowed are smaller.
+        at_least: the smallest allowed number.
+        above: exclusive lower bound.
+        at_most: the largest allowed number.
+        below: exclusive upper bound.
     """
 
     at_least: float | None = None
@@ -50,7 +50,7 @@ class Bounds:
     below: float | None = None
 
     def allow(self, number: float) -> bool:
-        """Whether a number lies within."""
+        """Return whether a number lies within the bounds."""
         return (
             (self.at_least is None or number >= self.at_least)
             and (self.above is None or number > self.above)
@@ -72,7 +72,7 @@ class NotEmpty:
     """For lists: `Annotated[list[int], NotEmpty()]`."""
 
     def allow(self, values: Sequence[Any]) -> bool:
-        """Whether there is an item."""
+        """Return whether there is an item."""
         return len(values) > 0
 
     def __str__(self) -> str:
@@ -92,18 +92,18 @@ NonNegativeInt = Annotated[int, Bounds(at_least=0)]
 PositiveInt = Annotated[int, Bounds(at_least=1)]
 """A whole number of at least 1."""
 ClassCount = Annotated[int, Bounds(at_least=1, at_most=10_000_000)]
-"""Outputs of a network; many more would end the process without a word."""
+"""Number of outputs of a network; many more would end the process without a message."""
 Depth = Annotated[int, Bounds(at_least=1, at_most=10_000)]
-"""Layers of a network; many more would take forever to make."""
+"""Number of layers of a network; many more would take forever to build."""
 Seed = Annotated[int, Bounds(at_least=0, below=2**32)]
-"""A whole number that every generator of random numbers takes."""
+"""A whole number that every random number generator accepts."""
 
 
 MARKS = (Bounds, NotEmpty)
 
 
 class Checked(ABCMeta):
-    """The metaclass of classes whose constructors take nothing but what their settings are declared to be."""
+    """Metaclass of classes whose constructors accept only what their settings declare."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Check the arguments, then construct."""
@@ -118,7 +118,7 @@ class Checked(ABCMeta):
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """That of the constructor, for help pages and editors."""
+        """Signature of the constructor, for help pages and editors."""
         if cls.__init__ is object.__init__:  # type: ignore[misc]
             return inspect.Signature()
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
@@ -129,7 +129,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def checked(function: Function) -> Function:
-    """A function that takes nothing but what its arguments are declared to be. Usable as a decorator."""
+    """Decorate a function to accept only what its arguments declare."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def checked(function: Function) -> Function:
 def check_arguments(
     called: Callable[..., Any], owner: str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
-    """The arguments of a call as they are declared; `owner` is what a message calls the function or class."""
+    """Return the arguments of a call, converted as declared; `owner` names the function or class in messages."""
     signature, declared = _declarations(called)
     try:
         given = signature.bind(*args, **kwargs)
@@ -161,7 +161,7 @@ def check_arguments(
 
 
 def check_setting(owner: str, name: str, value: Any, kind: Any) -> Any:
-    """A value as the declaration has it (a NumPy number as Python's, a list as a tuple), or the one error."""
+    """Return a value converted as declared (a NumPy number to Python's, a list to a tuple), or raise the error."""
     found, fits = _conform(value, kind)
     if not fits:
         words = _words(kind)
@@ -172,7 +172,7 @@ def check_setting(owner: str, name: str, value: Any, kind: Any) -> Any:
 
 
 def misfit(value: Any, kind: Any) -> str:
-    """Why a value that was read is not what it is declared to be (`TypedDict`s say it key by key); empty if it is."""
+    """Return why a value that was read does not fit its declaration (`TypedDict`s key by key); empty if it does."""
     if not is_typeddict(kind):
         return "" if _conform(value, kind)[1] else f"{shown(value)} must be {_words(kind)}"
     if not isinstance(value, dict):
@@ -188,12 +188,12 @@ def misfit(value: Any, kind: Any) -> str:
 
 @functools.cache
 def _keys_of(kind: Any) -> dict[str, Any]:
-    """What each key of a `TypedDict` is declared to be."""
+    """Return the declaration of each key of a `TypedDict`."""
     return get_type_hints(kind, include_extras=True)
 
 
 def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
-    """The value as it is declared, and whether it can be."""
+    """Return the value converted as declared, and whether it fits the declaration."""
     origin = get_origin(kind)
     if origin is Annotated:
         inner, *marks = get_args(kind)
@@ -228,7 +228,7 @@ def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
             return value, False
         try:
             return float(value), math.isfinite(value)
-        except OverflowError:  # a whole number beyond every float
+        except OverflowError:  # a whole number too large for a float
             return value, False
     if kind is str:
         return value, isinstance(value, str)
@@ -239,7 +239,7 @@ def _conform(value: Any, kind: Any) -> tuple[Any, bool]:
 
 
 def _words(kind: Any) -> str:
-    """What a declaration asks for, for people."""
+    """Return what a declaration asks for, in words."""
     if get_origin(kind) is Annotated:
         inner, *marks = get_args(kind)
         return " ".join([_words(inner), *(str(mark) for mark in marks if isinstance(mark, MARKS))])
@@ -256,7 +256,7 @@ def _words(kind: Any) -> str:
 def _equal(value: Any, default: Any) -> bool:
     try:
         return bool(value == default)
-    except Exception:  # arrays and other things that do not compare to one truth value
+    except Exception:  # arrays and others whose comparison is not a single truth value
         return False
 
 
@@ -264,7 +264,7 @@ _known: weakref.WeakKeyDictionary[Any, tuple[inspect.Signature, dict[str, Any]]]
 
 
 def _declarations(called: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """The signature of a class or function, and the declaration of each argument that has one."""
+    """Return the signature of a class or function, and the declaration of each argument that has one."""
     if called not in _known:
         signature = inspect.signature(called)
         declared = {}
@@ -278,7 +278,7 @@ def _declarations(called: Callable[..., Any]) -> tuple[inspect.Signature, dict[s
 
 
 def _annotations(called: Any, name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The annotation of an argument, with the names that it may use: the nearest class of a dataclass comes first."""
+    """Yield an argument's annotations, with the names that they may use; for a dataclass, the nearest class first."""
     if isinstance(called, type) and _made_by_dataclass(called):
         for kind in called.__mro__:
             if name in (own := inspect.get_annotations(kind)):
@@ -293,31 +293,36 @@ def _annotations(called: Any, name: str) -> Iterator[tuple[Any, dict[str, Any]]]
 
 
 def _made_by_dataclass(kind: type) -> bool:
-    """Whether a class's constructor is one that `@dataclass` wrote."""
+    """Return whether a class's constructor was generated by `@dataclass`."""
     parameters = vars(_owner(kind)).get("__dataclass_params__")
     return parameters is not None and bool(parameters.init)
 
 
 def _owner(kind: type) -> type:
-    """The class whose constructor a class has."""
+    """Return the class that defines a class's constructor."""
     return next(base for base in kind.__mro__ if "__init__" in vars(base))
 
 
 def _resolved(annotation: Any, namespace: dict[str, Any]) -> Any:
-    """An annotation, evaluated where it is text; what cannot be is not declared."""
+    """Evaluate an annotation if it is text; one that cannot be evaluated counts as undeclared."""
     if not isinstance(annotation, str):
         return annotation
     try:
         return eval(annotation, {**namespace})
-    except Exception:  # a name that stands under TYPE_CHECKING, or is gone
+    except Exception:  # a name imported under TYPE_CHECKING, or no longer defined
         return UNDECLARED
 
 
 # settings as text: the command line and configuration files give strings
 
 
+def is_zero(number: float) -> bool:
+    """Whether a setting is zero. A tensor, of stacked learners that differ in it, is not (`Method.step_factors`)."""
+    return isinstance(number, (int, float)) and number == 0
+
+
 def settings_of(kind: type) -> dict[str, Any]:
-    """A class's constructor arguments and their defaults (`inspect.Parameter.empty` where there is none)."""
+    """Return a class's constructor arguments and their defaults (`inspect.Parameter.empty` if there is none)."""
     if kind.__init__ is object.__init__:  # type: ignore[misc]
         return {}
     parameters = inspect.signature(kind).parameters.values()
@@ -325,7 +330,7 @@ def settings_of(kind: type) -> dict[str, Any]:
 
 
 def configure(kind: type, name: str, settings: Mapping[str, Any]) -> Any:
-    """An instance of `kind`, which people call `name`, with text turned into the type of each setting."""
+    """Make an instance of `kind`, named `name` in messages, with text converted to the type of each setting."""
     known = settings_of(kind)
     for key in settings:
         if key not in known:
@@ -334,7 +339,7 @@ def configure(kind: type, name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def parse_setting(called: Callable[..., Any], key: str, value: Any, *, owner: str) -> Any:
-    """A setting of a class or function, from text to what it is declared to be, else to the type of its default."""
+    """Convert a setting of a class or function from text to its declared type, else to the type of its default."""
     if not isinstance(value, str):
         return value
     signature, declared = _declarations(called)
@@ -345,7 +350,7 @@ def parse_setting(called: Callable[..., Any], key: str, value: Any, *, owner: st
 
 
 def parse_text(owner: str, key: str, text: str, kind: Any, default: Any) -> Any:
-    """Text as what a declaration asks for."""
+    """Convert text to what a declaration asks for."""
     try:
         return _parse(text, kind)
     except (ValueError, KeyError):
@@ -376,7 +381,7 @@ def _parse(text: str, kind: Any) -> Any:
 
 
 def _guess(text: str) -> Any:
-    """Text as none, a truth value, a whole number or a number."""
+    """Convert text to none, a truth value, a whole number or a number."""
     words = {"none": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]

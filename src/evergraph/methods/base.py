@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -79,6 +79,12 @@ class Method(metaclass=Checked):
     """State that its steps read, if they can be stacked (`steps_can_be_stacked`)."""
     step_writes: ClassVar[tuple[str, ...]] = ()
     """The part of `step_state` that its steps write, in place."""
+    step_settings: ClassVar[tuple[str, ...] | None] = None
+    """Settings that its steps read; None if all may be. Learners that differ in other settings only can be stacked. It
+    holds for the class that declares it: a subclass may read more."""
+    step_factors: ClassVar[tuple[str, ...]] = ()
+    """The part of `step_settings` that its steps only multiply by, and skip if zero: stacked learners may differ in
+    them, and then see a tensor. Like `step_settings`, it is not inherited."""
     levels: ClassVar[tuple[str, ...]] = ("node", "graph", "link")
     """Supported kinds of examples; problems with other examples are refused."""
     kinds: ClassVar[tuple[str, ...]] = ("classes", "labels", "numbers")
@@ -170,7 +176,8 @@ class Method(metaclass=Checked):
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_stacked(self, context: Context) -> Answer:
-        """Return whether several learners that differ only in their tensors can take a step together.
+        """Return whether several learners that differ only in their tensors and in settings that steps do not read
+        (`step_settings`) or only multiply by (`step_factors`) can take a step together.
 
         Up to the objective, hooks are then called under `vmap`. They draw random numbers only through
         `evergraph.core.randomness` and write only `step_writes`. `edit_grads` is called once, with the stacked
@@ -263,6 +270,16 @@ class Method(metaclass=Checked):
         return sum(count_bytes(value) for value in self.state_dict().values() if not isinstance(value, (int, float)))
 
     # state
+
+    def stacked_state(self, differing: Collection[str], like: Tensor) -> dict[str, Any]:
+        """Return what steps read of this learner among stacked ones: `step_state`, and settings that differ.
+
+        Args:
+            differing: the `step_factors` in which the learners differ.
+            like: a tensor of the dtype and on the device of the parameters.
+        """
+        factors = {name: like.new_tensor(getattr(self, name)) for name in differing}
+        return {**{name: getattr(self, name) for name in self.step_state}, **factors}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the learned state: every attribute whose name ends in `_`."""

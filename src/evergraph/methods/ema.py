@@ -42,6 +42,7 @@ class EMA(Method):
     """
 
     name = "ema"
+    step_settings = ()
     family = "parameter averaging"
     reference = "Yin, Sun and Wu: Unbiased Online Curvature Approximation, Algorithm 1"
     access = Access(keeps=("parameters",))

@@ -31,6 +31,7 @@ class EWC(Quadratic):
     """
 
     name = "ewc"
+    step_settings = step_factors = ("strength",)
     family = "Fisher, diagonal"
     reference = "Kirkpatrick et al.: Overcoming catastrophic forgetting in neural networks, PNAS 2017"
     search_space = search_over(strength=(1e-1, 1e10))

@@ -13,3 +13,4 @@ class Finetune(Method):
     name = "finetune"
     family = "baseline"
     reference = "plain training on each task in turn"
+    step_settings = ()

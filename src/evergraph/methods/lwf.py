@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import Params, copy_params
-from evergraph.core.settings import NonNegative, Positive
+from evergraph.core.settings import NonNegative, Positive, is_zero
 from evergraph.core.shortcuts import fast
 from evergraph.core.workers import workers
 from evergraph.curvature import in_mode
@@ -48,6 +48,8 @@ class LwF(Method):
     access = Access(keeps=("parameters",))
     search_space = search_over(strength=(0.1, 100.0), temperature=(1.0, 20.0))
     step_state = ("seen_", "teacher_", "_at_all")
+    step_settings = ("strength", "temperature", "distillation")
+    step_factors = ("strength",)
     _at_all = None  # type: Tensor | None
     """Outputs of the old network at all examples of the batch that a task's steps share; None if they share none."""
 
@@ -65,7 +67,7 @@ class LwF(Method):
 
     def penalty(self, step: Step) -> Tensor | None:
         """Distillation from the parameters stored after the last task."""
-        if not self.teacher_ or not self.strength or not step.context.old.numel():
+        if not self.teacher_ or is_zero(self.strength) or not step.context.old.numel():
             return None
         teacher, cache = self.teach(step), step.context.cache
         key = ("distilled", self.distillation, *self.seen_)

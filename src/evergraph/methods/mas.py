@@ -32,6 +32,7 @@ class MAS(Quadratic):
     """
 
     name = "mas"
+    step_settings = step_factors = ("strength",)
     family = "importance"
     reference = "Aljundi et al.: Memory Aware Synapses, ECCV 2018"
     search_space = search_over(strength=(1e-1, 1e10))

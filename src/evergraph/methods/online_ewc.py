@@ -22,6 +22,7 @@ class OnlineEWC(EWC):
     """
 
     name = "online-ewc"
+    step_settings = step_factors = ("strength",)
     family = "Fisher, diagonal"
     reference = "Schwarz et al.: Progress & Compress, ICML 2018"
 

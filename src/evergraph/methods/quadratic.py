@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +42,14 @@ class Quadratic(Method):
     importance_: Params = state(dict, like="params")
     anchor_: Params = state(dict, like="params", new="values")
     constant_: float = state(float)
+
+    def stacked_state(self, differing: Collection[str], like: Tensor) -> dict[str, Any]:
+        """Return anchors and importances; learners of different strengths have it multiplied into the importances."""
+        state = super().stacked_state((), like)
+        if "strength" not in differing:
+            return state
+        weighted = {name: self.strength * value for name, value in self.importance_.items()}
+        return {**state, "importance_": weighted, "strength": 1.0}
 
     def measure(self, context: Context) -> Params:
         """Return the importance of each parameter for the task just learned."""

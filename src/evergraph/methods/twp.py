@@ -48,6 +48,8 @@ class TWP(Quadratic):
     """
 
     name = "twp"
+    step_settings = ("strength", "sparsity", "reading")
+    step_factors = ("strength",)
     family = "importance, topology"
     besides = "the network a second time, forwards and backwards, for the gradient of its gradient's norm"
     reference = "Liu, Yang and Wang: Overcoming Catastrophic Forgetting in Graph Neural Networks, AAAI 2021"

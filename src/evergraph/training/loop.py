@@ -124,6 +124,8 @@ def _train(member: Member, executors: Sequence[type[Executor]]) -> None:
         torch.set_rng_state(member.numbers.get_state())
         return
     member.numbers = member.device_numbers = None
+    if recalled(member):  # stacked with a job that is the same as this one
+        return
     if member.spoilt and before is not None:
         renew_generator(context.device, before)
     optimizer = make_optimizer(context.model, settings)
@@ -141,7 +143,15 @@ def _train(member: Member, executors: Sequence[type[Executor]]) -> None:
 
 
 def _train_stacked(members: list[Member]) -> list[BaseException | None]:
-    """Train members of one sort together; returns the error of each. If that is impossible, each is trained alone."""
+    """Train members of one sort together; returns the error of each. If that is impossible, each is trained alone.
+
+    Of members that are the same job, one is trained, and the others load its result.
+    """
+    first_of = {member.place or id(member): member for member in reversed(members)}
+    if len(first_of) < len(members):
+        chosen = [member for member in members if first_of[member.place or id(member)] is member]
+        outcome = dict(zip(map(id, chosen), _train_stacked(chosen)))
+        return [outcome.get(id(member), NotTogetherError()) for member in members]
     began = clock()
     try:
         stack = Stack(members)

@@ -1,9 +1,10 @@
 """Stacked training: the parameters of several jobs side by side in single tensors, and one step for all of them.
 
-The seeds of a run train on one graph, each on its own nodes, in its own order and from its own initial parameters. A
-step for all of them takes as many kernels as a step for one, only wider: one pass over the graph with all weights side
-by side (`vmap` over the loop's own objective), one backward pass, one optimizer. Each job reaches the same result as
-when trained alone, to float tolerance.
+The seeds of a run train on one graph, each on its own nodes, in its own order and from its own initial parameters. So
+do runs whose settings differ only in what steps do not read, such as the decay of a moving average after a task, or in
+factors, such as a strength. A step for all of them takes as many kernels as a step for one, only wider: one pass over
+the graph with all weights side by side (`vmap` over the loop's own objective), one backward pass, one optimizer. Each
+job reaches the same result as when trained alone, to float tolerance.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from evergraph.core.finite import nan_unless_finite
 from evergraph.core.params import Params
 from evergraph.core.pulled import pull_back
 from evergraph.core.randomness import drawing_for
+from evergraph.core.settings import is_zero
 from evergraph.core.shortcuts import fast, full_precision
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
-from evergraph.methods.base import Context, Method, Step
+from evergraph.methods.base import STEP_HOOKS, Context, Method, Step
 from evergraph.models.base import GraphModel
 from evergraph.models.fixed_products import given_rows
 from evergraph.training.adam import pulled_while_moving
@@ -72,7 +74,32 @@ def sort_of(member: Member) -> Hashable | None:
     marks = tuple(_mark(part) for part in (batcher.x, batcher.operator, batcher.y))
     state = [[_shape(getattr(part, name)) for name in part.step_state] for part in method.parts()]
     settled = (settings, member.epochs, context.num_train, scope, marks)
-    return (type(model), str(model.hyperparameters()), str(method.description()), str(state), _shapes(model), *settled)
+    return (*stacking_key(model, method), str(state), _shapes(model), *settled)
+
+
+def stacking_key(model: GraphModel, method: Method) -> tuple[Hashable, ...]:
+    """The part of `sort_of` that is known before there is a task: the model, and what steps run and read."""
+    hooks = (_hooks(method), *(_steps_of(part) for part in method.parts()))
+    return (type(model), str(model.hyperparameters()), *hooks)
+
+
+def _hooks(method: Method) -> tuple[Any, ...]:
+    return tuple(getattr(type(method), hook) for hook in STEP_HOOKS)
+
+
+def _steps_of(part: Method) -> Hashable:
+    """What the steps of one part run and read: the class and all settings, unless the class declares which it reads."""
+    settings, own = part.hyperparameters(), vars(type(part))
+    if (read := own.get("step_settings")) is None:
+        return type(part), str(settings)
+    fixed = {name: settings[name] for name in read if name not in _factors(part)}
+    return _hooks(part), part.step_state, str(fixed), tuple(is_zero(settings[name]) for name in _factors(part))
+
+
+def _factors(part: Method) -> tuple[str, ...]:
+    """The `step_factors` that the part's own class declares."""
+    declared: tuple[str, ...] = vars(type(part)).get("step_factors", ())
+    return declared
 
 
 def _one_pass_pays(context: Context) -> bool:
@@ -175,11 +202,13 @@ class Stack(nn.Module):
 
     def _states(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Stacked state that the steps of each part of the method read, and the dimensions it is stacked along."""
-        owned = [
-            [{name: getattr(part, name) for name in part.step_state} for part in member.method.parts()]
-            for member in self.members
-        ]
-        return [_stacked(list(states)) for states in zip(*owned)], [_dims(state) for state in owned[0]]
+        states, dims = [], []
+        for parts in zip(*(member.method.parts() for member in self.members)):
+            differing = [name for name in _factors(parts[0]) if len({getattr(part, name) for part in parts}) > 1]
+            owned = [part.stacked_state(differing, self.side_by_side[0]) for part in parts]
+            states.append(_stacked(owned))
+            dims.append(_dims(owned[0]))
+        return states, dims
 
     def _standing(self) -> Tensor | None:
         """Products that stay constant during the task, stacked; None if there are none."""

@@ -1,4 +1,4 @@
-"""Processes of this machine, side by side."""
+"""Parallel processes on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -20,39 +20,39 @@ from evergraph.errors import EvergraphError, EvergraphWarning, first_line
 from evergraph.experiments.engines.base import Engine, Work
 from evergraph.training import pick_device
 from evergraph.training.side_by_side import AT_ONCE, side_by_side
-from evergraph.training.stacked import may_be_stacked
+from evergraph.training.stacked import may_be_stacked, stacking_key
 
-LOOK_EVERY = 5.0  # seconds between two looks at which pieces of a group are done
-TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; and those that share a process where there are many
+LOOK_EVERY = 5.0  # seconds between two checks for finished pieces of a group
+TOGETHER, FEWEST = 16, 3  # pieces of work on a GPU at once; fewest that share a process if there are many
 
 
 class ProcessDiedError(EvergraphError):
-    """A process that died, or found no memory, as the one line that people see."""
+    """A process died or ran out of memory; the message is the one line that users see."""
 
 
 class ProcessEngine(Engine):
-    """A number of processes. Each has a pool of its own: one that dies takes nothing else with it.
+    """Parallel processes, each in its own pool, so that one that dies takes nothing else with it.
 
     Args:
-        jobs: processes side by side.
+        jobs: number of parallel processes.
     """
 
     def __init__(self, jobs: int) -> None:
         self._idle: list[ProcessPoolExecutor] = []
         self._room, self._new, self._waiting = jobs, list[Work](), list[list[Work]]()
         self._running: dict[Future[list[Exception | None]], tuple[list[Work], ProcessPoolExecutor]] = {}
-        self._told: set[Work] = set()  # done, though the group that it is of is not
+        self._told: set[Work] = set()  # reported as done while their group is not
         self._closed = False
 
     def submit(self, work: Work) -> None:
-        """Started by `wait`, which knows what else there is."""
+        """Queue the work; `wait` starts it, knowing all that is queued."""
         self._new.append(work)
 
     def wait(self) -> list[tuple[Work, Exception | None]]:
-        """The work that is done next; of a group, each piece as it is."""
+        """Wait for the next finished work; the pieces of a group are returned as each is done."""
         if self._closed:
             raise EvergraphError("stopped; --resume goes on with what is there")
-        self._waiting[:0] = grouped(self._new, self._room)  # what trials have chosen does not wait for all the rest
+        self._waiting[:0] = grouped(self._new, self._room)  # runs chosen by trials do not wait for all the rest
         self._new = []
         self._start()
         done: list[tuple[Work, Exception | None]] = []
@@ -65,7 +65,7 @@ class ProcessEngine(Engine):
             group, pool = self._running.pop(future)
             error = future.exception()
             if isinstance(error, BrokenProcessPool):
-                pool.shutdown()  # another process takes its place
+                pool.shutdown()  # a new process replaces it
             else:
                 self._idle.append(pool)
             outcomes = future.result() if error is None else [error] * len(group)
@@ -76,15 +76,15 @@ class ProcessEngine(Engine):
         return done
 
     def _is_done_early(self, work: Work) -> bool:
-        """Whether work has all its results while its group goes on; of a folder that cannot be read the group tells."""
+        """Whether work is done while its group still runs; an unreadable folder is left for the group to report."""
         with suppress(EvergraphError):
             return work not in self._told and work.is_done()
         return False
 
     def close(self, *, at_once: bool) -> None:
-        """End the processes. Work that is stopped goes on where it was when it is submitted again.
+        """End the processes. Stopped work resumes where it was when it is submitted again.
 
-        Those that are through end by themselves, which takes one on a GPU a second; the program does not end before.
+        Processes that have finished exit by themselves, which takes a second on a GPU; the program waits for them.
         """
         self._closed = True
         pools = [*self._idle, *(pool for _, pool in self._running.values())]
@@ -92,7 +92,7 @@ class ProcessEngine(Engine):
             for pool in pools:
                 for process in list((pool._processes or {}).values()):
                     process.terminate()
-        with ThreadPoolExecutor(len(pools) or 1) as closing:  # all at once
+        with ThreadPoolExecutor(len(pools) or 1) as closing:  # in parallel
             list(closing.map(lambda pool: pool.shutdown(wait=at_once, cancel_futures=True), pools))
 
     def _start(self) -> None:
@@ -103,41 +103,64 @@ class ProcessEngine(Engine):
 
 
 def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
-    """The work that shares a process: each piece alone on a CPU; on a GPU a few, which take turns there.
+    """Group the work that shares a process: on a CPU each piece alone; on a GPU a few pieces, which take turns.
 
-    The seeds of a run stay together where they train as one; beyond that no process is left idle for it, and a few
-    processes with a run each are better than one with many, whose steps wait for one another.
+    The seeds of a run stay together if they can be trained stacked, and so do runs whose steps differ in factors only,
+    up to an equal share of the work. Beyond that, no process is left idle for the sake of a group, and a few processes
+    with a run each are better than one with many, whose steps wait for one another.
     """
     if not works or pick_device(works[0].spec.device).type != "cuda":
         return [[work] for work in works]
-    size, groups = max(1, min(max(FEWEST, TOGETHER // jobs), len(works) // jobs)), list[list[Work]]()
-    for _, run in itertools.groupby(works, key=lambda work: work.key):
-        seeds = list(run)
-        for some in [seeds] if _train_as_one(seeds[0]) else [[seed] for seed in seeds]:
-            if groups and len(groups[-1]) + len(some) <= size:
-                groups[-1] += some
-            else:
-                groups += [some[first : first + AT_ONCE] for first in range(0, len(some), AT_ONCE)]
+    share, groups = len(works) // jobs, list[list[Work]]()
+    size = max(1, min(max(FEWEST, TOGETHER // jobs), share))
+    for some in _stackable(works, min(share, AT_ONCE)):
+        if groups and len(groups[-1]) + len(some) <= size:
+            groups[-1] += some
+        else:
+            groups += [some[first : first + AT_ONCE] for first in range(0, len(some), AT_ONCE)]
     return groups
 
 
-def _train_as_one(work: Work) -> bool:
-    """Whether the seeds of a run may train as one, by what its method, its model and its settings declare."""
+def _stackable(works: list[Work], most: int) -> list[list[Work]]:
+    """Split work into runs that can be stacked, `most` pieces or one run at a time, and single pieces of the others.
+
+    Pieces are sorted by seed: processes that wait for one another's first tasks take them in this order.
+    """
+    together = dict[Hashable, list[list[Work]]]()
+    for key, run in itertools.groupby(works, key=lambda work: work.key):
+        seeds = list(run)
+        kin = _kin(seeds[0])
+        for some in [seeds] if kin is not None else [[seed] for seed in seeds]:
+            batches = together.setdefault((key, some[0].seed) if kin is None else kin, [[]])
+            if batches[-1] and len(batches[-1]) + len(some) > most:
+                batches.append([])
+            batches[-1] += some
+    found = sorted(
+        (batch for batches in together.values() for batch in batches), key=lambda batch: works.index(batch[0])
+    )
+    return [sorted(batch, key=lambda work: work.seed) for batch in found]
+
+
+def _kin(work: Work) -> Hashable | None:
+    """What runs must have in common to be stacked: all but settings that steps do not read; None if they cannot be."""
     try:
         learner = work.spec.learner(work.seed)
     except EvergraphError:
-        return False  # each seed says what is wrong with it
-    return may_be_stacked(learner.model, learner.method, learner.training)
+        return None  # each seed reports the error itself
+    if not may_be_stacked(learner.model, learner.method, learner.training):
+        return None
+    data = (work.spec.source, str(work.spec.stream), work.spec.problem, work.spec.pieces)
+    return (*data, str(learner.training), *stacking_key(learner.model, learner.method))
 
 
 def _do_together(group: list[Work]) -> list[Exception | None]:
-    """What a process does: the pieces of a group, and the error of each that ended in one."""
-    kin = [work.key for work in group]
+    """Run the pieces of a group in a worker process; return the error of each, or None."""
+    kin = [_kin(work) or work.key for work in group]
     return side_by_side([work.do for work in group], pick_device(group[0].spec.device), kin=kin)
 
 
 def in_words(error: BaseException | None, work: Work) -> Exception | None:
-    """A run whose process died, or found no memory, in one line; other errors as they are."""
+    """Turn a dead process or a lack of memory into a one-line error; return other errors as they are."""
     if isinstance(error, (BrokenProcessPool, torch.OutOfMemoryError, MemoryError)):
         return ProcessDiedError(
             f"{work.key}: its process died ({first_line(error)}); with fewer --jobs each has more memory, "
@@ -153,13 +176,13 @@ def _one_process() -> ProcessPoolExecutor:
 
 
 def begin_process() -> None:
-    """One thread, since processes share the cores; what the parent has said is not said again."""
+    """Use one thread, since processes share the cores, and do not repeat the parent's warnings."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", EvergraphWarning)
 
 
 def _begin_worker(environment: Mapping[str, str] | None = None) -> None:
-    """No life beyond the parent's, whose Ctrl-C it is, and whose variables may be others than when its server began."""
+    """Use the parent's environment (the fork server's may be older), leave Ctrl-C to the parent, and exit with it."""
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
@@ -176,6 +199,6 @@ def _end_with_parent() -> None:
 
 
 def default_jobs(device: str) -> int:
-    """As many processes as cores; on a GPU, where steps are launch-bound, at most fifteen share it."""
+    """One process per core; on a GPU, where steps are launch-bound, at most fifteen."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 15) if device != "cpu" else cores

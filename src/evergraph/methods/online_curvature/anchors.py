@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from evergraph.core.capabilities import Answer, No, capable
 from evergraph.core.params import Displacement, Params, copy_params, named_params
-from evergraph.core.settings import NonNegative
+from evergraph.core.settings import NonNegative, is_zero
 from evergraph.curvature import require_deterministic
 from evergraph.errors import one_of
 from evergraph.methods.access import Access
@@ -85,10 +85,13 @@ class AnchoredCurvature(Method):
     @property
     def active(self) -> bool:
         """Whether there are anchors and the strength is not zero."""
-        return bool(self.num_anchors_) and self.strength != 0
+        return bool(self.num_anchors_) and not is_zero(self.strength)
 
     def scale(self, num_examples: int, reduction: str) -> float:
-        """Return the factor on a sum over examples of H u, from `strength`, `over_tasks` and `over_nodes`."""
+        """Return the factor on a sum over examples of H u, from `strength`, `over_tasks` and `over_nodes`.
+
+        It is a tensor where stacked learners differ in `strength`.
+        """
         tasks = self.num_anchors_ if self.over_tasks == "square-of-sum" else 1
         mean = (reduction if self.over_nodes == "loss" else self.over_nodes) == "mean"
         return self.strength * tasks / (num_examples if mean else 1)

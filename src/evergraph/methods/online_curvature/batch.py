@@ -35,6 +35,8 @@ class BatchCurvature(AnchoredCurvature):
 
     name = "batch-curvature"
     step_state = ("anchor_sum_", "num_anchors_")
+    step_settings = ("strength", "over_tasks", "over_nodes", "estimator")
+    step_factors = ("strength",)
 
     estimator: Estimator = "exact"
 

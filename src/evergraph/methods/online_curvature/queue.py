@@ -56,6 +56,7 @@ class QueueCurvature(AnchoredCurvature):
     reads_layers = True
     step_state = ("anchor_sum_", "num_anchors_", "queue_", "pushed_")
     step_writes = ("queue_", "pushed_")
+    step_settings = ("strength", "over_tasks", "over_nodes", "queue_size", "queue_rule")
 
     queue_size: PositiveInt = 128
     queue_rule: QueueRule = "text"
