@@ -46,6 +46,47 @@ def bad(answer, *parts):
         assert part in error
 
 
+def test_a_learner_is_measured_on_labelled_graphs(evergraph, graph_file, tmp_path):
+    """Learned classes on the examples held out then, others on all of them: the numbers that Python has."""
+    graph, folder = graph_file(), tmp_path / "learner"
+    for classes in ("zebra,e", "ant"):
+        assert evergraph("learn", graph, "--checkpoint", folder, "--classes", classes, "--device", "cpu")[0] == 0
+    options = ["--checkpoint", folder, "--device", "cpu"]
+    learner = Learner.load(folder, device="cpu")
+    said = json.loads(evergraph("evaluate", graph, *options, "--classes", "zebra,e", "--by-class", "--json")[1])
+    (row,) = said["graphs"]
+    task = eg.Task.of(graph, ["zebra", "e"])
+    assert (row["which"], row["examples"]) == ("held out", task.test.numel())
+    assert row["now"] == learner.evaluate([task]).ap
+    assert (
+        row["then"] == learner.history[0]["accuracy"] if "accuracy" in learner.history[0] else row["then"] is not None
+    )
+    predicted = learner.predict(graph, task.test).labels
+    truth = [task.graph.class_names[unit] for unit in task.graph.y[task.test].tolist()]
+    for own in row["classes"]:
+        hits = [name == own["class"] for name, true in zip(predicted, truth) if true == own["class"]]
+        assert (own["examples"], own["correct"]) == (len(hits), sum(hits))
+
+    other = tmp_path / "march.pt"
+    march = sbm(nodes=90, classes=3, degree=4, features=8, signal=3.0, seed=1)
+    names = ["zebra", "e", "ant"]
+    torch.save(Data(x=march.x, edge_index=march.edge_index, y=march.y, class_names=names), other)
+    said = json.loads(evergraph("evaluate", other, *options, "--metric", "balanced-accuracy", "--json")[1])
+    assert (said["graphs"][0]["which"], said["graphs"][0]["examples"]) == ("all labelled", 90)
+    right = torch.tensor([name == names[unit] for name, unit in zip(learner.predict(other).labels, march.y.tolist())])
+    expected = torch.stack([right[march.y == unit].double().mean() for unit in range(3)]).mean()
+    assert said["graphs"][0]["now"] == pytest.approx(100 * float(expected))
+
+    status, out, _ = evergraph("evaluate", other, graph, *options, "--classes", "zebra,e", "--by-class")
+    assert status == 0
+    assert "class zebra" in out
+    assert "AP " in out
+    bad(evergraph("evaluate", graph, *options), "graph has classes the learner has not met: '1'; learn it first")
+    bad(evergraph("evaluate", graph_file("bare.pt", labels=False), *options), "bare: no node has a label")
+    bad(evergraph("evaluate", graph, *options, "--metric", "speed"), "unknown metric 'speed'")
+    bad(evergraph("evaluate", graph, "--checkpoint", tmp_path / "nowhere"), "nowhere")
+
+
 def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
     graph, folder = graph_file(), tmp_path / "learner"
     status, out, _ = evergraph(

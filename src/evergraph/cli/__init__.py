@@ -24,7 +24,21 @@ UsageError: Any = typer.BadParameter.__base__  # click's error for wrong options
 
 def make_app() -> typer.Typer:
     """Make the app with all commands. Help texts list registered names, so plug-ins are loaded here, not at import."""
-    from evergraph.cli import bench, compare, convert, forget, leak, learner, paper, predict, report, run, tune, why
+    from evergraph.cli import (
+        bench,
+        compare,
+        convert,
+        evaluate,
+        forget,
+        leak,
+        learner,
+        paper,
+        predict,
+        report,
+        run,
+        tune,
+        why,
+    )
 
     app = typer.Typer(
         help="Graph neural networks that keep learning when new classes arrive and old data is gone.",
@@ -34,7 +48,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     app.callback()(_every_command)
-    for module in (run, compare, tune, leak, learner, predict, why, forget, report, bench, convert, paper):
+    for module in (run, compare, tune, leak, learner, predict, evaluate, why, forget, report, bench, convert, paper):
         module.add_commands(app)
     return app
 

@@ -104,7 +104,8 @@ def _measured(
         titles = [", ".join(map(str, names)) for names in own]
     for index, names in enumerate(own):
         if missing := [name for name in names if name not in unit_of]:
-            raise EvergraphError(f"task {index} has classes the learner has not met: {missing[0]!r}; learn it first")
+            which = f"task {index}" if isinstance(tasks, TaskStream) else tasks[index].graph.name
+            raise EvergraphError(f"{which} has classes the learner has not met: {missing[0]!r}; learn it first")
     values: list[float] = []
     # examples of one graph are evaluated together, and graphs one after another: all at once may not fit in memory
     for pairs in map(_alone, listed) if apart else _by_graph(listed):
