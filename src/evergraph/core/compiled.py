@@ -219,18 +219,21 @@ class Kernels:
 
         _in_threads(some, param.numel(), param.numel())
 
-    def add_product(self, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
-        """Add A X to `out`, with X and `out` padded by `few_columns`; rows of A are contiguous."""
-        self._add_product(self._library.times, out, matrix, columns)
+    def add_product(
+        self,
+        out: np.ndarray,
+        matrix: np.ndarray,
+        columns: np.ndarray,
+        flipped: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> None:
+        """Out += A X and, with `flipped` = (F, Y), F += Aᵀ Y too, reading A once.
 
-    def add_flipped_product(self, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
-        """Add Aᵀ X to `out`, likewise."""
-        self._add_product(self._library.times_flipped, out, matrix, columns)
-
-    def _add_product(self, routine: Any, out: np.ndarray, matrix: np.ndarray, columns: np.ndarray) -> None:
+        X, Y, out and F are padded as `few_columns` pads them; the rows of A are contiguous.
+        """
         step = ctypes.c_int64(matrix.strides[0] // matrix.itemsize)
         sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, *matrix.shape))
-        routine(*sizes, address(matrix), step, address(columns), address(out))
+        further = (None, None) if flipped is None else (address(flipped[1]), address(flipped[0]))
+        self._library.times(*sizes, address(matrix), step, address(columns), address(out), *further)
 
     def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
         """Overwrite B, padded by `few_columns`, with (L Lᵀ)⁻¹ B; L is read from the lower triangle of `factor`."""

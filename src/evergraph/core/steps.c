@@ -282,30 +282,7 @@ INLINE void times_rows(const int groups, const int high, int64_t count, const RE
     for (int k = 0; k < high * groups; k++) *(Lanes *)(out + k * LANES) = sums[k];
 }
 
-INLINE void times_few(const int groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step,
-                      const REAL *columns, REAL *out) {
-    const int64_t width = groups * LANES, block = BLOCK / (groups * BYTES);
-    const int high = HIGH(groups);
-    for (int64_t j = 0; j < count; j += block) {
-        const int64_t some = count - j < block ? count - j : block;
-        int64_t i = 0;
-        for (; i + high <= rows; i += high)
-            times_rows(groups, high, some, matrix + i * step + j, step, columns + j * width, out + i * width);
-        for (; i < rows; i++)
-            times_rows(groups, 1, some, matrix + i * step + j, step, columns + j * width, out + i * width);
-    }
-}
-
-/* out += A X; X and out have one to four cache lines of numbers per row. */
-void times(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
-           REAL *out) {
-    if (lines == 1) times_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out);
-    if (lines == 2) times_few(2 * LINE / BYTES, rows, count, matrix, step, columns, out);
-    if (lines == 3) times_few(3 * LINE / BYTES, rows, count, matrix, step, columns, out);
-    if (lines == 4) times_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out);
-}
-
-/* Y[j] += sum of matrix[r, j] * rows[r] over `high` rows: A' X of some rows of A. */
+/* out[j] += sum of matrix[r, j] * rows[r] over `high` rows: A' Y for some rows of A. */
 INLINE void flipped_rows(const int groups, const int high, int64_t count, const REAL *matrix, int64_t step,
                          const REAL *rows, REAL *out) {
     const int64_t width = groups * LANES;
@@ -323,27 +300,34 @@ INLINE void flipped_rows(const int groups, const int high, int64_t count, const 
     }
 }
 
-INLINE void flipped_few(const int groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step,
-                        const REAL *columns, REAL *out) {
+INLINE void times_few(const int groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step,
+                      const REAL *columns, REAL *out, const REAL *others, REAL *flipped) {
     const int64_t width = groups * LANES, block = BLOCK / (groups * BYTES);
     const int high = HIGH(groups);
     for (int64_t j = 0; j < count; j += block) {
         const int64_t some = count - j < block ? count - j : block;
         int64_t i = 0;
-        for (; i + high <= rows; i += high)
-            flipped_rows(groups, high, some, matrix + i * step + j, step, columns + i * width, out + j * width);
-        for (; i < rows; i++)
-            flipped_rows(groups, 1, some, matrix + i * step + j, step, columns + i * width, out + j * width);
+        for (; i + high <= rows; i += high) {
+            const REAL *tile = matrix + i * step + j; /* small enough to stay in the cache for its second use */
+            times_rows(groups, high, some, tile, step, columns + j * width, out + i * width);
+            if (flipped) flipped_rows(groups, high, some, tile, step, others + i * width, flipped + j * width);
+        }
+        for (; i < rows; i++) {
+            const REAL *tile = matrix + i * step + j;
+            times_rows(groups, 1, some, tile, step, columns + j * width, out + i * width);
+            if (flipped) flipped_rows(groups, 1, some, tile, step, others + i * width, flipped + j * width);
+        }
     }
 }
 
-/* out += A' X; X and out have one to four cache lines of numbers per row. */
-void times_flipped(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
-                   REAL *out) {
-    if (lines == 1) flipped_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out);
-    if (lines == 2) flipped_few(2 * LINE / BYTES, rows, count, matrix, step, columns, out);
-    if (lines == 3) flipped_few(3 * LINE / BYTES, rows, count, matrix, step, columns, out);
-    if (lines == 4) flipped_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out);
+/* out += A X and, unless it is null, flipped += A' Y with Y = others, reading A once. All of X, Y, out and flipped have
+   one to four cache lines of numbers per row. */
+void times(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
+           REAL *out, const REAL *others, REAL *flipped) {
+    if (lines == 1) times_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
+    if (lines == 2) times_few(2 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
+    if (lines == 3) times_few(3 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
+    if (lines == 4) times_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
 }
 
 /* Overwrite rows i to i + high of B with those of the solution of L Y = B, from the rows before. */

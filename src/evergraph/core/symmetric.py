@@ -214,10 +214,8 @@ class SymmetricSum:
         found = np.zeros_like(columns)
         for part in self.parts:
             for down, across, entries, in_diagonal in self._blocks(part):
-                out, block = found[down.place], entries.numpy()
-                compiled.add_product(out, block, columns[across.place])
-                if not in_diagonal:
-                    compiled.add_flipped_product(found[across.place], block, columns[down.place])
+                flipped = None if in_diagonal else (found[across.place], columns[down.place])
+                compiled.add_product(found[down.place], entries.numpy(), columns[across.place], flipped)
         return found
 
     def _blocks(self, part: Tensor) -> Iterator[Block]:
