@@ -13,6 +13,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.symmetric import full_rows, num_rows, packed_size, panels
 from evergraph.data.tasks import Task
 from evergraph.errors import EvergraphError
+from evergraph.methods.base import Context
 from evergraph.methods.closed_form.analytic import Analytic
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.two_forms import BOTH
@@ -20,6 +21,7 @@ from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 
+WITH_GRAPH = 0.125  # share of the budget up to which a task's features stay in its graph's cache
 NARROWEST = 64  # columns of a linear block; narrower ones are not worth keeping
 
 
@@ -76,6 +78,12 @@ class BudgetedAnalytic(Analytic):
 
     def _room(self) -> int | None:
         return self.budget()
+
+    def _leave_nodes(self, context: Context) -> None:
+        """Also drop the task's features, unless they are small: its graph would hold them for later tests."""
+        super()._leave_nodes(context)
+        if isinstance(context.batcher.x, Tensor) and context.batcher.x.nbytes > WITH_GRAPH * self.budget():
+            context.task.graph.cache.clear()
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
         """Narrow the features if the sums with this task would exceed the budget."""

@@ -41,6 +41,8 @@ def rotated(factor: Factor) -> Factor:
     return Factor(product(directions.T, factor.rows), product(directions.T, factor.targets))
 
 
+AT_ONCE = 256  # rows of a factor that are squared at once
+
 Key = tuple[tuple[str, ...], tuple[int, ...], float, float]
 """Parts, blocks, ridge and relative error of a solution."""
 
@@ -158,7 +160,8 @@ class FactoredSums:
         """Return the diagonal of the factor's G."""
         known = self._diagonals.get(id(factor.rows))
         if known is None:
-            known = self._diagonals[id(factor.rows)] = factor.rows.square().sum(0).double()
+            pieces = factor.rows.split(AT_ONCE)
+            known = self._diagonals[id(factor.rows)] = sum(piece.square().sum(0).double() for piece in pieces)
         return known
 
     def _columns(self, block: int) -> slice:
@@ -180,8 +183,11 @@ class FactoredSums:
         return max(rows[0].element_size() * sum(part.size(0) for part in rows) ** 2, 1)
 
     def _at_once(self, parts: Sequence[str]) -> int:
-        """Return how many systems there is room for, besides a product and a factorization."""
-        return sys.maxsize if self.room is None else max(self.room // self._bytes(parts) - 2, 1)
+        """Return how many systems there is room for, besides kept products, a new one and a factorization."""
+        if self.room is None:
+            return sys.maxsize
+        left = self.room - sum(product.nbytes for product in self._products.values())
+        return max(left // self._bytes(parts) - 2, 1)
 
     def _keeps(self) -> bool:
         """Return whether there is room for the products of all blocks."""
