@@ -71,11 +71,25 @@ def test_a_learner_is_measured_on_labelled_graphs(evergraph, graph_file, tmp_pat
     march = sbm(nodes=90, classes=3, degree=4, features=8, signal=3.0, seed=1)
     names = ["zebra", "e", "ant"]
     torch.save(Data(x=march.x, edge_index=march.edge_index, y=march.y, class_names=names), other)
-    said = json.loads(evergraph("evaluate", other, *options, "--metric", "balanced-accuracy", "--json")[1])
+    said = json.loads(evergraph("evaluate", other, *options, "--json")[1])
+    assert (said["graphs"][0]["which"], said["graphs"][0]["examples"]) == ("test split", eg.Task.of(other).test.numel())
+    said = json.loads(evergraph("evaluate", other, *options, "--all", "--metric", "balanced-accuracy", "--json")[1])
     assert (said["graphs"][0]["which"], said["graphs"][0]["examples"]) == ("all labelled", 90)
     right = torch.tensor([name == names[unit] for name, unit in zip(learner.predict(other).labels, march.y.tolist())])
     expected = torch.stack([right[march.y == unit].double().mean() for unit in range(3)]).mean()
     assert said["graphs"][0]["now"] == pytest.approx(100 * float(expected))
+
+    masked = tmp_path / "masked.pt"
+    parts = {f"{part}_mask": torch.arange(90) % 5 == number for number, part in enumerate(("train", "val", "test"))}
+    torch.save(Data(x=march.x, edge_index=march.edge_index, y=march.y, class_names=names, **parts), masked)
+    for extra, size in (([], 18), (["--all"], 90), (["--all", "--classes", "ant"], int((march.y == 2).sum()))):
+        said = json.loads(evergraph("evaluate", masked, *options, *extra, "--json")[1])
+        assert said["graphs"][0]["examples"] == size
+    every = tmp_path / "every"
+    assert evergraph("learn", other, "--checkpoint", every, "--all-nodes", "--device", "cpu")[0] == 0
+    status, out, note = evergraph("evaluate", other, "--checkpoint", every, "--device", "cpu", "--json")
+    assert json.loads(out)["graphs"][0]["which"] == "trained on"
+    assert "were trained on" in note
 
     status, out, _ = evergraph("evaluate", other, graph, *options, "--classes", "zebra,e", "--by-class")
     assert status == 0

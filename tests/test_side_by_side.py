@@ -245,14 +245,25 @@ def test_a_subclass_has_to_say_itself_which_settings_its_steps_read() -> None:
         def scale(self, num_examples: int, reduction: str) -> float:
             return self.share * super().scale(num_examples, reduction)
 
+    @dataclass(repr=False)
+    class Declared(Halved):
+        step_settings = ("strength", "over_tasks", "over_nodes", "estimator", "share")
+        step_factors = ("strength",)
+
     parent = [stacking_key(eg.GCN(), eg.BatchCurvature(strength)) for strength in (1.0, 2.0)]
     child = [stacking_key(eg.GCN(), Halved(share=share)) for share in (0.5, 1.0)]
     assert parent[0] == parent[1]
     assert child[0] != child[1]
+    assert stacking_key(eg.GCN(), Declared(1.0)) == stacking_key(eg.GCN(), Declared(2.0))
+    assert stacking_key(eg.GCN(), Declared(share=1.0)) not in (parent[0], child[1])
 
 
 @pytest.mark.usefixtures("stacking")
-def test_jobs_that_are_the_same_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", [(0, 1), (0,)])
+@pytest.mark.parametrize("batch_size", [8, 0])
+def test_jobs_that_are_the_same_are_trained_once(
+    seeds: tuple[int, ...], batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first task of two runs that are stacked: one of them trains it, the other loads it."""
     sizes, begin = list[int](), Stack.__init__
 
@@ -262,7 +273,7 @@ def test_jobs_that_are_the_same_are_trained_once(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Stack, "__init__", counted)
     settings = [("curvature", {"strength": strength, "ema": 0.0}) for strength in (0.1, 2.0)]
-    members = [partial(stackable, *method, seed) for seed in (0, 1) for method in settings]
+    members = [partial(stackable, *method, seed, batch_size=batch_size) for seed in seeds for method in settings]
     alone = [member() for member in members]
 
     def shared(member: Any) -> Any:
@@ -270,8 +281,8 @@ def test_jobs_that_are_the_same_are_trained_once(tmp_path: Path, monkeypatch: py
             return member()
 
     jobs = [partial(shared, member) for member in members]
-    found = side_by_side(jobs, CPU, taking_turns=True, kin=["settings"] * 4)
-    assert sizes == [2, 4, 4]
+    found = side_by_side(jobs, CPU, taking_turns=True, kin=["settings"] * len(jobs))
+    assert sizes == [len(seeds), len(jobs), len(jobs)]
     for expected, member in zip(alone, found):
         equal(member, expected)
 
@@ -570,7 +581,7 @@ def test_seeds_share_processes_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -
         {"strength": 3.0},
     ]  # the third steps otherwise
     runs = [Work(str(run), spec(settings=own), "folder", seed) for run, own in enumerate(settings) for seed in range(3)]
-    for jobs, expected in ((12, ["000", "111", "222", "333"]), (2, ["010101", "222333"]), (1, ["013013013222"])):
+    for jobs, expected in ((12, ["000", "111", "222", "333"]), (2, ["010101", "232323"]), (1, ["013201320132"])):
         assert ["".join(work.key for work in group) for group in grouped(runs, jobs)] == expected
     averaged, dropped = spec(training=eg.Training(epochs=2, average_last=0.5)), spec(model_settings={"dropout": 0.5})
     for jobs, sizes in ((12, [1] * 12), (4, [3] * 4), (2, [6, 6])):  # those that do not leave no process idle

@@ -18,7 +18,9 @@ from evergraph.evaluation import METRICS, Evaluation
 from evergraph.training import Learner
 from evergraph.training.learned_data import trained_on
 
-HELD_OUT, ALL = "held out", "all labelled"  # which examples of a graph are measured
+HELD_OUT, SPLIT, TRAINED, ALL = "held out", "test split", "trained on", "all labelled"
+"""Which examples are measured: those held out when the graph was learned; those that learning it would hold out; the
+same, but the learner was trained on some of them; or all."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -33,6 +35,9 @@ def evaluate_command(
     ],
     checkpoint: common.Checkpoint,
     classes: Annotated[str | None, typer.Option(help="Only examples of these classes (comma-separated names).")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All labelled examples: for graphs that were never learned.")
+    ] = False,
     metric: common.Metric = None,
     by_class: Annotated[bool, typer.Option("--by-class", help="Also show the accuracy of each class.")] = False,
     json: common.Json = False,
@@ -42,8 +47,9 @@ def evaluate_command(
 ) -> None:
     """Measure a saved learner on labelled graphs, such as the months so far.
 
-    A graph that was learned is measured on the examples held out then, any other graph on all its labelled examples. If
-    only some of a graph's classes were learned, name the same ones with --classes.
+    A graph that was learned is measured on the examples held out then, any other graph on those that learning it would
+    hold out (a fifth, or its test mask) or, with --all, on all that have a label. If only some of a graph's classes
+    were learned, name the same ones with --classes.
     """
     learner = Learner.load(checkpoint, device=device)
     if by_class and learner.problem.kind != "classes":
@@ -51,8 +57,11 @@ def evaluate_command(
     numbers = learner.problem.kind == "numbers"
     data = [find_graph(source, data_root, False if directed else None, numbers)[0] for source in graphs]
     names = parsing.class_names(classes)
-    tasks = [Task.of(own, names, seed=learner.seed, index=index, numbers=numbers) for index, own in enumerate(data)]
-    measured = [_measured_on(learner, task) for task in tasks]
+    measured = []
+    for index, own in enumerate(data):
+        task = Task.of(own, names, seed=learner.seed, index=index, numbers=numbers)
+        whole = Task.of(own, names, hold_out=False, seed=learner.seed, index=index, numbers=numbers)
+        measured.append(_everything(task, names) if everything else (task, _which(learner, task, whole)))
     evaluation = learner.evaluate([task for task, _ in measured], metric=metric)
     rows = [
         {"graph": source, "examples": task.test.numel(), "which": which, "now": now, "then": then}
@@ -68,12 +77,24 @@ def evaluate_command(
     _print(METRICS[name].title, learner.problem.level, rows, evaluation)
 
 
-def _measured_on(learner: Learner, task: Task) -> tuple[Task, str]:
-    """Return a task whose test examples are those to measure, and which these are."""
-    every = replace(task, test=torch.cat([task.train, task.val, task.test]).sort().values)
-    if learner.learned_as(task) is None and not trained_on(learner, every):
-        return every, ALL
-    return task, HELD_OUT
+def _which(learner: Learner, task: Task, whole: Task) -> str:
+    """Say which examples a task's test examples are; `whole` is the same task learned without holding any out."""
+    if learner.learned_as(task) is not None:
+        return HELD_OUT
+    return TRAINED if learner.learned_as(whole) is not None or trained_on(learner, task) else SPLIT
+
+
+def _everything(task: Task, names: Sequence[str] | None) -> tuple[Task, str]:
+    """Return a task with all labelled examples, of the named classes if given, as test examples, whatever its split."""
+    graph = task.graph
+    if graph.level == "link":
+        raise EvergraphError(f"--all: training links are edges of {graph.name}; leave it out to test on the others")
+    chosen, positions = graph.labelled, list(task.class_positions)
+    if graph.has_classes:
+        present = torch.unique(graph.y[chosen]).tolist()
+        positions = [place for place in present if names is None or str(graph.class_names[place]) in names]
+        chosen = torch.isin(graph.y, torch.tensor(positions))
+    return replace(task, class_positions=positions, test=torch.nonzero(chosen).reshape(-1)), ALL
 
 
 def _by_class(learner: Learner, task: Task) -> list[dict[str, Any]]:

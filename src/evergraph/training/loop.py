@@ -196,7 +196,7 @@ def _train_members(
                 member.context.model.train()
                 member.context.epoch = epoch
             _set_rate(optimizer, settings.rate(epoch, epochs))
-            seeds = shuffled(members) if len(members) > 1 else shuffled(members)[0]
+            seeds = shuffled(members) if executor.stacked else shuffled(members)[0]
             total = torch.zeros(seeds.shape[:-1], dtype=torch.float64, device=device)
             with tensor_cores(device):
                 for batch in executor.batches(seeds):

@@ -93,7 +93,9 @@ def _steps_of(part: Method) -> Hashable:
     if (read := own.get("step_settings")) is None:
         return type(part), str(settings)
     fixed = {name: settings[name] for name in read if name not in _factors(part)}
-    return _hooks(part), part.step_state, str(fixed), tuple(is_zero(settings[name]) for name in _factors(part))
+    ours = type(part).__module__.startswith("evergraph.")  # other classes may override what our hooks call
+    zero = tuple(is_zero(settings[name]) for name in _factors(part))
+    return _hooks(part) if ours else type(part), part.step_state, str(fixed), zero
 
 
 def _factors(part: Method) -> tuple[str, ...]:
@@ -310,6 +312,8 @@ class StackedExecutor(RecordingExecutor):
         optimizer: updates the stack's parameters.
         objective: the loop's objective, for one member.
     """
+
+    stacked = True
 
     def __init__(self, stack: Stack, optimizer: torch.optim.Optimizer, objective: Objective) -> None:
         super().__init__(stack.context, lambda batch: batch.y.sum())

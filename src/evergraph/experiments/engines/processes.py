@@ -108,6 +108,8 @@ def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
     The seeds of a run stay together if they can be trained stacked, and so do runs whose steps differ in factors only,
     up to an equal share of the work. Beyond that, no process is left idle for the sake of a group, and a few processes
     with a run each are better than one with many, whose steps wait for one another.
+
+    A group is sorted by seed: processes that wait for one another's first tasks must take them in the same order.
     """
     if not works or pick_device(works[0].spec.device).type != "cuda":
         return [[work] for work in works]
@@ -118,14 +120,11 @@ def grouped(works: list[Work], jobs: int) -> list[list[Work]]:
             groups[-1] += some
         else:
             groups += [some[first : first + AT_ONCE] for first in range(0, len(some), AT_ONCE)]
-    return groups
+    return [sorted(group, key=lambda work: work.seed) for group in groups]
 
 
 def _stackable(works: list[Work], most: int) -> list[list[Work]]:
-    """Split work into runs that can be stacked, `most` pieces or one run at a time, and single pieces of the others.
-
-    Pieces are sorted by seed: processes that wait for one another's first tasks take them in this order.
-    """
+    """Split work into runs that can be stacked, `most` pieces or one run at a time, and single pieces of the others."""
     together = dict[Hashable, list[list[Work]]]()
     for key, run in itertools.groupby(works, key=lambda work: work.key):
         seeds = list(run)
@@ -135,10 +134,8 @@ def _stackable(works: list[Work], most: int) -> list[list[Work]]:
             if batches[-1] and len(batches[-1]) + len(some) > most:
                 batches.append([])
             batches[-1] += some
-    found = sorted(
-        (batch for batches in together.values() for batch in batches), key=lambda batch: works.index(batch[0])
-    )
-    return [sorted(batch, key=lambda work: work.seed) for batch in found]
+    found = (batch for batches in together.values() for batch in batches)
+    return sorted(found, key=lambda batch: works.index(batch[0]))
 
 
 def _kin(work: Work) -> Hashable | None:

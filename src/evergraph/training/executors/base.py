@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -27,6 +27,9 @@ class Executor:
         self.context, self.train_step = context, step
         self.passed_over: list[str] = []
         """Why the executors before it were not used."""
+
+    stacked: ClassVar[bool] = False
+    """Whether it takes the seeds of several members at once, `(members, examples)`."""
 
     @property
     def settled(self) -> bool:
