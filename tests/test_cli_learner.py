@@ -95,10 +95,32 @@ def test_a_learner_is_measured_on_labelled_graphs(evergraph, graph_file, tmp_pat
     assert status == 0
     assert "class zebra" in out
     assert "AP " in out
-    bad(evergraph("evaluate", graph, *options), "graph has classes the learner has not met: '1'; learn it first")
-    bad(evergraph("evaluate", graph_file("bare.pt", labels=False), *options), "bare: no node has a label")
+    bad(
+        evergraph("evaluate", graph, *options),
+        "does not know: '1', 'ü, quoted', 'f'; learn them first",
+    )
+    bad(evergraph("evaluate", graph_file("bare.pt", labels=False), *options), "bare.pt: no node has a label to compare")
+    bad(evergraph("evaluate", other, *options, "--by-class", "--metric", "calibration-error"), "--by-class shows acc")
+    again = json.loads(evergraph("evaluate", graph, *options, "--classes", "e,zebra", "--json")[1])["graphs"][0]
+    assert (again["which"], again["now"], again["then"]) == ("held out", row["now"], row["then"])
     bad(evergraph("evaluate", graph, *options, "--metric", "speed"), "unknown metric 'speed'")
     bad(evergraph("evaluate", graph, "--checkpoint", tmp_path / "nowhere"), "nowhere")
+
+
+def test_numbers_are_learned_on_without_naming_the_problem_again(evergraph, tmp_path):
+    folder, rng = tmp_path / "learner", np.random.default_rng(0)
+    for number in range(2):
+        x = rng.normal(size=(60, 4))
+        edges = np.stack([np.arange(60), (np.arange(60) + 1) % 60])
+        np.savez(tmp_path / f"month{number}.npz", x=x, edge_index=np.hstack([edges, edges[::-1]]), y=x.sum(1))
+    first, second = (tmp_path / f"month{number}.npz" for number in range(2))
+    bad(evergraph("learn", first, "--checkpoint", folder), "--problem node-regression")
+    assert evergraph("learn", first, "--checkpoint", folder, "--problem", "node-regression", "--device", "cpu")[0] == 0
+    assert evergraph("learn", second, "--checkpoint", folder, "--device", "cpu")[0] == 0
+    said = json.loads(evergraph("evaluate", first, second, "--checkpoint", folder, "--device", "cpu", "--json")[1])
+    assert [row["which"] for row in said["graphs"]] == ["held out"] * 2
+    bad(evergraph("why", first, "--checkpoint", folder, "--node", "3"), "predicts numbers")
+    bad(evergraph("evaluate", first, "--checkpoint", folder, "--by-class"), "--by-class is for examples with classes")
 
 
 def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):

@@ -266,7 +266,10 @@ BAD_CALLS = {
     "fit(3)": (lambda made: made.fit(3), "int is not a graph"),
     "evaluate([])": (lambda made: made.evaluate([]), "the list of tasks is empty"),
     "evaluate([1, 2])": (lambda made: made.evaluate([1, 2]), "int is not a graph"),
-    "evaluate(other classes)": (lambda made: made.evaluate(month(2, 4)), "classes the learner has not met: 'class 2'"),
+    "evaluate(other classes)": (
+        lambda made: made.evaluate(month(2, 4)),
+        "the learner does not know: 'class 2'",
+    ),
     "evaluate(a stream's name)": (lambda made: made.evaluate("digits"), "cannot tell what this is"),
     "NetworkX": (
         lambda made: made.predict(networkx_graph()),

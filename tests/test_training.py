@@ -583,7 +583,7 @@ def test_tasks_that_do_not_fit_are_named(small_stream: eg.TaskStream, small_grap
     wider = eg.make_graph(torch.randn(60, 9), small_graph.edge_index, small_graph.y)
     with pytest.raises(eg.EvergraphError, match="graph has 9 features per node, but the learner was built for 8"):
         made.learn(eg.TaskStream(wider, 2)[1])
-    with pytest.raises(eg.EvergraphError, match="classes the learner has not met"):
+    with pytest.raises(eg.EvergraphError, match="classes the learner does not know"):
         made.evaluate(eg.TaskStream(small_graph, 3))
     empty = eg.Task.of(small_graph)
     empty.train = empty.train[:0]

@@ -63,8 +63,8 @@ ChosenMethod = Annotated[
     str | None,
     typer.Option(
         help="A method's name (see `evergraph methods`). The default is auto for nodes with classes, or "
-        "stand-in-curvature if --model is given; analytic for graphs and links with classes and for link prediction; "
-        "otherwise curvature."
+        "stand-in-curvature if --model is given; analytic for graphs and links with classes, for link prediction and "
+        "for numbers; otherwise curvature."
     ),
 ]
 Set = Annotated[

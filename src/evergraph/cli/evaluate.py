@@ -54,9 +54,14 @@ def evaluate_command(
     learner = Learner.load(checkpoint, device=device)
     if by_class and learner.problem.kind != "classes":
         raise EvergraphError(f"--by-class is for examples with classes; {checkpoint} predicts {learner.problem.kind}")
+    if by_class and metric not in (None, "accuracy", "balanced-accuracy"):
+        raise EvergraphError(f"--by-class shows accuracies; leave --metric {metric} out")
     numbers = learner.problem.kind == "numbers"
     data = [find_graph(source, data_root, False if directed else None, numbers)[0] for source in graphs]
-    names = parsing.class_names(classes)
+    for source, graph in zip(graphs, data):
+        if not bool(graph.labelled.any()):
+            raise EvergraphError(f"{source}: no {graph.level} has a label to compare predictions with")
+    names = _as_learned(learner, parsing.class_names(classes))
     measured = []
     for index, own in enumerate(data):
         task = Task.of(own, names, seed=learner.seed, index=index, numbers=numbers)
@@ -68,13 +73,19 @@ def evaluate_command(
         | ({"classes": _by_class(learner, task)} if by_class else {})
         for source, (task, which), now, then in zip(graphs, measured, evaluation.accuracies, evaluation.first)
     ]
-    name = metric or learner.problem.metric
+    name, af = metric or learner.problem.metric, evaluation.af if len(rows) > 1 else None
     if json:
         common.print_json(
-            {"checkpoint": str(checkpoint), "metric": name, "graphs": rows, "ap": evaluation.ap, "af": evaluation.af}
+            {"checkpoint": str(checkpoint), "metric": name, "graphs": rows, "ap": evaluation.ap, "af": af}
         )
         return
     _print(METRICS[name].title, learner.problem.level, rows, evaluation)
+
+
+def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
+    """Return class names in the order in which a task of the same classes was learned, so that it is recognized."""
+    learned = ([str(name) for name in task["classes"]] for task in learner.history)
+    return next((own for own in learned if names is not None and sorted(own) == sorted(names)), names)
 
 
 def _which(learner: Learner, task: Task, whole: Task) -> str:

@@ -36,7 +36,7 @@ def why_command(
 ) -> None:
     """Explain a node's prediction: how much each neighbour and each feature adds to its logit."""
     learner = Learner.load(checkpoint, device=device)
-    data = find_graph(graph, data_root, False if directed else None)[0]
+    data = find_graph(graph, data_root, False if directed else None, learner.problem.kind == "numbers")[0]
     asked = parse_nodes(node, data) or []
     if len(asked) != 1:
         raise EvergraphError(f"--node {node}: name one node")

@@ -105,7 +105,10 @@ def _measured(
     for index, names in enumerate(own):
         if missing := [name for name in names if name not in unit_of]:
             which = f"task {index}" if isinstance(tasks, TaskStream) else tasks[index].graph.name
-            raise EvergraphError(f"{which} has classes the learner has not met: {missing[0]!r}; learn it first")
+            listed_names = ", ".join(map(repr, missing[:5])) + (", …" if len(missing) > 5 else "")
+            raise EvergraphError(
+                f"{which} has classes the learner does not know: {listed_names}; learn them first, or leave them out"
+            )
     values: list[float] = []
     # examples of one graph are evaluated together, and graphs one after another: all at once may not fit in memory
     for pairs in map(_alone, listed) if apart else _by_graph(listed):

@@ -112,6 +112,8 @@ def why(
         raise EvergraphError(f"why explains one node at a time, not {chosen.numel()}")
     outputs = learner.outputs(graph, chosen)[:, : len(learner.classes_)]
     best = learner.classes_[int(outputs.argmax())] if label is None else label
+    if against == best:
+        raise EvergraphError(f"{best!r} cannot be compared with itself; name another class")
     units = chosen_units([best] if against is None else [best, against], learner.classes_)
     found = claim(View(learner.model.eval(), learner.problem, graph, chosen, learner.device), units)
     ids = example_ids(graph) or range(graph.num_nodes)
