@@ -22,7 +22,7 @@ from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
 from evergraph.methods.closed_form.smoothing import best_share
-from evergraph.methods.closed_form.sums import Sums, Wanted, solve
+from evergraph.methods.closed_form.sums import HeadRequest, Sums, solve
 from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
@@ -281,7 +281,7 @@ def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
     found = []
 
     class Asked(eg.Auto):
-        def hits(self, context: Context, wanted: Wanted) -> list[int]:
+        def hits(self, context: Context, wanted: HeadRequest) -> list[int]:
             assert self.fresh_["val"]
             heads = self.solve(*wanted)
             found.append((super().hits(context, wanted), validation_hits(context, heads).sum(1).tolist()))
@@ -362,7 +362,7 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
         torch.randn_like(model.output_weight()),
         method.solve([method._own_alone(model)[1]], ("train",), rows)[0],
     )
-    voices = sum(method.solve(*wanted)[0] for wanted in method._vote_wants(model, ("train",)))
+    voices = sum(method.solve(*wanted)[0] for wanted in method._voice_requests(model, ("train",)))
     worth = torch.zeros_like(head)
     worth[-1] = method.temperature * method._log_worth()
     assert worth.any()
@@ -396,7 +396,7 @@ def test_voices_have_the_smallest_ridge_where_own_features_tell_classes_apart(
     gram, cross = unpack(method.gram("train")), method.cross_["train"]
     met = int((cross[-1] > 0).sum())
     block_of_row = model.feature_blocks()[1]  # type: ignore[operator]
-    wanted = method._vote_wants(model, ("train",))
+    wanted = method._voice_requests(model, ("train",))
     assert len(wanted) == len(method.voices(model)) == 3
     for each, blocks in zip(wanted, method.voices(model)):
         rows = rows_of(block_of_row, blocks)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import evergraph as eg
 from evergraph.cli import make_app
-from evergraph.core.mapped_pages import SMAPS, let_go
+from evergraph.core.mapped_pages import SMAPS, release_pages
 from evergraph.core.params import copy_params
 from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.data import mapped
@@ -182,13 +182,13 @@ def test_pages_of_a_mapped_file_can_go_unless_they_were_written_to(tmp_path: Pat
     np.save(tmp_path / "array.npy", np.arange(100_000, dtype=np.float32))
     array = torch.from_numpy(np.load(tmp_path / "array.npy", mmap_mode="c"))
     total = float(array.sum())
-    assert let_go(array) == SMAPS.exists()
+    assert release_pages(array) == SMAPS.exists()
     assert float(array.sum()) == total
     array[7] = -1.0
-    assert not let_go(array)
+    assert not release_pages(array)
     assert float(array[7]) == -1.0
-    assert not let_go(torch.ones(100_000))
-    assert not let_go(torch.ones(0))
+    assert not release_pages(torch.ones(100_000))
+    assert not release_pages(torch.ones(0))
 
 
 def with_all_that_is_known(graph: Graph) -> Graph:

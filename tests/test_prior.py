@@ -11,7 +11,7 @@ import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.closed_form.hits import rows_of
-from evergraph.methods.closed_form.prior import came_again, log_worth, stretch
+from evergraph.methods.closed_form.prior import log_worth, seen_in_several_tasks, stretch
 from evergraph.models.base import neighbourhoods
 
 SIZES, TASKS = [30, 6, 12, 0, 5, 9], [0, 0, 1, 1, 2, -1]
@@ -96,7 +96,7 @@ def test_where_a_class_comes_again_nodes_count_alike(graph: Graph) -> None:
         method = learner.fit(eg.TaskStream(graph, order=order)).method
         assert isinstance(method, eg.Auto)
         weights, sizes, tasks = method.cross_["train"][-1], method.class_sizes_, method.task_of_unit_
-        assert came_again(weights, torch.tensor(sizes), method.balance) == (counted == "nodes")
+        assert seen_in_several_tasks(weights, torch.tensor(sizes), method.balance) == (counted == "nodes")
         per_node = [float(weight) / size for weight, size in zip(weights, sizes)]
         assert method._log_worth().tolist()[:3] == pytest.approx(naive(counted, per_node, sizes, tasks)[:3], abs=1e-9)
 

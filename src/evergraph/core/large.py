@@ -82,7 +82,7 @@ def reused() -> Iterator[None]:
                 _pool.idle.clear()
 
 
-def let_go() -> None:
+def free_idle() -> None:
     """Free all idle memory, because the next matrices have other sizes."""
     with _pool.lock:
         _pool.idle.clear()

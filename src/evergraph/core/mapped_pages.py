@@ -11,7 +11,7 @@ from torch import Tensor
 SMAPS = Path("/proc/self/smaps")  # Linux's account of every mapping
 
 
-def let_go(tensor: Tensor) -> bool:
+def release_pages(tensor: Tensor) -> bool:
     """Release the pages of a mapped file to the system, which reads them again on demand; returns whether it did.
 
     Pages that were written to exist nowhere else: if there are any, all pages stay.

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from evergraph.core.mapped_pages import let_go
+from evergraph.core.mapped_pages import release_pages
 from evergraph.core.sparse import Features, SparseMatrix, take_rows
 from evergraph.data.arrays import (
     ClassName,
@@ -180,7 +180,7 @@ class Graph:
         induced = self.altered(x=take_rows(self.x, nodes), adjacency=adjacency, joining=alone, on_disk=False)
         if self.on_disk:
             for part in (*((self.x,) if isinstance(self.x, Tensor) else self.x.parts()), *self.adjacency.parts()):
-                let_go(part)
+                release_pages(part)
         return induced.with_examples(nodes) if self.members is None else induced
 
     def with_examples(self, examples: Tensor, **changes: Any) -> Graph:

@@ -26,8 +26,8 @@ from evergraph.methods.closed_form.forgetting import Forgetting
 from evergraph.methods.closed_form.head import head_name, linear_head
 from evergraph.methods.closed_form.hits import rows_of, validation_hits, with_changes_between
 from evergraph.methods.closed_form.smoothing import best_share, with_changes
-from evergraph.methods.closed_form.sums import SMALL, Wanted
-from evergraph.methods.closed_form.two_forms import BOTH, TwoForms
+from evergraph.methods.closed_form.sums import SMALL, HeadRequest
+from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY, TwoForms
 from evergraph.methods.closed_form.why import Reasons, reasons
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel, known_inputs
@@ -135,7 +135,7 @@ class Analytic(MovingEncoder, TwoForms):
             self.smoothing_counts_ = self._count_smoothing(context, trained, self.smoothing_counts_)
             vote = self._choose_voting(context, trained)
         self.conclude(model)
-        context.cache[HELD_OUT] = self._decisive(trained), vote
+        context.cache[HELD_OUT] = self._prior_corrected(trained), vote
 
     def conclude(self, model: GraphModel) -> None:
         """Choose the smoothing share with the largest net gain, and the vote if it costs no more than the premium."""
@@ -146,26 +146,26 @@ class Analytic(MovingEncoder, TwoForms):
         """Solve the heads by the current choices, and write them."""
         self._note_type(model)
         _, head = linear_head(model)
-        ridge, learned = self.chosen_ridge(), BOTH if self.learn_validation else BOTH[:1]
+        ridge, learned = self.chosen_ridge(), PARTS if self.learn_validation else TRAIN_ONLY
         in_blocks = self._in_blocks(problem, model)
-        self.solve_ahead(self._wanted_to_write(model, learned) if in_blocks else [Wanted([ridge], learned)])
+        self.solve_ahead(self._final_head_requests(model, learned) if in_blocks else [HeadRequest([ridge], learned)])
         final = self._solved(model, learned) if in_blocks else self.solve([ridge], learned)[0]
         if in_blocks:
             self.vote_ = {head_name(model, head): self._vote(model, ridge, learned, final).to(head.dtype)}
             self._write_elsewhere(model)
-        head.copy_(self._decisive(final))
+        head.copy_(self._prior_corrected(final))
 
     def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """Return the head on blocks of features by the current choices, solved from the sums of `parts`."""
         return self.solve([self.chosen_ridge()], parts, self._head_rows(model))[0]
 
-    def _decisive(self, head: Tensor) -> Tensor:
+    def _prior_corrected(self, head: Tensor) -> Tensor:
         """Return the head that makes decisions; here the solved head itself."""
         return head
 
-    def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+    def _final_head_requests(self, model: GraphModel, parts: Sequence[str]) -> list[HeadRequest]:
         """Return requests for the heads to be written that can be solved side by side."""
-        return [Wanted([self.chosen_ridge()], parts, self._head_rows(model))]
+        return [HeadRequest([self.chosen_ridge()], parts, self._head_rows(model))]
 
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Write a separate head for graphs with edges between tasks; none here."""
@@ -260,7 +260,7 @@ class Analytic(MovingEncoder, TwoForms):
 
     def _choose_voting(self, context: Context, head: Tensor) -> Tensor:
         """Count the nodes that the vote corrects and breaks; return the vote, solved from the training nodes alone."""
-        vote = self._vote(context.model, self.chosen_ridge(), BOTH[:1], head)
+        vote = self._vote(context.model, self.chosen_ridge(), TRAIN_ONLY, head)
         self._count_voting(context, head, vote)
         return vote
 

@@ -31,11 +31,11 @@ from evergraph.methods.closed_form.block_sets import (
     vote_sets,
 )
 from evergraph.methods.closed_form.hits import clearly_more, rows_of, validation_hits, with_changes_between
-from evergraph.methods.closed_form.prior import Prior, came_again, log_worth
+from evergraph.methods.closed_form.prior import Prior, log_worth, seen_in_several_tasks
 from evergraph.methods.closed_form.smoothing import best_share
-from evergraph.methods.closed_form.sums import Wanted
+from evergraph.methods.closed_form.sums import HeadRequest
 from evergraph.methods.closed_form.trial import AT_FIRST, OnTrial
-from evergraph.methods.closed_form.two_forms import BOTH
+from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
@@ -43,8 +43,8 @@ from evergraph.models.feature_blocks import Layout
 VOICES, BESIDE = "vote", "beside"  # the vote of all depths, and the vote of the head and own features
 SIDE_BY_SIDE = 0.125  # share of the budget up to which the sums of all sets of blocks are kept
 FEW_MISSES = 0.01  # share of misclassified validation nodes up to which the best set is used alone
-SPEAKS = 0.02  # share of the validation nodes' variance above which own features are informative
-TELLS = 0.25  # share above which they separate classes well enough to judge edges by, with a small ridge
+INFORMATIVE = 0.02  # share of the validation nodes' variance above which own features are informative
+SEPARATES_CLASSES = 0.25  # share above which they separate classes well enough to judge edges by, with a small ridge
 
 
 @METHODS.register
@@ -116,7 +116,7 @@ class Auto(OnTrial):
         _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
         for_head, for_own = self._sets(context.model)
         wanted = {name: self._tried(block_of_row, name, blocks) for name, blocks in {**for_own, **for_head}.items()}
-        voices = self._vote_wants(context.model, BOTH[:1]) if self.set_hits_ else []  # their sets seldom change
+        voices = self._voice_requests(context.model, TRAIN_ONLY) if self.set_hits_ else []  # their sets seldom change
         self.solve_ahead([*wanted.values(), *voices])
         for name, each in wanted.items():
             self._count(name, self._places(name), self.hits(context, each))
@@ -136,9 +136,11 @@ class Auto(OnTrial):
         self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
         return self._blended(model)
 
-    def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> Wanted:
+    def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> HeadRequest:
         """Return a request for the heads on a set of blocks to try, solved from the training nodes."""
-        return Wanted([self._ridges[place] for place in self._places(name)], BOTH[:1], rows_of(block_of_row, blocks))
+        return HeadRequest(
+            [self._ridges[place] for place in self._places(name)], TRAIN_ONLY, rows_of(block_of_row, blocks)
+        )
 
     def _worth_keeping(
         self, layout: Layout, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
@@ -168,10 +170,10 @@ class Auto(OnTrial):
         self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
         self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in self.blend_))]
 
-    def _wanted_to_write(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+    def _final_head_requests(self, model: GraphModel, parts: Sequence[str]) -> list[HeadRequest]:
         """Return requests for the heads of the blend and the vote, and the head of own features."""
         own = [self._explaining(model, self._own(model), parts)] if self.own_ else []
-        return [*self._blend_wants(model, parts), *self._vote_wants(model, parts), *own]
+        return [*self._blend_requests(model, parts), *self._voice_requests(model, parts), *own]
 
     def conclude(self, model: GraphModel) -> None:
         """Make the choices of `analytic`, and choose the sets by the current hits."""
@@ -184,13 +186,13 @@ class Auto(OnTrial):
 
     def _log_worth(self) -> Tensor:
         """Return log π / Ω of each output unit: what it counts in a decision over what it weighs (`prior`)."""
-        weights = self.cross_[BOTH[0]][-1]  # the last feature is one at every node
+        weights = self.cross_["train"][-1]  # the last feature is one at every node
         known = [torch.tensor(each, device=weights.device) for each in (self.class_sizes_, self.task_of_unit_)]
         sizes, tasks = (pad(each, (0, weights.numel() - each.numel()), value=-1) for each in known)
-        again = self.prior == "tasks" and came_again(weights, sizes, self.balance)
+        again = self.prior == "tasks" and seen_in_several_tasks(weights, sizes, self.balance)
         return log_worth("nodes" if again else self.prior, weights, sizes, tasks)
 
-    def _decisive(self, head: Tensor) -> Tensor:
+    def _prior_corrected(self, head: Tensor) -> Tensor:
         """Return the head with the logits of classes raised as `prior` says, by its weights of the column of ones.
 
         Scores that have to be stretched by γ have a temperature that is γ times smaller.
@@ -203,9 +205,9 @@ class Auto(OnTrial):
 
     def _vote(self, model: GraphModel, ridge: float, parts: Sequence[str], head: Tensor) -> Tensor:
         """Return the vote of the voices or, if own features separate classes, of the head and own features."""
-        return self._decisive_vote(model, self._ways(model, parts, head))
+        return self._prior_corrected_vote(model, self._ways(model, parts, head))
 
-    def _decisive_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
+    def _prior_corrected_vote(self, model: GraphModel, ways: dict[str, Tensor]) -> Tensor:
         """Return the vote that decides and judges edges: the logits of every voice are raised like those of a head."""
         voices = 2 if self._voting() == BESIDE else len(self.voices(model))
         vote = ways[self._voting()].clone()
@@ -219,21 +221,23 @@ class Auto(OnTrial):
         information about the node, and the head, which reads both separately, replaces the voices that mix.
         """
         right, wrong = self.own_within_.get(MIXED, [0, 0])
-        return BESIDE if self.chosen_ != MIXED and self.own_explains_ > TELLS and right > wrong else VOICES
+        return BESIDE if self.chosen_ != MIXED and self.own_explains_ > SEPARATES_CLASSES and right > wrong else VOICES
 
-    def _speaks(self) -> bool:
+    def _own_features_informative(self) -> bool:
         """Return whether own features are informative when all classes compete."""
-        return self.own_explains_ > SPEAKS
+        return self.own_explains_ > INFORMATIVE
 
-    def _explaining(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> Wanted:
+    def _explaining(self, model: GraphModel, blocks: Sequence[bool], parts: Sequence[str]) -> HeadRequest:
         """Return a request for the head on `blocks` alone, with the ridge that explains most."""
         rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
-        return Wanted([self._explained(model, blocks)[1]], parts, rows)
+        return HeadRequest([self._explained(model, blocks)[1]], parts, rows)
 
-    def _vote_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+    def _voice_requests(self, model: GraphModel, parts: Sequence[str]) -> list[HeadRequest]:
         """Return requests for the voices of the vote."""
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
-        return [Wanted([self._voice_ridge()], parts, rows_of(block_of_row, blocks)) for blocks in self.voices(model)]
+        return [
+            HeadRequest([self._voice_ridge()], parts, rows_of(block_of_row, blocks)) for blocks in self.voices(model)
+        ]
 
     def _voice_ridge(self) -> float:
         """Return the ridge of all voices of the vote: the smallest, if own features separate classes.
@@ -242,7 +246,7 @@ class Auto(OnTrial):
         ridge where they do not. A larger ridge shrinks the scores, and with them the vote's evidence about edges. With
         weak features a small ridge learns noise: then it is the best ridge of the deepest head, up to 1.
         """
-        if self.own_explains_ > TELLS:
+        if self.own_explains_ > SEPARATES_CLASSES:
             return self._ridges[0]
         tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
         return self._ridges[best_ridge(tried)]
@@ -268,11 +272,11 @@ class Auto(OnTrial):
         The given head is solved from the same sums. The voices are heads on nodes mixed with their neighbours, two
         steps and one, and on their own features.
         """
-        wanted = self._vote_wants(model, parts)
+        wanted = self._voice_requests(model, parts)
         self.solve_ahead(wanted)
         voices = [self.solve(*voice)[0] for voice in wanted]
         ways = {VOICES: torch.stack(voices).sum(0), MIXED: voices[0]}
-        if not self._speaks():
+        if not self._own_features_informative():
             blended = [self._explaining(model, blocks, parts) for blocks in self._mixed_sets(model)]
             ways[MIXED] = torch.stack([self.solve(*each)[0] for each in blended]).mean(0)
         if self.own_:
@@ -286,7 +290,7 @@ class Auto(OnTrial):
         In a task's own graph neighbours give the task away, but not where edges join tasks. What neighbours reveal
         about the class is what remains when only the task's own classes compete.
         """
-        ways = self._ways(context.model, BOTH[:1], head)
+        ways = self._ways(context.model, TRAIN_ONLY, head)
         self.smoothing_elsewhere_ = self._count_smoothing(context, ways[MIXED], self.smoothing_elsewhere_)
         units = torch.nonzero(self._arrived(context)).reshape(-1)
         if OWN in ways and units.numel() > 1:
@@ -296,7 +300,7 @@ class Auto(OnTrial):
                 counts = with_changes_between(context, counts, hits[way], hits[OWN])
                 self.own_within_ = {**self.own_within_, way: counts}
         self._count_voting(context, ways[MIXED], ways[self._voting()])
-        return self._decisive_vote(context.model, ways)
+        return self._prior_corrected_vote(context.model, ways)
 
     def _own_alone(self, model: GraphModel) -> tuple[float, float]:
         """Return the share of variance that own features explain, and the ridge that explains most."""
@@ -310,13 +314,13 @@ class Auto(OnTrial):
         the grid for as long as more is explained.
         """
         rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
-        cross = self.cross_[BOTH[1]]
+        cross = self.cross_["val"]
         sizes = cross[-1]  # the last feature is one at every node
         variance = float(sizes.sum() - sizes.square().sum() / sizes.sum().clamp(min=1e-12))
 
         def explained(place: int) -> float:
-            head = self.solve([self._ridges[place]], BOTH[:1], rows)[0]
-            error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy(BOTH[1], head, rows)
+            head = self.solve([self._ridges[place]], TRAIN_ONLY, rows)[0]
+            error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy("val", head, rows)
             return 1 - error / variance if variance > 0 else 0.0
 
         known, key = self.computed(), (OWN, tuple(blocks))
@@ -335,7 +339,7 @@ class Auto(OnTrial):
         mixed with their neighbours. Its edges are judged only if own features are informative, since nothing else
         could judge them.
         """
-        speaks = self._speaks()
+        speaks = self._own_features_informative()
         right, wrong = self.own_within_.get(self._voting(), [0, 0])
         if speaks and right > wrong and clearly_more(self.own_within_[MIXED]):
             return OWN
@@ -344,7 +348,7 @@ class Auto(OnTrial):
     def _write_elsewhere(self, model: GraphModel) -> None:
         """Solve and store the head for graphs with edges between tasks, unless it is the vote."""
         (name, vote), way = next(iter(self.vote_.items())), self.elsewhere()
-        learned = BOTH if self.learn_validation else BOTH[:1]
+        learned = PARTS if self.learn_validation else TRAIN_ONLY
         ways = {} if way == "vote" else self._ways(model, learned, vote)  # the way that reads the head is not used
         self.elsewhere_ = {way: {name: ways[way].to(vote.dtype)}} if way in ways else {}
 
@@ -354,10 +358,12 @@ class Auto(OnTrial):
         head = next(iter(self.elsewhere_.get(way, {}).values()), None)
         if head is None:
             return dataclasses.replace(prediction, elsewhere=Way(prediction.vote, 2))
-        if way == OWN or not self._speaks():  # heads with the ridge that explains most: scores are probabilities
+        if (
+            way == OWN or not self._own_features_informative()
+        ):  # heads with the ridge that explains most: scores are probabilities
             head = head * self._log_worth().exp().to(head)
         share = best_share(self.smoothing_elsewhere_, self.smoothing) if way == MIXED else 0.0
-        judgements = 2 if way == MIXED and self._speaks() and not share else 0
+        judgements = 2 if way == MIXED and self._own_features_informative() and not share else 0
         return dataclasses.replace(prediction, elsewhere=Way(head, judgements, share))
 
     # what is kept

@@ -13,8 +13,8 @@ from evergraph.methods.closed_form.block_sets import GRID, best_ridge
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.hits import rows_of
 from evergraph.methods.closed_form.prior import stretch
-from evergraph.methods.closed_form.sums import Wanted
-from evergraph.methods.closed_form.two_forms import BOTH
+from evergraph.methods.closed_form.sums import HeadRequest
+from evergraph.methods.closed_form.two_forms import TRAIN_ONLY
 from evergraph.methods.state import state
 from evergraph.models.base import GraphModel
 
@@ -44,31 +44,31 @@ class Blended(BudgetedAnalytic):
 
     def _blended(self, model: GraphModel) -> Tensor:
         """Weight the blend by all tasks' validation sums; return the blend of heads solved from the training nodes."""
-        wanted = dict(zip(self.blend_, self._blend_wants(model, BOTH[:1])))
+        wanted = dict(zip(self.blend_, self._blend_requests(model, TRAIN_ONLY)))
         self.solve_ahead(list(wanted.values()))
         short = {name: self._stretch(self.solve(*each)[0], each.rows) for name, each in wanted.items()}
         self.blend_ = {name: factor / len(short) if len(short) > 1 else 1.0 for name, factor in short.items()}
-        trained = self._solved(model, BOTH[:1])
+        trained = self._solved(model, TRAIN_ONLY)
         self.stretch_ = short[self.chosen_] if len(short) == 1 else self._stretch(trained, self._head_rows(model))
         return trained
 
     def _stretch(self, head: Tensor, rows: Tensor | None) -> float:
         """Return the factor that stretches the scores of a training head on the features `rows` to probabilities."""
         assert rows is not None
-        return stretch(head, self.cross_[BOTH[1]], lambda found: self.energy(BOTH[1], found, rows))
+        return stretch(head, self.cross_["val"], lambda found: self.energy("val", found, rows))
 
-    def _blend_wants(self, model: GraphModel, parts: Sequence[str]) -> list[Wanted]:
+    def _blend_requests(self, model: GraphModel, parts: Sequence[str]) -> list[HeadRequest]:
         """Return requests for the heads to blend, each with the ridge that has most hits."""
         _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
         sets = self._sets(model)[0]
         return [
-            Wanted([self._ridges[best_ridge(self.set_hits_[name])]], parts, rows_of(block_of_row, sets[name]))
+            HeadRequest([self._ridges[best_ridge(self.set_hits_[name])]], parts, rows_of(block_of_row, sets[name]))
             for name in self.blend_
         ]
 
     def _solved(self, model: GraphModel, parts: Sequence[str]) -> Tensor:
         """Return the blend, solved from the sums of `parts`."""
-        heads = [self.solve(*each)[0] for each in self._blend_wants(model, parts)]
+        heads = [self.solve(*each)[0] for each in self._blend_requests(model, parts)]
         return torch.stack([share * head for share, head in zip(self.blend_.values(), heads)]).sum(0)
 
     @property

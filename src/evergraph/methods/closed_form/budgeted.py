@@ -16,7 +16,7 @@ from evergraph.errors import EvergraphError
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.analytic import Analytic
 from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.two_forms import BOTH
+from evergraph.methods.closed_form.two_forms import PARTS
 from evergraph.methods.memory.budget import Budget
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
@@ -91,7 +91,7 @@ class BudgetedAnalytic(Analytic):
         layout = capable(model, "feature_layout")
         if layout is None or capable(model, "narrow") is None:
             return
-        nodes = {part: self._rows(part) + getattr(task, part).numel() for part in BOTH}
+        nodes = {part: self._rows(part) + getattr(task, part).numel() for part in PARTS}
         now = wanted = Room(layout(), [True] * len(layout().present), layout().linear_width)
         size = self._factor_type(linear_head(model)[1]).itemsize
         while self._bytes(wanted.width, nodes, size) > self.budget():
@@ -106,7 +106,7 @@ class BudgetedAnalytic(Analytic):
 
     def _gram_bytes(self, width: int) -> int:
         """Return the bytes of G of both parts while a task is learned: the old G, in case of failure, and the new."""
-        return 2 * len(BOTH) * 8 * packed_size(width)
+        return 2 * len(PARTS) * 8 * packed_size(width)
 
     def _narrower(self, room: Room) -> Room:
         """Return a smaller room: half the columns of linear blocks, none of these blocks, or one block fewer."""

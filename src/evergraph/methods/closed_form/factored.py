@@ -25,7 +25,7 @@ from evergraph.core.dense_algebra import EXACT, by_blas, eigen, outer_product, p
 from evergraph.core.side_by_side import side_by_side
 from evergraph.core.symmetric import SymmetricSum, runs_of
 from evergraph.methods.closed_form.factor import Factor
-from evergraph.methods.closed_form.sums import RidgeSystem, Wanted, met, solved
+from evergraph.methods.closed_form.sums import HeadRequest, RidgeSystem, met, solved
 
 
 def rotated(factor: Factor) -> Factor:
@@ -69,7 +69,7 @@ class FactoredSums:
         self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None, error: float = EXACT
     ) -> list[Tensor]:
         """Like `sums.solve`: return the head for each ridge from the sums of `parts`, on the features `rows` only."""
-        wanted = Wanted(ridges, parts, rows)
+        wanted = HeadRequest(ridges, parts, rows)
         combined = torch.cat(self.combinations(wanted, error), dim=1)
         kept = [self.factors[part] for part in parts]
         weights = combined.split([factor.rows.size(0) for factor in kept])
@@ -80,18 +80,18 @@ class FactoredSums:
                 heads[run.at] += product(factor.rows[:, run.at].T, own.to(factor.rows.dtype))
         return list(heads.split(kept[0].targets.size(1), dim=1))
 
-    def scores(self, wanted: Wanted, error: float, of: str, last: int) -> Iterator[Tensor]:
+    def scores(self, wanted: HeadRequest, error: float, of: str, last: int) -> Iterator[Tensor]:
         """Yield the scores of the last rows of part `of` by the head of each ridge, without forming the head."""
         seen = torch.stack([self._between(block, wanted.parts, of, last) for block in self.blocks(wanted.rows)]).sum(0)
         for combined in self.combinations(wanted, error):
             yield product(seen, combined.to(seen.dtype))
 
-    def combinations(self, wanted: Wanted, error: float) -> list[Tensor]:
+    def combinations(self, wanted: HeadRequest, error: float) -> list[Tensor]:
         """Return (S_J S_Jᵀ + λ I)⁻¹ T for each ridge; the head is S_Jᵀ times it."""
         self.solve_ahead([wanted], error)
         return [self._combinations[self._key(wanted, ridge, error)] for ridge in wanted.ridges]
 
-    def solve_ahead(self, wanted: Sequence[Wanted], error: float) -> None:
+    def solve_ahead(self, wanted: Sequence[HeadRequest], error: float) -> None:
         """Compute all combinations to be requested, all of the same parts, as many at once as there is room for."""
         new = [self._unknown(each, error) for each in wanted]
         new = [each for each in new if each.ridges]
@@ -106,14 +106,14 @@ class FactoredSums:
             )
             del pairs  # frees the matrices
 
-    def _unknown(self, wanted: Wanted, error: float) -> Wanted:
+    def _unknown(self, wanted: HeadRequest, error: float) -> HeadRequest:
         """Return the request without the ridges whose combinations are known."""
         ridges = dict.fromkeys(wanted.ridges)
         return wanted._replace(
             ridges=[ridge for ridge in ridges if self._key(wanted, ridge, error) not in self._combinations]
         )
 
-    def _key(self, wanted: Wanted, ridge: float, error: float) -> Key:
+    def _key(self, wanted: HeadRequest, ridge: float, error: float) -> Key:
         return (*wanted.parts,), (*self.blocks(wanted.rows),), ridge, error
 
     def blocks(self, rows: Tensor | None) -> list[int]:
@@ -124,7 +124,7 @@ class FactoredSums:
             self._blocks_of_rows[key] = torch.unique(self.block_of_row[rows]).tolist()
         return self._blocks_of_rows[key]
 
-    def _systems(self, wanted: Sequence[Wanted]) -> list[RidgeSystem]:
+    def _systems(self, wanted: Sequence[HeadRequest]) -> list[RidgeSystem]:
         """Return the system of each request, all of the same parts; every block is multiplied only once."""
         parts = wanted[0].parts
         kept, blocks = [self.factors[part] for part in parts], [self.blocks(each.rows) for each in wanted]

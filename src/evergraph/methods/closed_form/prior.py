@@ -44,7 +44,7 @@ def log_worth(prior: Prior, weights: Tensor, sizes: Tensor, tasks: Tensor) -> Te
     return found
 
 
-def came_again(weights: Tensor, sizes: Tensor, balance: float) -> bool:
+def seen_in_several_tasks(weights: Tensor, sizes: Tensor, balance: float) -> bool:
     """Return whether a class came with several tasks, so that its nodes differ in weight by the size it had reached.
 
     Without weights (`balance` of zero) this cannot be detected, and the answer is no.

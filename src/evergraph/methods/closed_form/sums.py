@@ -42,7 +42,7 @@ class Sums(NamedTuple):
     cross: Tensor
 
 
-class Wanted(NamedTuple):
+class HeadRequest(NamedTuple):
     """A request for heads, one for each ridge.
 
     Args:

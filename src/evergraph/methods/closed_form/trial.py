@@ -26,7 +26,7 @@ from evergraph.methods.closed_form.factored import FactoredSums
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import rows_of
 from evergraph.methods.closed_form.sums import RidgeSystem, met, solved
-from evergraph.methods.closed_form.two_forms import BOTH
+from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
 from evergraph.models.base import GraphModel
 from evergraph.models.feature_blocks import Layout
 from evergraph.models.linear_products import Products
@@ -47,14 +47,14 @@ class TrialSet:
     """
 
     def __init__(self, sums: FactoredSums, rows: Tensor, on_trial: Sequence[Products]) -> None:
-        train, val = (sums.factors[part] for part in BOTH)
+        train, val = (sums.factors[part] for part in PARTS)
         root = torch.cat([train.targets.sum(1), val.targets.sum(1)])  # square root of each node's weight
         number = train.rows.size(0)
         products = large.zeros((root.numel(), root.numel()), root.dtype, root.device)
         for block in on_trial:
             products += block.between
         products *= root.unsqueeze(1) * root
-        squares = [sums.squares(BOTH[:1], rows)]
+        squares = [sums.squares(TRAIN_ONLY, rows)]
         for block in on_trial:
             length = float((block.between.diagonal()[:number] * root[:number].square()).sum())
             squares.append(torch.full((block.words,), length / max(block.words, 1), dtype=torch.float64))
@@ -99,7 +99,10 @@ class OnTrial(Blended):
         if self.tasks_ or self.gram_ or self.factor_ or capable(model, "linear_products") is None:
             return False
         layout: Layout = capable(model, "feature_layout")()  # type: ignore[misc]
-        linear, nodes = [block.linear for block in layout.present], {part: getattr(task, part).numel() for part in BOTH}
+        linear, nodes = (
+            [block.linear for block in layout.present],
+            {part: getattr(task, part).numel() for part in PARTS},
+        )
         exact = layout.linear_width >= task.graph.num_features  # few features have one more column, a constant
         if not all(layout.kept) or all(linear) or not any(linear) or not exact or task.graph.rows is not None:
             return False
@@ -121,7 +124,7 @@ class OnTrial(Blended):
     def _try(self, context: Context, trial: Layout, now: Layout) -> None:
         """Count the validation hits of the sets that read blocks on trial."""
         sums, (_, block_of_row) = self._factored(), capable(context.model, "feature_blocks")()  # type: ignore[misc]
-        nodes = [getattr(context.task, part).to(context.device) for part in BOTH]
+        nodes = [getattr(context.task, part).to(context.device) for part in PARTS]
         products_of = capable(context.model, "linear_products")
         assert products_of is not None
         products: dict[int, Products] = products_of(context.task.graph, torch.cat(nodes), nodes[0])

@@ -21,11 +21,12 @@ from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import validation_hits
-from evergraph.methods.closed_form.sums import RidgeSystem, Sums, Wanted, accumulate, ridge_system, solved, spread
+from evergraph.methods.closed_form.sums import HeadRequest, RidgeSystem, Sums, accumulate, ridge_system, solved, spread
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
-BOTH = ("train", "val")
+PARTS = ("train", "val")
+TRAIN_ONLY = PARTS[:1]
 
 
 @dataclass(repr=False)
@@ -142,7 +143,7 @@ class TwoForms(Method):
         """Return the factors of a task's nodes by part, weighted by the sizes of their classes if they have any."""
         features, head = linear_head(context.model)
         weights, units, found = None if sizes is None else self._weights(sizes), head.size(1), {}
-        for part in BOTH:
+        for part in PARTS:
             nodes = getattr(context.task, part).to(context.device)
             batches = context.batcher.exact().batches(nodes, NODES_AT_ONCE) if nodes.numel() else ()
             dtype = self._factor_type(head)
@@ -167,17 +168,17 @@ class TwoForms(Method):
             self.factor_ = {**self.factor_, part: joined.rows}
             self.factor_targets_ = {**self.factor_targets_, part: joined.targets}
         if self.factor_:
-            known = {part: sum(rows[part] for rows in self.task_rows_) for part in BOTH}
-            self.task_rows_ = [*self.task_rows_, {part: self._rows(part) - known[part] for part in BOTH}]
+            known = {part: sum(rows[part] for rows in self.task_rows_) for part in PARTS}
+            self.task_rows_ = [*self.task_rows_, {part: self._rows(part) - known[part] for part in PARTS}]
         self.fresh_ = {}
         for computed in ("_heads", "_sums", "_new_sums"):  # from the old sums
             self.__dict__.pop(computed, None)
-        large.let_go()
+        large.free_idle()
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
         """Replace the rows of a task in the factors by others, or by none if `new` is None, and update B."""
         factors, targets, cross = dict(self.factor_), dict(self.factor_targets_), dict(self.cross_)
-        for part in BOTH:
+        for part in PARTS:
             start = sum(rows[part] for rows in self.task_rows_[:number])
             sizes = [
                 start,
@@ -206,10 +207,10 @@ class TwoForms(Method):
             found = self._factored().solve(new, parts, rows, self._error())
             known.update({(*key, ridge): head for ridge, head in zip(new, found)})
         elif new:
-            self.solve_ahead([Wanted(new, parts, rows)])
+            self.solve_ahead([HeadRequest(new, parts, rows)])
         return [known[*key, ridge].clone() for ridge in ridges]
 
-    def solve_ahead(self, wanted: Sequence[Wanted]) -> None:
+    def solve_ahead(self, wanted: Sequence[HeadRequest]) -> None:
         """Solve side by side for what `solve` and `hits` will be asked for, all of the same parts."""
         error = self._error()
         if self.factor_:
@@ -236,7 +237,7 @@ class TwoForms(Method):
         read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
         return tuple(parts), read.cpu().numpy().tobytes()
 
-    def hits(self, context: Context, wanted: Wanted) -> list[int]:
+    def hits(self, context: Context, wanted: HeadRequest) -> list[int]:
         """Return the number of the task's validation nodes that each head classifies correctly."""
         if not (last := self.fresh_.get("val", 0)):
             return context.total(validation_hits(context, self.solve(*wanted)).sum(1)).tolist()
@@ -270,7 +271,7 @@ class TwoForms(Method):
         features, head = linear_head(context.model)
         gram, cross, exact = dict(self.gram_), dict(self.cross_), self._needs_exact()
         in_place = self.gram_ is self.__dict__.get("_new_sums")  # made within this task: nothing else refers to them
-        for part in BOTH:
+        for part in PARTS:
             examples = getattr(context.task, part).to(context.device)
             before = Sums(gram[part], cross[part]) if part in gram else None
             gram[part], cross[part] = accumulate(
