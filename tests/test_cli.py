@@ -501,6 +501,11 @@ def test_a_comparison_of_streams_and_orders(call: Call, tmp_path: Path, monkeypa
     status, _, said = call(*words)
     assert status == 2
     assert "here holds a comparison already; add --resume" in said
+    other = ["mas" if word == "finetune,ewc" else word for word in words]
+    assert other != words
+    status, _, said = call(*other)  # other methods would overwrite its tables too
+    assert status == 2
+    assert "here holds a comparison already; add --resume" in said
     shutil.rmtree(tmp_path / "here/cells")
     with monkeypatch.context() as patch:
         patch.setattr(eg.Learner, "learn", lambda *_: pytest.fail("trained again"))

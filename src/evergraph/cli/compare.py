@@ -288,7 +288,7 @@ def _finish_cells(
 ) -> tuple[dict[str, dict[str, Any]], CellsFailedError | None]:
     """Run the cells that the results file does not hold; return all results, and the error that names failed cells."""
     known = {key: result for key, spec in specs.items() if (result := known_result(entries, key, spec)) is not None}
-    if known and not options["resume"]:
+    if entries and not options["resume"]:
         raise EvergraphError(
             f"{folder} holds a comparison already; add --resume to go on with it, or use another --out"
         )
