@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +15,7 @@ from rich.table import Table
 from evergraph.cli import common, parsing
 from evergraph.data import Task, find_graph
 from evergraph.errors import EvergraphError
-from evergraph.evaluation import METRICS, Evaluation
+from evergraph.evaluation import METRICS
 from evergraph.training import Learner
 from evergraph.training.learned_data import trained_on
 
@@ -64,9 +65,8 @@ def evaluate_command(
     names = _as_learned(learner, parsing.class_names(classes))
     measured = []
     for index, own in enumerate(data):
-        task = Task.of(own, names, seed=learner.seed, index=index, numbers=numbers)
-        whole = Task.of(own, names, hold_out=False, seed=learner.seed, index=index, numbers=numbers)
-        measured.append(_everything(task, names) if everything else (task, _which(learner, task, whole)))
+        task_of = partial(Task.of, own, names, seed=learner.seed, index=index, numbers=numbers)
+        measured.append(_everything(task_of(), names) if everything else _held_out(learner, task_of))
     evaluation = learner.evaluate([task for task, _ in measured], metric=metric)
     rows = [
         {"graph": source, "examples": task.test.numel(), "which": which, "now": now, "then": then}
@@ -79,7 +79,9 @@ def evaluate_command(
             {"checkpoint": str(checkpoint), "metric": name, "graphs": rows, "ap": evaluation.ap, "af": af}
         )
         return
-    _print(METRICS[name].title, learner.problem.level, rows, evaluation)
+    _print(METRICS[name].title, learner.problem.level, rows)
+    if len(rows) > 1:
+        common.console().print(f"AP {evaluation.ap:.2f}" + ("" if af is None else f"   AF {af:.2f}"))
 
 
 def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
@@ -88,11 +90,13 @@ def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
     return next((own for own in learned if names is not None and sorted(own) == sorted(names)), names)
 
 
-def _which(learner: Learner, task: Task, whole: Task) -> str:
-    """Say which examples a task's test examples are; `whole` is the same task learned without holding any out."""
+def _held_out(learner: Learner, task_of: Callable[..., Task]) -> tuple[Task, str]:
+    """Return the task that learning the graph would make of it, and which examples its test examples are."""
+    task = task_of()
     if learner.learned_as(task) is not None:
-        return HELD_OUT
-    return TRAINED if learner.learned_as(whole) is not None or trained_on(learner, task) else SPLIT
+        return task, HELD_OUT
+    trained = trained_on(learner, task) or learner.learned_as(task_of(hold_out=False)) is not None
+    return task, TRAINED if trained else SPLIT
 
 
 def _everything(task: Task, names: Sequence[str] | None) -> tuple[Task, str]:
@@ -119,7 +123,7 @@ def _by_class(learner: Learner, task: Task) -> list[dict[str, Any]]:
     ]
 
 
-def _print(title: str, level: str, rows: Sequence[dict[str, Any]], evaluation: Evaluation) -> None:
+def _print(title: str, level: str, rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("graph")
     for name in (f"{level}s", "which", title, "when learned"):
@@ -130,8 +134,4 @@ def _print(title: str, level: str, rows: Sequence[dict[str, Any]], evaluation: E
         for own in row.get("classes", ()):
             share = 100 * own["correct"] / own["examples"]
             table.add_row(f"  class {own['class']}", f"{own['examples']:,}", "", f"{share:.2f}", "")
-    console = common.console()
-    console.print(table)
-    if len(rows) > 1:
-        af = "" if evaluation.af is None else f"   AF {evaluation.af:.2f}"
-        console.print(f"AP {evaluation.ap:.2f}{af}")
+    common.console().print(table)

@@ -152,8 +152,9 @@ def _kin(work: Work) -> Hashable | None:
 
 def _do_together(group: list[Work]) -> list[Exception | None]:
     """Run the pieces of a group in a worker process; return the error of each, or None."""
-    kin = [_kin(work) or work.key for work in group]
-    return side_by_side([work.do for work in group], pick_device(group[0].spec.device), kin=kin)
+    kin = {key: _kin(work) or key for key, work in {work.key: work for work in group}.items()}  # once for each run
+    jobs, device = [work.do for work in group], pick_device(group[0].spec.device)
+    return side_by_side(jobs, device, kin=[kin[work.key] for work in group])
 
 
 def in_words(error: BaseException | None, work: Work) -> Exception | None:
