@@ -22,14 +22,24 @@ from evergraph.core.dense_algebra import (
     outer_product,
     product,
     shifted_solutions,
-    symmetric_product,
     symmetric_sum,
 )
 from evergraph.core.finite import has_nan, is_finite
 from evergraph.core.shared_factor import shared
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.core.side_by_side import blas_threads, controller, side_by_side
-from evergraph.core.symmetric import SymmetricSum, clear, diagonal, full_rows, num_rows, pack, packed_size, unpack
+from evergraph.core.symmetric import (
+    SymmetricSum,
+    clear,
+    diagonal,
+    entries_at,
+    full_rows,
+    leading,
+    num_rows,
+    pack,
+    packed_size,
+    unpack,
+)
 from evergraph.data.datasets.sbm import sbm
 from evergraph.models import block_steps
 
@@ -38,24 +48,32 @@ BLAS, PLAIN = FAST_PATHS, ()
 
 @pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [1, 3, 256, 1030])
-def test_a_symmetric_product_is_the_product(width: int, dtype: torch.dtype, paths: tuple[str, ...]) -> None:
-    rows = torch.randn(5, width, dtype=dtype)
-    with fast_paths(*paths):
-        for factor in (rows, rows.T, rows[:, ::2], rows[:1]):
-            found = symmetric_product(factor)
-            rounding = (1e-6 if dtype == torch.float32 else 1e-14) * max(factor.shape)
-            assert torch.allclose(found, factor.T @ factor, atol=10 * rounding)
-            assert torch.equal(found, found.T)
-        assert torch.allclose(product(rows.T, rows), rows.T @ rows, atol=1e-5)
+def test_a_product_is_the_same_whatever_the_number_of_threads(dtype: torch.dtype, paths: tuple[str, ...]) -> None:
+    """Of few rows, and of so many that they are divided among threads."""
+    before, close = torch.get_num_threads(), 1e-3 if dtype == torch.float32 else 1e-11
+    try:
+        for height in (3, 2050):
+            left, right = torch.randn(height, 300, dtype=dtype), torch.randn(800, 300, dtype=dtype).T
+            found = []
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                with fast_paths(*paths):
+                    found.append(product(left, right))
+            assert torch.allclose(found[0], left @ right, atol=close)
+            assert torch.equal(*found) or not paths
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
 @pytest.mark.parametrize("share", [0.01, 1.0], ids=["words", "dense"])
-def test_an_outer_product_is_the_product(share: float, paths: tuple[str, ...]) -> None:
+def test_an_outer_product_is_the_product(share: float, paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symmetric, "PANEL", 40)
     rows = torch.randn(90, 300) * (torch.rand(90, 300) < share)
     with fast_paths(*paths):
-        assert torch.allclose(outer_product(rows), rows @ rows.T, atol=1e-4)
+        found = unpack(outer_product(rows))
+        assert torch.allclose(found.float(), rows @ rows.T, atol=1e-4)
+        assert torch.equal(found, found.T)
         assert not outer_product(torch.zeros(4, 9)).any()
 
 
@@ -116,6 +134,11 @@ def test_a_packed_matrix_is_the_square_one(size: int, monkeypatch: pytest.Monkey
     if size:
         assert torch.equal(diagonal(packed), square.diagonal())
         assert torch.equal(torch.cat([rows for _, rows in full_rows(packed)]), square)
+    for first in {0, size // 3, size // 2, size}:
+        assert torch.equal(unpack(leading(packed, first))[:first, :first], square[:first, :first])
+        for place in (slice(0, first), slice(first, size), slice(first // 2, first)):
+            assert torch.equal(entries_at(packed, place, slice(first, size)), square[place, first:])
+            assert torch.equal(entries_at(square, place, slice(0, first)), square[place, :first])
     gone = torch.arange(size) % 7 == 3
     clear(packed, gone)
     square[gone], square[:, gone] = 0.0, 0.0

@@ -7,6 +7,7 @@ import torch
 
 import evergraph as eg
 from evergraph.core.sparse import SparseMatrix, as_dense, with_self_loops
+from evergraph.core.symmetric import unpack
 from evergraph.data import Graph
 from evergraph.data.datasets.sbm import sbm
 from evergraph.data.streams import TaskStream
@@ -53,7 +54,7 @@ def test_products_between_nodes_are_those_of_the_features(sparse: bool) -> None:
     steps = Steps(operator.row_sums().unsqueeze(1), [operator] * 2, [160] * 3)
     for block, products in zip(blocks, found):
         rows = as_dense(feature_blocks.unit_rows(WordsWithin(own, steps).of(block, 0)))
-        assert torch.allclose(products.between, rows[nodes] @ rows[nodes].T, atol=1e-12)
+        assert torch.allclose(unpack(products.between), rows[nodes] @ rows[nodes].T, atol=1e-12)
         assert products.words == int((rows[counted] != 0).any(0).sum())
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from evergraph.core import lapack, large
 from evergraph.core.shared_factor import Solver, nearby_solver, shared
 from evergraph.core.shortcuts import fast
-from evergraph.core.side_by_side import blas_threads, side_by_side
-from evergraph.core.symmetric import Panel, SymmetricSum, packed_size, panels
+from evergraph.core.side_by_side import ONE, WORTH_SHARING, blas_threads, side_by_side
+from evergraph.core.symmetric import Panel, SymmetricSum, pack, packed_size, panels
 
-PANEL = 256  # columns that are mirrored at once
+ROWS = 1024  # rows of a product that are computed by one thread
 SMALL = 512  # rows of a matrix up to which float64 is as fast
 EXACT = 1e-8  # relative error of a solution
 SLOW = 0.1  # share of the error that a refinement may leave; beyond it, float32 is too inexact
@@ -49,46 +49,39 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of two matrices of the same type."""
     if not by_blas(left, right):
         return left @ right
-    with blas_threads(left.numel() * right.size(1)):
-        return torch.from_numpy(left.detach().numpy() @ right.detach().numpy())
-
-
-def symmetric_product(rows: Tensor) -> Tensor:
-    """Return rowsᵀ rows; one triangle is computed and copied to the other."""
-    width = rows.size(1)
-    if not by_blas(rows):
-        found = rows.new_empty(width, width)
-        for start in range(0, width, 4 * PANEL):
-            panel = slice(start, min(start + 4 * PANEL, width))
-            torch.mm(rows[:, panel].T, rows[:, start:], out=found[panel, start:])
-        return found.triu() + found.triu(1).T
-    factor = rows.detach() if _without_overlap(rows) else rows.detach().contiguous()
-    with blas_threads(rows.numel() * width / 2):
-        return torch.from_numpy(_mirrored(lapack.rank_update(factor.numpy())))
-
-
-def _without_overlap(rows: Tensor) -> bool:
-    """Return whether rows or columns are contiguous and distinct in memory, as BLAS needs them."""
-    down, across = rows.stride()
-    return (across == 1 and down >= rows.size(1)) or (down == 1 and across >= rows.size(0))
+    factor, other = left.detach().numpy(), right.detach().numpy()
+    if left.numel() * right.size(1) <= WORTH_SHARING:
+        with blas_threads(ONE):
+            return torch.from_numpy(factor @ other)
+    found = large.array((len(factor), other.shape[1]), factor.dtype)
+    pieces = [slice(start, start + ROWS) for start in range(0, len(factor), ROWS)]  # whatever the number of threads
+    side_by_side([partial(np.matmul, factor[piece], other, out=found[piece]) for piece in pieces])
+    return torch.from_numpy(found)
 
 
 def outer_product(rows: Tensor) -> Tensor:
-    """Return rows rowsᵀ, from the nonzero entries alone if there are few, as in bags of words."""
+    """Return rows rowsᵀ as a packed matrix (`symmetric`), from the nonzero entries if there are few, as in words."""
     if by_blas(rows) and np.count_nonzero(rows[::16].numpy()) <= SPARSE * rows[::16].numel():
         entries = scipy.sparse.csr_matrix(rows.numpy())
-        return torch.from_numpy((entries @ entries.T).toarray())
-    return symmetric_product(rows.T)
+        return pack(torch.from_numpy((entries @ entries.T).toarray()))
+    found = large.empty((packed_size(rows.size(0)),), rows.dtype, rows.device)
+    if by_blas(rows):
+        factor = rows.detach().numpy()
+        side_by_side([partial(_multiply_panel, factor, panel.start, panel.entries.numpy()) for panel in panels(found)])
+        return found
+    for panel in panels(found):
+        torch.mm(rows[panel.start : panel.stop], rows[: panel.stop].T, out=panel.entries)
+        corner = panel.entries[:, panel.start :]
+        corner.copy_(corner.tril() + corner.tril(-1).T)
+    return found
 
 
-def _mirrored(matrix: np.ndarray) -> np.ndarray:
-    """Copy the upper triangle to the lower one, in place."""
-    for start in range(0, len(matrix), PANEL):
-        stop = start + PANEL
-        corner = np.triu(matrix[start:stop, start:stop])
-        matrix[start:stop, start:stop] = corner + np.triu(corner, 1).T
-        matrix[stop:, start:stop] = matrix[start:stop, stop:].T
-    return matrix
+def _multiply_panel(rows: np.ndarray, start: int, found: np.ndarray) -> None:
+    """Write the rows of rows rowsᵀ from `start` on, up to the diagonal block, to `found`."""
+    stop = start + len(found)
+    np.matmul(rows[start:stop], rows[:stop].T, out=found)
+    corner = np.tril(found[:, start:])
+    found[:, start:] = corner + np.tril(corner, -1).T
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:

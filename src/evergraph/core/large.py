@@ -23,32 +23,45 @@ KINDS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), 
 
 
 class Pool:
-    """A pool of memory blocks for reuse, active while it has users."""
+    """A pool of memory blocks for reuse, active while it has users.
+
+    Blocks in use and idle ones together never take more than was in use at once before: idle blocks of sizes that are
+    no longer asked for are freed, the least recently used first.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.idle = list[np.ndarray]()  # blocks of bytes, the most recently used last
-        self.users, self.lent = 0, 0  # contexts in `reused`, and bytes in use by arrays
+        self.users, self.lent, self.most = 0, 0, 0  # contexts in `reused`; bytes in use by arrays, now and at most
 
     def take(self, size: int) -> np.ndarray:
         """Return a block of `size` bytes or slightly more."""
         with self.lock:
             fitting = [block for block in self.idle if size <= block.nbytes <= WASTE * size]
             block = min(fitting, key=lambda block: block.nbytes, default=None)
-            if block is None:
-                block = np.empty(size, dtype=np.uint8)
             self.idle[:] = [other for other in self.idle if other is not block]
-            self.lent += block.nbytes
-            return block
+            self.lent += size if block is None else block.nbytes
+            self.most = max(self.most, self.lent)
+            while self.idle and sum(other.nbytes for other in self.idle) > self.most - self.lent:
+                self.idle.pop(0)
+            try:
+                return np.empty(size, dtype=np.uint8) if block is None else block
+            except MemoryError:
+                self.lent -= size
+                raise
 
     def give_back(self, block: np.ndarray) -> None:
-        """Return a block to the pool, which keeps no more idle bytes than are lent."""
+        """Return a block to the pool."""
         with self.lock:
             self.lent -= block.nbytes
             if self.users:
                 self.idle.append(block)
-            while sum(block.nbytes for block in self.idle) > self.lent:
-                self.idle.pop(0)
+
+    def rest(self) -> None:
+        """Free all idle blocks."""
+        with self.lock:
+            self.idle.clear()
+            self.most = self.lent
 
 
 class Lease:
@@ -79,13 +92,7 @@ def reused() -> Iterator[None]:
         with _pool.lock:
             _pool.users -= 1
             if not _pool.users:
-                _pool.idle.clear()
-
-
-def free_idle() -> None:
-    """Free all idle memory, because the next matrices have other sizes."""
-    with _pool.lock:
-        _pool.idle.clear()
+                _pool.rest()
 
 
 def array(shape: Sequence[int], kind: np.dtype[Any]) -> np.ndarray:
@@ -107,6 +114,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Like `torch.zeros`."""
     return empty(shape, dtype, device).zero_()
+
+
+def copied(matrix: Tensor) -> Tensor:
+    """Like `matrix.clone()`."""
+    return empty(matrix.shape, matrix.dtype, matrix.device).copy_(matrix)
 
 
 def rows(matrix: Tensor, places: Tensor) -> Tensor:

@@ -115,6 +115,27 @@ def unpack(matrix: Tensor) -> Tensor:
     return SymmetricSum([matrix]).formed()
 
 
+def leading(matrix: Tensor, rows: int) -> Tensor:
+    """The first panels of a packed matrix, as many as hold its first `rows` rows: a packed matrix too, and a view."""
+    return matrix[: packed_size(min(-(-rows // PANEL) * PANEL, num_rows(matrix)))]
+
+
+def entries_at(matrix: Tensor, rows: slice, columns: slice) -> Tensor:
+    """The entries at contiguous rows and columns of a packed or square matrix, a copy."""
+    found = matrix.new_empty(rows.stop - rows.start, columns.stop - columns.start)
+    wanted, others = Run(0, found.size(0), rows.start), Run(0, found.size(1), columns.start)
+    for panel in panels(matrix):
+        own = wanted.within(panel.start, panel.stop), others.within(0, panel.stop)
+        flipped = wanted.within(0, panel.start), others.within(panel.start, panel.stop)
+        if own[0] and own[1]:
+            entries = panel.entries[own[0].source - panel.start : own[0].at.stop - panel.start, own[1].at]
+            found[own[0].place, own[1].place] = entries
+        if flipped[0] and flipped[1]:
+            entries = panel.entries[flipped[1].source - panel.start : flipped[1].at.stop - panel.start, flipped[0].at]
+            found[flipped[0].place, flipped[1].place] = entries.T
+    return found
+
+
 def full_rows(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """The rows of the square matrix, a panel at a time: which they are, and a copy of them."""
     every = panels(matrix)

@@ -18,6 +18,7 @@ from torch import Tensor
 from evergraph.core.dense_algebra import outer_product
 from evergraph.core.side_by_side import side_by_side
 from evergraph.core.sparse import Features, SparseMatrix
+from evergraph.core.symmetric import pack, unpack
 from evergraph.models.feature_blocks import Block, unit_rows
 
 
@@ -25,7 +26,7 @@ class Products(NamedTuple):
     """Inner products between some nodes in a linear block.
 
     Args:
-        between: the inner products of the nodes' rows.
+        between: the inner products of the nodes' rows, a packed matrix (`core.symmetric`).
         words: number of columns with a non-zero entry at any counted node.
     """
 
@@ -61,14 +62,14 @@ def linear_products(
         products = known[block.depth, balance]
         over = 1 / products.diagonal().clamp(min=0).sqrt().clamp(min=1e-12)
         between = products[nodes][:, nodes] * over[nodes].unsqueeze(1) * over[nodes]
-        found.append(Products(between, _words(own, met.reshape(-1) > 0)))
+        found.append(Products(pack(between), _words(own, met.reshape(-1) > 0)))
     return found
 
 
 def _between_all(own: Features) -> Tensor:
     """Return X̂ X̂ᵀ."""
     if not isinstance(own, SparseMatrix):
-        return outer_product(own)
+        return unpack(outer_product(own)).to(own.dtype)
     entries = own.to_scipy()
     half = entries.shape[0] // 2
     found = side_by_side([partial(_times_all, entries, slice(half)), partial(_times_all, entries, slice(half, None))])

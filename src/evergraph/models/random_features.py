@@ -169,7 +169,8 @@ class RandomFeatures(GraphModel):
         if drawn_seed != seed or drawn.size(0) != rows:
             generator = torch.Generator().manual_seed(seed)
             shape = (rows, self.block_width * sum(not block.linear for block in self.all_blocks))
-            drawn = torch.randn(shape, generator=generator).mul_(rows**-0.5)
+            room = large.empty(shape, torch.get_default_dtype())
+            drawn = torch.randn(shape, generator=generator, out=room).mul_(rows**-0.5)
         drawn = drawn.to(self.head.device, self.head.dtype)
         _projections[self] = (seed, drawn)
         return drawn

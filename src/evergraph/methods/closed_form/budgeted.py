@@ -76,8 +76,8 @@ class BudgetedAnalytic(Analytic):
     def _fits(self, width: int) -> bool:
         return self._gram_bytes(width) <= self.budget()
 
-    def _room(self) -> int | None:
-        return self.budget()
+    def _room(self, features: int) -> int | None:
+        return max(self.budget() - features, 0)
 
     def _leave_nodes(self, context: Context) -> None:
         """Also drop the task's features, unless they are small: its graph would hold them for later tests."""
@@ -100,9 +100,12 @@ class BudgetedAnalytic(Analytic):
             self._narrow(model, wanted.keep, wanted.linear_width)
 
     def _bytes(self, width: int, nodes: dict[str, int], size: int) -> int:
-        """Return the bytes of the sums over `width` features in the form they would have; `nodes` are by part."""
+        """Return the bytes of the sums over `width` features, before a task and with it, in the form they would have.
+
+        `nodes` are the rows of the factors with the task, by part.
+        """
         dense = self._dense(width, nodes["train"])
-        return self._gram_bytes(width) if dense else size * width * sum(nodes.values())
+        return self._gram_bytes(width) if dense else size * width * (sum(nodes.values()) + self._rows(*PARTS))
 
     def _gram_bytes(self, width: int) -> int:
         """Return the bytes of G of both parts while a task is learned: the old G, in case of failure, and the new."""

@@ -7,7 +7,8 @@ ridge solution on any subset J of the features is
 
     W_J = S_Jᵀ (S_J S_Jᵀ + λ I)⁻¹ T,
 
-where S_J S_Jᵀ is the sum of one n × n matrix per block of features: all choices of blocks share the same few matrices.
+where S_J S_Jᵀ is the sum of one n × n matrix per block of features: all choices of blocks share the same few matrices,
+which are packed as their lower triangles (`core.symmetric`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergraph.core import large
 from evergraph.core.dense_algebra import EXACT, by_blas, eigen, outer_product, product
 from evergraph.core.side_by_side import side_by_side
-from evergraph.core.symmetric import SymmetricSum, runs_of
+from evergraph.core.symmetric import SymmetricSum, entries_at, leading, packed_size, runs_of, unpack
 from evergraph.methods.closed_form.factor import Factor
 from evergraph.methods.closed_form.sums import HeadRequest, RidgeSystem, met, solved
 
@@ -35,7 +37,7 @@ def rotated(factor: Factor) -> Factor:
     reads directions a thousandth of a per cent as long: hence eigenvectors in float64, whatever the type of the rows.
     What is dropped is within the rounding error of the longest direction.
     """
-    length, directions = eigen(outer_product(factor.rows).double())
+    length, directions = eigen(unpack(outer_product(factor.rows)))
     smallest = length[-1:].clamp(min=0) * torch.finfo(factor.rows.dtype).eps
     directions = directions[:, length > smallest].to(factor.rows.dtype)
     return Factor(product(directions.T, factor.rows), product(directions.T, factor.targets))
@@ -128,23 +130,25 @@ class FactoredSums:
         """Return the system of each request, all of the same parts; every block is multiplied only once."""
         parts = wanted[0].parts
         kept, blocks = [self.factors[part] for part in parts], [self.blocks(each.rows) for each in wanted]
-        size = sum(factor.rows.size(0) for factor in kept)
-        totals = [kept[0].rows.new_zeros(size, size) for _ in wanted]
-        for block in sorted(set().union(*blocks)):
-            found = self._product(block, parts)
-            for total, read in zip(totals, blocks):
-                if block in read:
-                    total += found
+        totals = dict[int, Tensor]()
+        for number in sorted(set().union(*blocks)):
+            found = self._product(number, parts)
+            for asker, read in enumerate(blocks):
+                if number in read and asker in totals:
+                    totals[asker] += found
+                elif number in read:
+                    totals[asker] = large.copied(found)
         targets = torch.cat([factor.targets for factor in kept])
         squares = torch.stack([self._squares(factor) for factor in kept]).sum(0)
         read_squares = [squares if each.rows is None else squares[each.rows.to(squares.device)] for each in wanted]
+        every_row = torch.arange(targets.size(0))  # a total may have further ones, to the end of a panel
         return [
-            RidgeSystem.of(SymmetricSum([total]), targets.double(), own, met(targets))
-            for total, own in zip(totals, read_squares)
+            RidgeSystem.of(SymmetricSum([totals[asker]], every_row), targets.double(), own, met(targets))
+            for asker, own in enumerate(read_squares)
         ]
 
     def products(self, block: int) -> Tensor:
-        """Return S_b S_bᵀ over the rows of all parts."""
+        """Return S_b S_bᵀ over the rows of all parts, packed."""
         self._multiply({block})
         return self._product(block, list(self.factors))
 
@@ -177,22 +181,24 @@ class FactoredSums:
         ends = [0, *torch.tensor([factor.rows.size(0) for factor in self.factors.values()]).cumsum(0).tolist()]
         return slice(ends[first], ends[last + 1])
 
-    def _bytes(self, parts: Iterable[str]) -> int:
-        """Return the bytes of a square matrix over the rows of `parts`."""
+    def _bytes(self, parts: Iterable[str]) -> tuple[int, int]:
+        """Return the bytes of a packed and of a square matrix over the rows of `parts`."""
         rows = [self.factors[part].rows for part in parts]
-        return max(rows[0].element_size() * sum(part.size(0) for part in rows) ** 2, 1)
+        number, size = sum(part.size(0) for part in rows), rows[0].element_size()
+        return max(size * packed_size(number), 1), size * number**2
 
     def _at_once(self, parts: Sequence[str]) -> int:
-        """Return how many systems there is room for, besides kept products, a new one and a factorization."""
+        """Return how many systems there is room for, besides kept products, a new one and factorizations."""
         if self.room is None:
             return sys.maxsize
-        left = self.room - sum(product.nbytes for product in self._products.values())
-        return max(left // self._bytes(parts) - 2, 1)
+        packed, square = self._bytes(parts)
+        left = self.room - sum(product.nbytes for product in self._products.values()) - packed
+        return max((left - torch.get_num_threads() * square) // packed, 1)
 
     def _keeps(self) -> bool:
-        """Return whether there is room for the products of all blocks."""
-        blocks = int(self.block_of_row.max()) + 2
-        return self.room is None or blocks * self._bytes(self.factors) <= self.room
+        """Return whether there is room for the products of all blocks, a system and its factorization."""
+        blocks, (packed, square) = int(self.block_of_row.max()) + 2, self._bytes(self.factors)
+        return self.room is None or (blocks + 1) * packed + square <= self.room
 
     def _multiply(self, blocks: set[int]) -> None:
         """Form the products of blocks over the rows of all parts, side by side, if there is room to keep them."""
@@ -208,17 +214,17 @@ class FactoredSums:
         return outer_product(torch.cat(rows))
 
     def _product(self, block: int, parts: Sequence[str]) -> Tensor:
-        """Return S_b S_bᵀ over the rows of `parts`."""
-        if block not in self._products:
-            return self._fresh_product(block, parts)
+        """Return S_b S_bᵀ over the rows of `parts`, and perhaps some that follow, packed."""
         place = self._place(parts)
-        return self._products[block][place, place]
+        if block not in self._products or place.start:
+            return self._fresh_product(block, parts)
+        return leading(self._products[block], place.stop)
 
     def _between(self, block: int, parts: Sequence[str], of: str, last: int) -> Tensor:
         """Return a block's products between the last rows of part `of` and the rows of `parts`."""
         if block in self._products:
             end = self._place([of]).stop
-            return self._products[block][end - last : end, self._place(parts)]
+            return entries_at(self._products[block], slice(end - last, end), self._place(parts))
         columns = self._columns(block)
         others = torch.cat([self.factors[part].rows[:, columns] for part in parts])
         return product(self.factors[of].rows[-last:, columns], others.T)

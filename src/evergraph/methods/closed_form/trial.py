@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evergraph.core import large
 from evergraph.core.capabilities import capable
-from evergraph.core.symmetric import SymmetricSum
+from evergraph.core.symmetric import SymmetricSum, diagonal, entries_at, packed_size, panels
 from evergraph.data.tasks import Task
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form.blended import Blended
@@ -49,19 +49,20 @@ class TrialSet:
     def __init__(self, sums: FactoredSums, rows: Tensor, on_trial: Sequence[Products]) -> None:
         train, val = (sums.factors[part] for part in PARTS)
         root = torch.cat([train.targets.sum(1), val.targets.sum(1)])  # square root of each node's weight
-        number = train.rows.size(0)
-        products = large.zeros((root.numel(), root.numel()), root.dtype, root.device)
-        for block in on_trial:
-            products += block.between
-        products *= root.unsqueeze(1) * root
+        number, total = train.rows.size(0), root.numel()
+        products = large.zeros((packed_size(total),), root.dtype, root.device)
         squares = [sums.squares(TRAIN_ONLY, rows)]
         for block in on_trial:
-            length = float((block.between.diagonal()[:number] * root[:number].square()).sum())
+            products += block.between
+            length = float((diagonal(block.between)[:number] * root[:number].square()).sum())
             squares.append(torch.full((block.words,), length / max(block.words, 1), dtype=torch.float64))
+        for panel in panels(products):
+            panel.entries.mul_(root[panel.start : panel.stop].unsqueeze(1)).mul_(root[: panel.stop])
         for number_of_block in sums.blocks(rows):
             products += sums.products(number_of_block)
-        self.truth, self._seen = val.targets.argmax(1), products[number:, :number]
-        matrix = SymmetricSum([products[:number, :number]])
+        self.truth = val.targets.argmax(1)
+        self._seen = entries_at(products, slice(number, total), slice(0, number))
+        matrix = SymmetricSum([products], torch.arange(number))
         targets = train.targets.double()
         self.system = RidgeSystem.of(
             matrix, targets, torch.cat([one.to(targets.device) for one in squares]), met(targets)

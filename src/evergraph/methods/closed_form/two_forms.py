@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from evergraph.core import large
 from evergraph.core.capabilities import capable
 from evergraph.core.dense_algebra import EXACT, product
 from evergraph.core.params import Params
@@ -44,6 +43,7 @@ class TwoForms(Method):
     block_widths_: list[int] = state(list)
     task_rows_: list[dict[str, int]] = state(list)  # number of rows that each task left in the factors, by part
     fresh_: dict[str, int] = state(dict)  # number of last rows that are nodes of the current task, until it ends
+    _features_bytes: ClassVar[int] = 0  # set per instance: bytes of the features of the task that was added last
 
     def _weights(self, sizes: Tensor) -> Tensor:
         """Return the weight of a node of each output unit, given the sizes of the classes."""
@@ -106,6 +106,8 @@ class TwoForms(Method):
             sign: 1 to add, -1 to subtract.
         """
         _, head = linear_head(context.model)
+        features = context.batcher.x
+        self.__dict__["_features_bytes"] = features.nbytes if isinstance(features, Tensor) else 0
         in_blocks = len(self.block_widths_) and sum(self.block_widths_) + 1 == head.size(0)
         dense = self._dense(head.size(0), self._rows("train") + context.num_train)
         if not in_blocks or dense or context.task.graph.rows is not None or sign < 0:
@@ -131,8 +133,8 @@ class TwoForms(Method):
         """Return whether G over `width` features may be kept."""
         return True
 
-    def _room(self) -> int | None:
-        """Return the bytes that cached products of the factors may take; None for no limit."""
+    def _room(self, features: int) -> int | None:
+        """Return the bytes for what is computed from the factors, beside a task's features; None for no limit."""
         return None
 
     def _factor_type(self, head: Tensor) -> torch.dtype:
@@ -173,7 +175,6 @@ class TwoForms(Method):
         self.fresh_ = {}
         for computed in ("_heads", "_sums", "_new_sums"):  # from the old sums
             self.__dict__.pop(computed, None)
-        large.free_idle()
 
     def exchange_rows(self, number: int, new: dict[str, Factor] | None) -> None:
         """Replace the rows of a task in the factors by others, or by none if `new` is None, and update B."""
@@ -261,7 +262,7 @@ class TwoForms(Method):
             widths = torch.tensor([*self.block_widths_, 1])
             block_of_row = torch.arange(widths.numel()).repeat_interleave(widths)
             block_of_row[-1] = -1  # the column of ones
-            known = (self.factor_, FactoredSums(factors, block_of_row, self._room()))
+            known = (self.factor_, FactoredSums(factors, block_of_row, self._room(self._features_bytes)))
             self._sums = known
         sums: FactoredSums = known[1]
         return sums
