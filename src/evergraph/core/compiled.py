@@ -228,10 +228,11 @@ class Kernels:
     ) -> None:
         """Out += A X and, with `flipped` = (F, Y), F += Aᵀ Y too, reading A once.
 
-        X, Y, out and F are padded as `few_columns` pads them; the rows of A are contiguous.
+        X, Y, out and F are padded as `few_columns` pads them; the rows of A are contiguous, and A may be in float32.
         """
-        step = ctypes.c_int64(matrix.strides[0] // matrix.itemsize)
-        sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, *matrix.shape))
+        step, narrow = ctypes.c_int64(matrix.strides[0] // matrix.itemsize), matrix.itemsize < columns.itemsize
+        numbers = (columns.shape[1] * columns.itemsize // LINE, *matrix.shape, int(narrow))
+        sizes = (ctypes.c_int64(number) for number in numbers)
         further = (None, None) if flipped is None else (address(flipped[1]), address(flipped[0]))
         self._library.times(*sizes, address(matrix), step, address(columns), address(out), *further)
 

@@ -254,9 +254,14 @@ void pull(int64_t first, int64_t last, REAL *restrict grad, const REAL *restrict
 #define MOST (4 * LINE / BYTES) /* groups: four lines of a row */
 #define BLOCK 65536             /* bytes of columns that stay in a core's cache */
 
-/* sums[r] += sign * sum of matrix[r, j] * columns[j] over j < count */
-INLINE void add_few(const int groups, const int high, const REAL sign, int64_t count, const REAL *matrix, int64_t step,
-                    const REAL *columns, Lanes *sums) {
+/* An entry of a matrix of floats, if it is `narrow`, or of REALs. */
+INLINE REAL entry(const int narrow, const void *matrix, int64_t place) {
+    return narrow ? (REAL)((const float *)matrix)[place] : ((const REAL *)matrix)[place];
+}
+
+/* sums[r] += sign * sum of matrix[r, j] * columns[j] over j < count; row r of the matrix begins at first + r * step */
+INLINE void add_few(const int groups, const int high, const int narrow, const REAL sign, int64_t count,
+                    const void *matrix, int64_t first, int64_t step, const REAL *columns, Lanes *sums) {
     const int64_t width = groups * LANES;
     for (int64_t j = 0; j < count; j++) {
         Lanes row[MOST];
@@ -264,7 +269,7 @@ INLINE void add_few(const int groups, const int high, const REAL sign, int64_t c
         for (int g = 0; g < groups; g++) row[g] = *(const Lanes *)(columns + j * width + g * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < high; r++) {
-            const REAL weight = sign * matrix[r * step + j];
+            const REAL weight = sign * entry(narrow, matrix, first + r * step + j);
 #pragma GCC unroll 16
             for (int g = 0; g < groups; g++) sums[r * groups + g] += weight * row[g];
         }
@@ -272,19 +277,19 @@ INLINE void add_few(const int groups, const int high, const REAL sign, int64_t c
 }
 
 /* `high` rows of out += A X. */
-INLINE void times_rows(const int groups, const int high, int64_t count, const REAL *matrix, int64_t step,
-                       const REAL *columns, REAL *out) {
+INLINE void times_rows(const int groups, const int high, const int narrow, int64_t count, const void *matrix,
+                       int64_t first, int64_t step, const REAL *columns, REAL *out) {
     Lanes sums[HELD + MOST];
 #pragma GCC unroll 16
     for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(out + k * LANES);
-    add_few(groups, high, 1, count, matrix, step, columns, sums);
+    add_few(groups, high, narrow, 1, count, matrix, first, step, columns, sums);
 #pragma GCC unroll 16
     for (int k = 0; k < high * groups; k++) *(Lanes *)(out + k * LANES) = sums[k];
 }
 
 /* out[j] += sum of matrix[r, j] * rows[r] over `high` rows: A' Y for some rows of A. */
-INLINE void flipped_rows(const int groups, const int high, int64_t count, const REAL *matrix, int64_t step,
-                         const REAL *rows, REAL *out) {
+INLINE void flipped_rows(const int groups, const int high, const int narrow, int64_t count, const void *matrix,
+                         int64_t first, int64_t step, const REAL *rows, REAL *out) {
     const int64_t width = groups * LANES;
     Lanes held[HELD + MOST];
 #pragma GCC unroll 16
@@ -294,40 +299,43 @@ INLINE void flipped_rows(const int groups, const int high, int64_t count, const 
         for (int g = 0; g < groups; g++) {
             Lanes sum = *(Lanes *)(out + j * width + g * LANES);
 #pragma GCC unroll 8
-            for (int r = 0; r < high; r++) sum += matrix[r * step + j] * held[r * groups + g];
+            for (int r = 0; r < high; r++) sum += entry(narrow, matrix, first + r * step + j) * held[r * groups + g];
             *(Lanes *)(out + j * width + g * LANES) = sum;
         }
     }
 }
 
-INLINE void times_few(const int groups, int64_t rows, int64_t count, const REAL *matrix, int64_t step,
-                      const REAL *columns, REAL *out, const REAL *others, REAL *flipped) {
+INLINE void times_few(const int groups, const int narrow, int64_t rows, int64_t count, const void *matrix,
+                      int64_t step, const REAL *columns, REAL *out, const REAL *others, REAL *flipped) {
     const int64_t width = groups * LANES, block = BLOCK / (groups * BYTES);
     const int high = HIGH(groups);
     for (int64_t j = 0; j < count; j += block) {
         const int64_t some = count - j < block ? count - j : block;
+        const REAL *above = columns + j * width;
+        REAL *below = flipped ? flipped + j * width : 0;
         int64_t i = 0;
-        for (; i + high <= rows; i += high) {
-            const REAL *tile = matrix + i * step + j; /* small enough to stay in the cache for its second use */
-            times_rows(groups, high, some, tile, step, columns + j * width, out + i * width);
-            if (flipped) flipped_rows(groups, high, some, tile, step, others + i * width, flipped + j * width);
+        for (; i + high <= rows; i += high) { /* a tile is small enough to stay in the cache for its second use */
+            times_rows(groups, high, narrow, some, matrix, i * step + j, step, above, out + i * width);
+            if (below) flipped_rows(groups, high, narrow, some, matrix, i * step + j, step, others + i * width, below);
         }
         for (; i < rows; i++) {
-            const REAL *tile = matrix + i * step + j;
-            times_rows(groups, 1, some, tile, step, columns + j * width, out + i * width);
-            if (flipped) flipped_rows(groups, 1, some, tile, step, others + i * width, flipped + j * width);
+            times_rows(groups, 1, narrow, some, matrix, i * step + j, step, above, out + i * width);
+            if (below) flipped_rows(groups, 1, narrow, some, matrix, i * step + j, step, others + i * width, below);
         }
     }
 }
 
-/* out += A X and, unless it is null, flipped += A' Y with Y = others, reading A once. All of X, Y, out and flipped have
-   one to four cache lines of numbers per row. */
-void times(int64_t lines, int64_t rows, int64_t count, const REAL *matrix, int64_t step, const REAL *columns,
-           REAL *out, const REAL *others, REAL *flipped) {
-    if (lines == 1) times_few(1 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
-    if (lines == 2) times_few(2 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
-    if (lines == 3) times_few(3 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
-    if (lines == 4) times_few(4 * LINE / BYTES, rows, count, matrix, step, columns, out, others, flipped);
+#define TIMES(lines, narrow) \
+    times_few((lines) * LINE / BYTES, narrow, rows, count, matrix, step, columns, out, others, flipped)
+
+/* out += A X and, unless it is null, flipped += A' Y with Y = others, reading A once. A is of floats if it is narrow.
+   All of X, Y, out and flipped have one to four cache lines of numbers per row. */
+void times(int64_t lines, int64_t rows, int64_t count, int64_t narrow, const void *matrix, int64_t step,
+           const REAL *columns, REAL *out, const REAL *others, REAL *flipped) {
+    if (lines == 1) narrow ? TIMES(1, 1) : TIMES(1, 0);
+    if (lines == 2) narrow ? TIMES(2, 1) : TIMES(2, 0);
+    if (lines == 3) narrow ? TIMES(3, 1) : TIMES(3, 0);
+    if (lines == 4) narrow ? TIMES(4, 1) : TIMES(4, 0);
 }
 
 /* Overwrite rows i to i + high of B with those of the solution of L Y = B, from the rows before. */
@@ -336,7 +344,7 @@ INLINE void forward_few(const int groups, const int high, int64_t i, const REAL 
     Lanes sums[HELD + MOST];
 #pragma GCC unroll 16
     for (int k = 0; k < high * groups; k++) sums[k] = *(Lanes *)(columns + i * width + k * LANES);
-    add_few(groups, high, -1, i, factor + i * step, step, columns, sums);
+    add_few(groups, high, 0, -1, i, factor, i * step, step, columns, sums);
     for (int r = 0; r < high; r++) {
         const REAL *row = factor + (i + r) * step + i;
         for (int s = 0; s < r; s++)

@@ -218,7 +218,7 @@ class SymmetricSum:
         if (
             compiled is not None
             and few is not None
-            and all(part.dtype == torch.float64 and part.stride(-1) == 1 for part in self.parts)
+            and all(part.dtype in large.KINDS and part.stride(-1) == 1 for part in self.parts)
         ):
             return self._times_few(compiled, few)[:, : columns.shape[1]]
         found = np.zeros(columns.shape)
