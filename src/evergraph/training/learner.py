@@ -24,7 +24,7 @@ from evergraph.training.defaults import default_method, pick_device, targets_kno
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
-from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before
+from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
@@ -194,9 +194,9 @@ class Learner(metaclass=Checked):
         return self
 
     def learned_as(self, task: Task) -> int | None:
-        """Number under which this very task was learned, if it is unchanged since; None otherwise."""
-        marks = [record["mark"] for record in self.records]
-        return marks.index(task.mark()) if task.mark() in marks else None
+        """Number under which this very task was learned, whatever was forgotten since; None if it was not."""
+        learned = learned_from(self, task)
+        return None if learned is None else learned.number
 
     @checked
     def grow(self, num_classes: ClassCount) -> None:
