@@ -335,9 +335,9 @@ class Learner(metaclass=Checked):
         """
         if not str(path):
             raise EvergraphError("save: path is empty; name a folder")
-        if notes is not None:
-            self.notes = notes
-        save_tree(path, learner_state(self))
+        kept = self.notes if notes is None else notes
+        save_tree(path, {**learner_state(self), "notes": kept})
+        self.notes = kept  # only now: notes that cannot be saved must not spoil later calls
 
     @classmethod
     @checked
