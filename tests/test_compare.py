@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -21,7 +23,7 @@ import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
 from evergraph.experiments.latex import escape
-from evergraph.experiments.method_table import latex, markdown, method_table
+from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import EverySoOften, read_results
 
@@ -80,9 +82,12 @@ def test_methods_and_streams_are_one_table() -> None:
     assert "| *joint* |" in text
     assert "3 or 4 runs an entry" in text
     assert "cannot be told" not in text
-    few = markdown(method_table([{**one, "matrices": one["matrices"][:2]} for one in RESULTS]))
-    assert "fewer than 3 runs" in few
-    assert "**" not in few  # the best of two runs may be the best by chance
+    few = method_table([{**one, "matrices": one["matrices"][:2]} for one in RESULTS])
+    assert "fewer than 3 runs" in markdown(few)
+    for text in (markdown(few), latex(few)):
+        cells = text.split("marked.")[1]  # behind the legend
+        assert not any(mark in cells for mark in ("**", "†", "textbf", "dagger"))  # the best of two may be so by chance
+    assert {row["within_noise"] for row in csv.DictReader(io.StringIO(table_as_csv(few)))} == {""}
     source = latex(table)
     assert r"\begin{tabular}{lrr}" in source
     assert r"good & \textbf{91.5 $\pm$ 1.3} & 71.0 $\pm$ 1.0 \\" in source
@@ -367,6 +372,22 @@ def test_a_method_from_ones_own_file(evergraph, tmp_path: Path, command: str) ->
         assert f"damped-{command}" in out
     finally:
         METHODS.remove(f"damped-{command}")
+
+
+def test_the_command_that_tune_prints_loads_the_plug_in_too(evergraph, tmp_path: Path) -> None:
+    from evergraph.methods import METHODS
+
+    path = tmp_path / "mine.py"
+    path.write_text(MINE.replace("damped", "damped-tune"))
+    words = ["tune", STREAMS[0], "--method", "damped-tune", "--plugin", "mine.py", "--trials", "1"]
+    try:
+        status, out, error = evergraph(*words, *QUICK, "--rule", "pseudo-stream", "--space", "lr=0.01")
+        assert status == 0, error
+        [line] = [line for line in out.splitlines() if line.startswith("use it: ")]
+        assert f"--plugin {path}" in line
+        assert evergraph(*shlex.split(line)[3:])[0] == 0
+    finally:
+        METHODS.remove("damped-tune")
 
 
 def test_a_bad_plug_in_is_one_line(evergraph, tmp_path: Path) -> None:

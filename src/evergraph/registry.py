@@ -118,14 +118,19 @@ def load_plugins() -> None:
                 f"plug-in {plugin.name!r} ({plugin.value}) cannot be loaded ({first_line(error)}); "
                 "mend or uninstall the package that brings it"
             ) from None
-    for number, path in enumerate(filter(None, os.environ.get(FILES, "").split(os.pathsep))):
+    for number, path in enumerate(plugin_files()):
         _load_file(Path(path), f"evergraph_plugin_{number}")
+
+
+def plugin_files() -> list[str]:
+    """Paths of the Python files given by `--plugin` or `EVERGRAPH_PLUGINS`."""
+    return list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
 
 
 def add_plugin_files(paths: Iterable[str]) -> None:
     """Load Python files with custom methods, models and so on; processes started from here load them too."""
     global _loaded
-    known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
+    known = plugin_files()
     files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
     os.environ[FILES] = os.pathsep.join(files)
     _loaded = _loaded and set(files) == set(known)

@@ -68,7 +68,10 @@ def methods_and_streams(table: MethodTable) -> Table:
     for column in table.columns:
         shown.add_column(column, justify="right")
     for method, entries in table.rows.items():
-        cells = [Text(cell_text(entry, "", "", "†"), "bold" if entry and entry.best else "") for entry in entries]
+        cells = [
+            Text(cell_text(entry, "", "", "†"), "bold" if entry and entry.best and entry.tied else "")
+            for entry in entries
+        ]
         shown.add_row(Text(method, "italic" if method in table.apart else ""), *cells)
     return shown
 

@@ -32,7 +32,8 @@ class Entry:
     Args:
         values: one number per run.
         best: whether it is the best of its column among methods without old data.
-        tied: whether its distance from the best may be chance; None if there are too few runs to tell.
+        tied: whether its distance from the best may be chance, true for the best itself; None if there are too few runs
+            to tell.
         digits: number of decimal places.
     """
 
@@ -67,7 +68,7 @@ def legend(table: MethodTable) -> str:
     runs = " or ".join(map(str, counts)) + (" run" if counts == [1] else " runs")
     few = (
         f" With fewer than {FEWEST} runs, which cannot tell noise from difference, nothing is marked."
-        if min(counts, default=0) < FEWEST
+        if any(entry.tied is None for entries in table.rows.values() for entry in entries if entry is not None)
         else ""
     )
     return f"Mean ± sample standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}"
@@ -115,11 +116,12 @@ def method_table(
         rivals = {method: values for method, values in paired.items() if method not in apart and values}
         total = {method: signs[title] * sum(values) for method, values in rivals.items()}
         best = max(total, key=total.__getitem__, default=None)
-        tied = within_noise(rivals, best) if best is not None else {}
+        enough = len(shared) >= FEWEST
+        tied = within_noise(rivals, best) if best is not None and enough else {}
         digits = 1 if percent[title] else _digits([value for runs in column.values() for value in runs.values()])
         for method in methods:
             runs = column.get(method)
-            marks = method == best, tied.get(method, False)
+            marks = method == best, tied.get(method, False if enough else None)
             rows[method].append(None if runs is None else Entry(list(runs.values()), *marks, digits))
     return MethodTable(list(found), rows, apart, measure, all(percent.values()))
 
@@ -179,13 +181,13 @@ def write_method_table(
 
 
 def cell_text(entry: Entry | None, before: str, after: str, sign: str) -> str:
-    """Mean and standard deviation; with at least `FEWEST` runs, marked if it is the best or within noise of it."""
+    """Mean and standard deviation; marked if it is the best or within noise of it, with enough runs to tell."""
     if entry is None:
         return "–"
     spread = mean_std(entry.values)
     text = f"{spread['mean']:.{entry.digits}f}"
     if len(entry.values) > 1:
         text += f" ± {spread['std']:.{entry.digits}f}"
-    if entry.best and len(entry.values) >= FEWEST:
-        return f"{before}{text}{after}"
-    return f"{text}{sign}" if entry.tied else text
+    if not entry.tied:
+        return text
+    return f"{before}{text}{after}" if entry.best else f"{text}{sign}"
