@@ -95,6 +95,49 @@ def test_methods_and_streams_are_one_table() -> None:
     assert escape("a_b & 5%") == r"a\_b \& 5\%"
 
 
+@pytest.mark.parametrize(("kept", "keeps", "competes"), [(0, (), True), (64, (), True), (4000, (), False),
+                                                       (4000, ("statistics",), True)])  # fmt: skip
+def test_who_keeps_something_and_declares_nothing_does_not_compete(
+    kept: int, keeps: tuple[str, ...], competes: bool
+) -> None:
+    """A few plain numbers, such as a counter, are nothing to declare."""
+    best = {**result("hoarder", "a", [98, 99, 98, 99], keeps), "kept_bytes": [[0, kept]] * 4}
+    table = method_table([*RESULTS[:3], best])
+    assert table.rows["hoarder"][0].best == competes
+    assert table.rows["good"][0].best == (not competes)
+    assert ("hoarder: keeps something of earlier tasks and declares nothing" in markdown(table)) == (not competes)
+
+
+HOARDER = '''
+from dataclasses import dataclass
+import evergraph as eg
+
+@eg.register
+@dataclass(repr=False)
+class Hoarder(eg.Method):
+    """Keeps training nodes and says nothing."""
+    name = "hoarder"
+    rows_: list = eg.state(list)
+    def end_task(self, context):
+        self.rows_ = [*self.rows_, context.task.graph.x[context.task.train]]
+'''
+
+
+def test_what_is_kept_and_not_declared_is_told_beside_the_result(evergraph, tmp_path: Path) -> None:
+    from evergraph.methods import METHODS
+
+    (tmp_path / "hoarder.py").write_text(HOARDER)
+    try:
+        words = ["--method", "hoarder", "--plugin", "hoarder.py", "--out", "one"]
+        status, out, error = evergraph("run", STREAMS[0], *words, *QUICK)
+        assert (status, error.count("hoarder: keeps something of earlier tasks and declares nothing")) == (0, 1)
+        assert "undeclared" in out
+        (run,) = read_runs(find_runs([tmp_path / "one"])[0])
+        assert (run["role"], run["access"]["keeps"]) == ("undeclared", "undeclared")
+    finally:
+        METHODS.remove("hoarder")
+
+
 def test_of_errors_the_smallest_is_best() -> None:
     """Mean absolute errors; AF is a gain of either kind of metric, and its largest is best."""
     errors = [result("good", "a", [0.1, 0.2, 0.1]), result("bad", "a", [0.7, 0.9, 0.8])]

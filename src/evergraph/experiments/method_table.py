@@ -10,6 +10,7 @@ from typing import Any
 
 from evergraph.evaluation import METRICS, SUMMARIES, mean_std, within_noise
 from evergraph.evaluation.significance import FEWEST
+from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
 from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.result_file import each_test_graph
@@ -21,8 +22,8 @@ MARKS = (
     "runs, Holm-corrected, p ≥ 0.05). In italics: methods that keep old nodes or graphs and so do not compete; joint "
     "training is a ceiling."
 )
-OLD_DATA = {"graphs", "real nodes", "real graphs", "real links"}
-"""The kinds of kept things that are old data."""
+OLD_DATA = {"graphs", "real nodes", "real graphs", "real links", told.UNDECLARED}
+"""The kinds of kept things that are old data, or may be."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class MethodTable:
         apart: methods that keep old data.
         measure: name of the summary shown.
         in_percent: whether all columns are percentages.
+        note: which methods do not declare what they keep.
     """
 
     columns: list[str]
@@ -60,6 +62,7 @@ class MethodTable:
     apart: set[str]
     measure: str = "ap"
     in_percent: bool = True
+    note: str = ""
 
 
 def legend(table: MethodTable) -> str:
@@ -71,13 +74,13 @@ def legend(table: MethodTable) -> str:
         if any(entry.tied is None for entries in table.rows.values() for entry in entries if entry is not None)
         else ""
     )
-    return f"Mean ± sample standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}"
+    note = f" {table.note}." if table.note else ""
+    return f"Mean ± sample standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}{note}"
 
 
-def keeps_old_data(result: dict[str, Any]) -> bool:
-    """Whether a result's method keeps nodes or graphs of old tasks."""
-    keeps = result.get("access", {}).get("keeps", ())
-    return bool(OLD_DATA & set(keeps.split(", ") if isinstance(keeps, str) else keeps))
+def keeps_old_data(result: Mapping[str, Any]) -> bool:
+    """Whether a result's method keeps nodes or graphs of old tasks, or does not say what it keeps."""
+    return bool(OLD_DATA & set(told.keeps(result).split(", ")))
 
 
 def method_table(
@@ -123,7 +126,7 @@ def method_table(
             runs = column.get(method)
             marks = method == best, tied.get(method, False if enough else None)
             rows[method].append(None if runs is None else Entry(list(runs.values()), *marks, digits))
-    return MethodTable(list(found), rows, apart, measure, all(percent.values()))
+    return MethodTable(list(found), rows, apart, measure, all(percent.values()), told.undeclared(results))
 
 
 def _digits(values: Sequence[float]) -> int:
@@ -164,8 +167,8 @@ def table_as_csv(table: MethodTable) -> str:
         for column, entry in zip(table.columns, entries):
             if entry is not None:
                 spread = mean_std(entry.values)
-                told = "" if entry.tied is None else entry.tied
-                lines.append([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, told])
+                noise = "" if entry.tied is None else entry.tied
+                lines.append([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, noise])
     return as_csv(head, lines)
 
 
