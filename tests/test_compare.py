@@ -288,11 +288,28 @@ def test_notes_are_said_once_and_captions_name_what_was_trained(evergraph, tmp_p
         assert status == 0, error
         assert (error.count("edges were given in one direction"), error.count("\n")) == (1, 1)
     assert not re.search("epoch|lr |label scope|loss", closed[1])
-    assert "seeds 0; mean ± std over seeds" in closed[1]
-    assert "loss mean or sum, 2 epochs, lr 0.001 or 0.5, seeds 0" in " ".join(both[1].split())
+    assert "seed 0\n" in closed[1]
+    assert "loss mean or sum, 2 epochs, lr 0.001 or 0.5, seed 0" in " ".join(both[1].split())
     results = read_results(tmp_path / "both")
     assert "lr" in results["ewc"]["result"]["protocol"]
     assert not {"epochs", "lr", "label_scope"} & results["analytic"]["result"]["protocol"].keys()
+
+
+def test_one_run_has_no_spread(evergraph, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = [STREAMS[0], "--hidden", "4", "--device", "cpu", "--epochs", "1"]
+    one = evergraph("run", *words, "--method", "finetune", "--out", "one")[1]
+    assert "±" not in one
+    assert "1 epoch, lr 0.001, seed 0\n" in one
+    several = evergraph("run", *words, "--method", "finetune", "--seeds", "2", "--out", "two")[1]
+    assert several.count("±") == 3  # AP, AF and the caption
+    assert "1 epoch, lr 0.001, seeds 0, 1; mean ± std over seeds" in several
+    varied = evergraph("compare", *words, "--methods", "lwf", "--seeds", "1", "--vary", "strength=1,2", "--out", "all")[
+        1
+    ]
+    for text in (varied, (tmp_path / "all/table.md").read_text(), (tmp_path / "all/methods.md").read_text()):
+        assert "±" not in text
+    assert "±" not in evergraph("leak", STREAMS[0], "--seeds", "1")[1]
 
 
 @pytest.mark.slow

@@ -75,7 +75,8 @@ def legend(table: MethodTable) -> str:
         else ""
     )
     note = f" {table.note}." if table.note else ""
-    return f"Mean ± sample standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}{note}"
+    spread = "" if counts == [1] else "Mean ± sample standard deviation over seeds and class orders, "
+    return f"{spread}{runs} an entry. {MARKS}{few}{note}"
 
 
 def keeps_old_data(result: Mapping[str, Any]) -> bool:
@@ -187,10 +188,7 @@ def cell_text(entry: Entry | None, before: str, after: str, sign: str) -> str:
     """Mean and standard deviation; marked if it is the best or within noise of it, with enough runs to tell."""
     if entry is None:
         return "–"
-    spread = mean_std(entry.values)
-    text = f"{spread['mean']:.{entry.digits}f}"
-    if len(entry.values) > 1:
-        text += f" ± {spread['std']:.{entry.digits}f}"
+    text = told.mean_and_spread(mean_std(entry.values), len(entry.values), entry.digits)
     if not entry.tied:
         return text
     return f"{before}{text}{after}" if entry.best else f"{text}{sign}"

@@ -73,6 +73,12 @@ def show_bytes(number: int | None) -> str:
     return f"{size:.1f} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}" if unit else f"{number} B"
 
 
+def mean_and_spread(value: Mapping[str, float], runs: int, digits: int = 2) -> str:
+    """Format as mean ± std; the mean alone if there was one run, which has no spread."""
+    mean = f"{value['mean']:.{digits}f}"
+    return f"{mean} ± {value['std']:.{digits}f}" if runs > 1 else mean
+
+
 def leak_text(result: Mapping[str, Any]) -> str:
     """The leak score of a result's test graph, in percent."""
     leak = result.get("leak")
