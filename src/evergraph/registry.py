@@ -46,12 +46,15 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         """Add an entry under its `name`, or under the given name. Usable as a decorator."""
         if entry is None:
             return lambda decorated: self._add(str(name), decorated)
-        if name is None and not isinstance(getattr(entry, "name", None), str):
+        own = getattr(entry, "name", None)
+        if name is None and (not own or not isinstance(own, str)):
             raise EvergraphError(f'{shown(entry)} has no name to be registered by; give it one: name = "mine"')
         return self._add(name or entry.name, entry)
 
     def _add(self, name: str, entry: Entry) -> Entry:
         if self._entries.get(name, entry) is not entry:
+            if isinstance(entry, type) and getattr(entry, "name", None) == name and "name" not in vars(entry):
+                raise EvergraphError(f'class {entry.__name__} has no name of its own; give it one: name = "mine"')
             raise EvergraphError(f"there is a {self.kind} {name!r} already; give yours another name")
         self._entries[name] = entry
         return entry
