@@ -43,7 +43,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
 
 
 def test_state_that_would_need_code_is_refused(tmp_path):
-    with pytest.raises(EvergraphError, match="cannot save a set at /a/0"):
+    with pytest.raises(EvergraphError, match="cannot save /a/0, of type set; state is tensors"):
         save_tree(tmp_path / "c", {"a": [{1, 2}]})
     assert not (tmp_path / "c").exists()
 
@@ -469,6 +469,16 @@ def test_models_and_methods_of_ones_own_are_passed_in(tmp_path, small_stream):
     for one in (learner, loaded):
         one.learn(small_stream[1])
     assert same(fingerprint(learner), fingerprint(loaded))
+
+
+def test_notes_that_cannot_be_saved_do_not_spoil_later_saves(tmp_path, small_stream):
+    learner = small()
+    learner.learn(small_stream[0])
+    learner.save(tmp_path, notes={"owner": "me"})
+    with pytest.raises(EvergraphError, match="cannot save /notes/owner, of type object"):
+        learner.save(tmp_path, notes={"owner": object()})
+    learner.save(tmp_path)
+    assert learner.notes == eg.Learner.load(tmp_path).notes == {"owner": "me"}
 
 
 def test_modules_with_lazy_layers(tmp_path, small_stream):

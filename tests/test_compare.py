@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from functools import partial
@@ -21,7 +23,7 @@ import evergraph as eg
 from evergraph.data.datasets.sbm import sbm
 from evergraph.evaluation.significance import paired_p, within_noise
 from evergraph.experiments.latex import escape
-from evergraph.experiments.method_table import latex, markdown, method_table
+from evergraph.experiments.method_table import latex, markdown, method_table, table_as_csv
 from evergraph.experiments.report.collect import find_runs, read_runs
 from evergraph.experiments.result_file import EverySoOften, read_results
 
@@ -80,14 +82,60 @@ def test_methods_and_streams_are_one_table() -> None:
     assert "| *joint* |" in text
     assert "3 or 4 runs an entry" in text
     assert "cannot be told" not in text
-    few = markdown(method_table([{**one, "matrices": one["matrices"][:2]} for one in RESULTS]))
-    assert "fewer than 3 runs" in few
-    assert "**" not in few  # the best of two runs may be the best by chance
+    few = method_table([{**one, "matrices": one["matrices"][:2]} for one in RESULTS])
+    assert "fewer than 3 runs" in markdown(few)
+    for text in (markdown(few), latex(few)):
+        cells = text.split("marked.")[1]  # behind the legend
+        assert not any(mark in cells for mark in ("**", "†", "textbf", "dagger"))  # the best of two may be so by chance
+    assert {row["within_noise"] for row in csv.DictReader(io.StringIO(table_as_csv(few)))} == {""}
     source = latex(table)
     assert r"\begin{tabular}{lrr}" in source
     assert r"good & \textbf{91.5 $\pm$ 1.3} & 71.0 $\pm$ 1.0 \\" in source
     assert r"91.4 $\pm$ 1.4$^\dagger$ & -- \\" in source
     assert escape("a_b & 5%") == r"a\_b \& 5\%"
+
+
+@pytest.mark.parametrize(("kept", "keeps", "competes"), [(0, (), True), (64, (), True), (4000, (), False),
+                                                       (4000, ("statistics",), True)])  # fmt: skip
+def test_who_keeps_something_and_declares_nothing_does_not_compete(
+    kept: int, keeps: tuple[str, ...], competes: bool
+) -> None:
+    """A few plain numbers, such as a counter, are nothing to declare."""
+    best = {**result("hoarder", "a", [98, 99, 98, 99], keeps), "kept_bytes": [[0, kept]] * 4}
+    table = method_table([*RESULTS[:3], best])
+    assert table.rows["hoarder"][0].best == competes
+    assert table.rows["good"][0].best == (not competes)
+    assert ("hoarder: keeps something of earlier tasks and declares nothing" in markdown(table)) == (not competes)
+
+
+HOARDER = '''
+from dataclasses import dataclass
+import evergraph as eg
+
+@eg.register
+@dataclass(repr=False)
+class Hoarder(eg.Method):
+    """Keeps training nodes and says nothing."""
+    name = "hoarder"
+    rows_: list = eg.state(list)
+    def end_task(self, context):
+        self.rows_ = [*self.rows_, context.task.graph.x[context.task.train]]
+'''
+
+
+def test_what_is_kept_and_not_declared_is_told_beside_the_result(evergraph, tmp_path: Path) -> None:
+    from evergraph.methods import METHODS
+
+    (tmp_path / "hoarder.py").write_text(HOARDER)
+    try:
+        words = ["--method", "hoarder", "--plugin", "hoarder.py", "--out", "one"]
+        status, out, error = evergraph("run", STREAMS[0], *words, *QUICK)
+        assert (status, error.count("hoarder: keeps something of earlier tasks and declares nothing")) == (0, 1)
+        assert "undeclared" in out
+        (run,) = read_runs(find_runs([tmp_path / "one"])[0])
+        assert (run["role"], run["access"]["keeps"]) == ("undeclared", "undeclared")
+    finally:
+        METHODS.remove("hoarder")
 
 
 def test_of_errors_the_smallest_is_best() -> None:
@@ -240,11 +288,28 @@ def test_notes_are_said_once_and_captions_name_what_was_trained(evergraph, tmp_p
         assert status == 0, error
         assert (error.count("edges were given in one direction"), error.count("\n")) == (1, 1)
     assert not re.search("epoch|lr |label scope|loss", closed[1])
-    assert "seeds 0; mean ± std over seeds" in closed[1]
-    assert "loss mean or sum, 2 epochs, lr 0.001 or 0.5, seeds 0" in " ".join(both[1].split())
+    assert "seed 0\n" in closed[1]
+    assert "loss mean or sum, 2 epochs, lr 0.001 or 0.5, seed 0" in " ".join(both[1].split())
     results = read_results(tmp_path / "both")
     assert "lr" in results["ewc"]["result"]["protocol"]
     assert not {"epochs", "lr", "label_scope"} & results["analytic"]["result"]["protocol"].keys()
+
+
+def test_one_run_has_no_spread(evergraph, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = [STREAMS[0], "--hidden", "4", "--device", "cpu", "--epochs", "1"]
+    one = evergraph("run", *words, "--method", "finetune", "--out", "one")[1]
+    assert "±" not in one
+    assert "1 epoch, lr 0.001, seed 0\n" in one
+    several = evergraph("run", *words, "--method", "finetune", "--seeds", "2", "--out", "two")[1]
+    assert several.count("±") == 3  # AP, AF and the caption
+    assert "1 epoch, lr 0.001, seeds 0, 1; mean ± std over seeds" in several
+    varied = evergraph("compare", *words, "--methods", "lwf", "--seeds", "1", "--vary", "strength=1,2", "--out", "all")[
+        1
+    ]
+    for text in (varied, (tmp_path / "all/table.md").read_text(), (tmp_path / "all/methods.md").read_text()):
+        assert "±" not in text
+    assert "±" not in evergraph("leak", STREAMS[0], "--seeds", "1")[1]
 
 
 @pytest.mark.slow
@@ -367,6 +432,22 @@ def test_a_method_from_ones_own_file(evergraph, tmp_path: Path, command: str) ->
         assert f"damped-{command}" in out
     finally:
         METHODS.remove(f"damped-{command}")
+
+
+def test_the_command_that_tune_prints_loads_the_plug_in_too(evergraph, tmp_path: Path) -> None:
+    from evergraph.methods import METHODS
+
+    path = tmp_path / "mine.py"
+    path.write_text(MINE.replace("damped", "damped-tune"))
+    words = ["tune", STREAMS[0], "--method", "damped-tune", "--plugin", "mine.py", "--trials", "1"]
+    try:
+        status, out, error = evergraph(*words, *QUICK, "--rule", "pseudo-stream", "--space", "lr=0.01")
+        assert status == 0, error
+        [line] = [line for line in out.splitlines() if line.startswith("use it: ")]
+        assert f"--plugin {path}" in line
+        assert evergraph(*shlex.split(line)[3:])[0] == 0
+    finally:
+        METHODS.remove("damped-tune")
 
 
 def test_a_bad_plug_in_is_one_line(evergraph, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_results_of_earlier_versions_have_rows_too() -> None:
     old = {"stream": "s", "method": "ewc", "protocol": {"test_graph": "task"}, "metrics": metrics, "seeds": [0]}
     (row,) = table_rows([{**old, "seconds": 1.0, "kept_bytes": [[3]], "access": {"keeps": ["parameters"]}}])
     assert (row["leak"], row["kept_bytes"], row["settings"]) == (None, 3, {})
-    assert "| s | task | – | ewc | 1.00 ± 0.00 |" in markdown([row])
+    assert "| s | task | – | ewc | 1.00 | 1.00 | 1 |" in markdown([row])
 
 
 def test_the_leak_command(call: Call) -> None:

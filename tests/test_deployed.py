@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -350,3 +351,7 @@ def test_a_card_of_few_validation_nodes_is_json(evergraph, small_graph: eg.Graph
         few = "too few validation examples to flag any, at 5 % false alarms"
         assert (card["unknown_above"] is None) == (number == 18) == (few in shown)
         assert "inf" not in shown.split("unknown classes")[1]
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            learner.predict(small_graph, unknown=0.05)
+        assert any(few in str(note.message) for note in notes) == (number == 18)

@@ -333,6 +333,10 @@ BAD_CALLS = {
         lambda made: eg.make_graph(month(0, 2).x * 1e-30, month(0, 2).edge_index),
         r"features of up to \de-30; squares",
     ),
+    "register(Nameless)": (
+        lambda made: eg.register(type("Nameless", (eg.Method,), {})),
+        'class Nameless has no name of its own; give it one: name = "mine"',
+    ),
     "register(3)": (lambda made: eg.register(3), "3 has no name to be registered by"),
     "class_names=set": (
         lambda made: eg.make_graph(np.eye(4), [[0], [1]], [0, 1, 0, 1], class_names={"a", "b"}),

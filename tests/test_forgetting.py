@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -326,6 +327,58 @@ def test_from_the_command_line(evergraph, small_graph: eg.Graph, tmp_path: Path)
         assert error.count("\n") == 1
     assert evergraph("forget", paths[0], "--checkpoint", tmp_path / "none", "--nodes", "1")[0] == 2
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_what_was_forgotten_is_not_measured_and_the_history_stays(
+    evergraph, small_graph: eg.Graph, tmp_path: Path, later: bool
+) -> None:
+    from torch_geometric.data import Data
+
+    folder, paths = tmp_path / "kept", [tmp_path / "jan.pt", tmp_path / "feb.pt"]
+    for number, path in enumerate(paths):
+        mine = torch.isin(small_graph.y, torch.tensor([2 * number, 2 * number + 1]))
+        part = small_graph.subgraph(torch.nonzero(mine)[:, 0])
+        torch.save(Data(x=part.x, edge_index=part.edge_index, y=part.y), path)
+        assert evergraph("learn", path, "--checkpoint", folder, "--hidden", "20")[0] == 0
+    jan = eg.Task.of(paths[0])
+    gone = torch.cat([jan.test[:2], jan.train[:1], jan.val[:1]])
+    words = ("--nodes", ",".join(map(str, gone.tolist())), *(("--later", paths[1]) if later else ()))
+    assert evergraph("forget", paths[0], "--checkpoint", folder, *words)[0] == 0
+    status, out, error = evergraph("evaluate", *paths, "--checkpoint", folder, "--by-class", "--json")
+    assert (status, error) == (0, "")
+    said, learner = json.loads(out), eg.Learner.load(folder)
+    row = said["graphs"][0]
+    assert (row["which"], row["examples"]) == ("held out", jan.test.numel() - 2)
+    assert sum(own["examples"] for own in row["classes"]) == row["examples"]
+    assert row["then"] == learner.first_accuracies[0]
+    assert said["af"] == pytest.approx(row["now"] - row["then"])
+    without = learner.evaluate([jan.without(gone), paths[1]])
+    for given in ([jan, paths[1]], paths):
+        assert vars(learner.evaluate(given)) == vars(without)
+    assert vars(without)["accuracies"] == [each["now"] for each in said["graphs"]]
+
+
+def test_a_task_named_by_its_classes_is_recognized_after_one_of_them_is_forgotten(evergraph, month: Path) -> None:
+    words = ("--checkpoint", month.parent / "kept")
+    assert evergraph("learn", month, *words, "--hidden", "20", "--classes", "d,c")[0] == 0
+    assert evergraph("forget", month, *words, "--classes", "d")[0] == 0
+    (row,) = json.loads(evergraph("evaluate", month, *words, "--classes", "c,d", "--json")[1])["graphs"]
+    assert (row["which"], row["now"], row["then"]) == ("held out", 100.0, 100.0)
+
+
+@pytest.mark.parametrize("test_graph", ["task", "seen", "node"])
+def test_what_was_forgotten_of_a_stream_is_not_measured(stream: eg.TaskStream, test_graph: str) -> None:
+    learner = make().fit(stream)
+    gone = stream[1].test[1:3]
+    assert learner.forget(gone, [stream[1], stream[2]], keep_in_graph=True) == 2
+    graph, nodes = stream.tests(2, 1, test_graph)
+    kept = torch.cat([nodes[:1], nodes[3:]])
+    right = learner.logits(graph, kept)[:, :6].argmax(1) == graph.y[kept]
+    found = learner.evaluate(stream, test_graph=test_graph)
+    assert found.accuracies[1] == pytest.approx(100 * float(right.double().mean()))
+    assert (found.af is None) == (test_graph != "task")
+    assert test_graph != "task" or found.first == learner.first_accuracies
 
 
 @pytest.fixture

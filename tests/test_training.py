@@ -736,6 +736,27 @@ def test_bad_settings_are_named(settings: dict, message: str) -> None:
         eg.Learner(eg.GCN(), **settings)
 
 
+@pytest.mark.parametrize(
+    ("parts", "settings", "call"),
+    [
+        (("auto",), {"memory": "2MB"}, "method; give it there: eg.Learner(eg.Auto(memory='2MB'))"),
+        ((), {"memory": "2MB"}, "method; give it there: eg.Learner(eg.Auto(memory='2MB'))"),
+        (("gcn", "ewc"), {"epochs": 2, "strength": 5}, "method; give it there: eg.Learner('gcn', eg.EWC(strength=5))"),
+        ((eg.GCN(), eg.EWC()), {"strength": 5}, "method; give it there: eg.Learner(…, eg.EWC(strength=5))"),
+        (
+            ("ema+ewc",),
+            {"strength": 5},
+            "method; give it there: eg.Learner(eg.Compose(eg.EMA(), eg.EWC(strength=5)))",
+        ),
+        (("ewc",), {"hidden": 8}, "model; give it there: eg.Learner(eg.GCN(hidden=8), 'ewc')"),
+    ],
+)
+def test_settings_of_the_method_and_the_model_are_pointed_to(parts: tuple, settings: dict, call: str) -> None:
+    with pytest.raises(eg.EvergraphError) as raised:
+        eg.Learner(*parts, **settings)
+    assert str(raised.value).endswith(f"is a setting of the {call}")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there() -> None:
     with pytest.raises(eg.EvergraphError, match="no usable GPU; use --device cpu or auto"):

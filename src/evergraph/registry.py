@@ -46,12 +46,15 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         """Add an entry under its `name`, or under the given name. Usable as a decorator."""
         if entry is None:
             return lambda decorated: self._add(str(name), decorated)
-        if name is None and not isinstance(getattr(entry, "name", None), str):
+        own = getattr(entry, "name", None)
+        if name is None and (not own or not isinstance(own, str)):
             raise EvergraphError(f'{shown(entry)} has no name to be registered by; give it one: name = "mine"')
         return self._add(name or entry.name, entry)
 
     def _add(self, name: str, entry: Entry) -> Entry:
         if self._entries.get(name, entry) is not entry:
+            if isinstance(entry, type) and getattr(entry, "name", None) == name and "name" not in vars(entry):
+                raise EvergraphError(f'class {entry.__name__} has no name of its own; give it one: name = "mine"')
             raise EvergraphError(f"there is a {self.kind} {name!r} already; give yours another name")
         self._entries[name] = entry
         return entry
@@ -118,14 +121,19 @@ def load_plugins() -> None:
                 f"plug-in {plugin.name!r} ({plugin.value}) cannot be loaded ({first_line(error)}); "
                 "mend or uninstall the package that brings it"
             ) from None
-    for number, path in enumerate(filter(None, os.environ.get(FILES, "").split(os.pathsep))):
+    for number, path in enumerate(plugin_files()):
         _load_file(Path(path), f"evergraph_plugin_{number}")
+
+
+def plugin_files() -> list[str]:
+    """Paths of the Python files given by `--plugin` or `EVERGRAPH_PLUGINS`."""
+    return list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
 
 
 def add_plugin_files(paths: Iterable[str]) -> None:
     """Load Python files with custom methods, models and so on; processes started from here load them too."""
     global _loaded
-    known = list(filter(None, os.environ.get(FILES, "").split(os.pathsep)))
+    known = plugin_files()
     files = list(dict.fromkeys([*known, *(str(Path(path).absolute()) for path in paths)]))
     os.environ[FILES] = os.pathsep.join(files)
     _loaded = _loaded and set(files) == set(known)

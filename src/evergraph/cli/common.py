@@ -23,7 +23,7 @@ from evergraph.data import DATASETS, SCENARIOS, TEST_GRAPHS, find_graph
 from evergraph.data.streams import about_numbers
 from evergraph.errors import EvergraphError, shown, tell
 from evergraph.evaluation import METRICS
-from evergraph.experiments import LOGGERS, RunSpec
+from evergraph.experiments import LOGGERS, RunSpec, told
 from evergraph.experiments.engines import ENGINES, FOLDER, SCRIPT
 from evergraph.experiments.result_file import RESULTS, read_results
 from evergraph.experiments.seed_run import OnProgress
@@ -279,6 +279,12 @@ def tell_unused(options: dict[str, Any], methods: Iterable[str], trained: bool) 
     elif given and not trained:
         names = ", ".join(dict.fromkeys(methods))
         tell(f"{', '.join(given)}: no effect; {names} learned in one pass over each task, without epochs")
+
+
+def tell_undeclared(results: Iterable[dict[str, Any]]) -> None:
+    """Note methods that keep something of earlier tasks and declare nothing."""
+    if note := told.undeclared(results):
+        tell(note)
 
 
 STREAM_OPTIONS = (

@@ -134,6 +134,7 @@ def compare_command(
             raise failure
     trained = any("epochs" in result["protocol"] for result in listed)
     common.tell_unused(options, axes["method"], trained)
+    common.tell_undeclared(listed)
     if json:
         measured = [one for result in listed for one in each_test_graph(result)]
         common.print_json({"results": measured, "table": rows, "heatmaps": str(picture), "report": str(page)})

@@ -17,7 +17,7 @@ from evergraph.data import Task, find_graph
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.training import Learner
-from evergraph.training.learned_data import trained_on
+from evergraph.training.learned_data import classes_given, trained_on, without_forgotten
 
 HELD_OUT, SPLIT, TRAINED, ALL = "held out", "test split", "trained on", "all labelled"
 """Which examples are measured: those held out when the graph was learned; those that learning it would hold out; the
@@ -86,15 +86,18 @@ def evaluate_command(
 
 def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
     """Return class names in the order in which a task of the same classes was learned, so that it is recognized."""
-    learned = ([str(name) for name in task["classes"]] for task in learner.history)
+    learned = ([str(name) for name in classes_given(learner, number)] for number in range(learner.num_tasks))
     return next((own for own in learned if names is not None and sorted(own) == sorted(names)), names)
 
 
 def _held_out(learner: Learner, task_of: Callable[..., Task]) -> tuple[Task, str]:
-    """Return the task that learning the graph would make of it, and which examples its test examples are."""
+    """Return the task that learning the graph would make of it, and which examples its test examples are.
+
+    Examples of it that were learned and forgotten since are left out.
+    """
     task = task_of()
     if learner.learned_as(task) is not None:
-        return task, HELD_OUT
+        return without_forgotten(learner, task), HELD_OUT
     trained = trained_on(learner, task) or learner.learned_as(task_of(hold_out=False)) is not None
     return task, TRAINED if trained else SPLIT
 

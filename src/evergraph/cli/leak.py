@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 
 from evergraph.cli import common, parsing
-from evergraph.cli.tables import spread
 from evergraph.data import DEFAULT_STREAM, TEST_GRAPHS, leak_score, stream
 from evergraph.evaluation import mean_std
+from evergraph.experiments.told import mean_and_spread
 
 STREAM_OPTIONS = ("order", "classes_per_task", "min_class_size", "edges_between_tasks", "data_root")
 
@@ -44,10 +44,11 @@ def leak_command(
     if json:
         common.print_json(rows)
         return
-    table = Table("stream", "test graph", caption="mean ± std over seeds", caption_justify="left")
+    caption = "mean ± std over seeds" if seeds > 1 else None
+    table = Table("stream", "test graph", caption=caption, caption_justify="left")
     for title in ("tasks", "leak score (%)", "chance (%)"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        numbers = [str(row["tasks"]), spread(row["leak"]), f"{row['leak']['chance']:.1f}"]
+        numbers = [str(row["tasks"]), mean_and_spread(row["leak"], seeds), f"{row['leak']['chance']:.1f}"]
         table.add_row(row["stream"], row["test_graph"], *numbers)
     common.console().print(table)

@@ -32,6 +32,7 @@ from evergraph.training.driver import learn_in_folder
 from evergraph.training.learned_data import LearnedBefore, learned_before
 from evergraph.training.parts import accuracy_on_parts
 from evergraph.training.snapshot import model_name
+from evergraph.training.unknown import in_words
 
 CREATION = ("set_", "memory", "model", "hidden", "model_set", "problem")
 ONE = {"classes": "class", "labels": "label", "numbers": "number"}
@@ -252,9 +253,7 @@ def card_lines(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "kept of tasks", f"{', '.join(card['keeps']) or 'nothing'} ({sizes or 'nothing besides the model'})"
     yield "probabilities", f"outputs are divided by {card['temperature']:.3g}, fitted on validation examples"
     if kind is None or kind.kind == "classes":
-        above, alarms = card["unknown_above"], f"at {100 * card['false_alarms']:g} % false alarms"
-        few = "too few validation examples to flag any"
-        yield "unknown classes", f"{few if above is None else f'flagged above {above:.3g}'}, {alarms}"
+        yield "unknown classes", in_words(card["unknown_above"], card["false_alarms"])
 
 
 def _is_closed_form(about: dict[str, Any]) -> bool:

@@ -64,6 +64,7 @@ def run_command(
         result = run_one(spec, place, options)
         heatmaps([result], place / "heatmap.png")
     common.tell_unused(options, [method], "epochs" in result["protocol"])
+    common.tell_undeclared([result])
     if json:
         common.print_json(result)
         return

@@ -24,11 +24,6 @@ def listing(*columns: str) -> Table:
     return table
 
 
-def spread(value: dict[str, float]) -> str:
-    """Format as mean ± std."""
-    return f"{value['mean']:.2f} ± {value['std']:.2f}"
-
-
 def metric_unit(results: list[dict[str, Any]]) -> str:
     """Unit shown after AP and AF: percent, or the name of a metric not in percent; empty if metrics differ."""
     metrics = {describe_metric(result)["name"]: describe_metric(result) for result in results}
@@ -40,10 +35,16 @@ def metric_unit(results: list[dict[str, Any]]) -> str:
 def result_table(results: list[dict[str, Any]]) -> Group:
     """A table per test graph, with one row per run."""
     protocol = results[0]["protocol"]
-    rows = [{**one, "kept_bytes": told.bytes_kept(one)} for result in results for one in each_test_graph(result)]
+    rows = [
+        {**one, "kept_bytes": told.bytes_kept(one), "runs": len(one["seeds"])}
+        for result in results
+        for one in each_test_graph(result)
+    ]
     by = f" by {protocol['by']}" if "by" in protocol else ""
     about = f"{protocol['tasks']} task{'s' * (protocol['tasks'] != 1)}, {protocol['scenario']}{by}, "
-    seeds = f"seeds {', '.join(map(str, results[0]['seeds']))}; mean ± std over seeds"
+    several = len(results[0]["seeds"]) > 1
+    seeds = f"seed{'s' * several} {', '.join(map(str, results[0]['seeds']))}"
+    seeds += "; mean ± std over seeds" if several else ""
     return _tables(rows, about, ", ".join([*_training(results), seeds]))
 
 
@@ -53,8 +54,10 @@ def _training(results: list[dict[str, Any]]) -> list[str]:
     if not trained:
         return []
     pieces = f" of pieces of {trained[0]['pieces']}" if "pieces" in trained[0] else ""
-    texts = {"label_scope": "label scope {}", "reduction": "loss {}", "epochs": f"{{}} epochs{pieces}", "lr": "lr {}"}
-    values = {key: sorted({own[key] for own in trained}) for key in texts}
+    keys = ("label_scope", "reduction", "epochs", "lr")
+    values = {key: sorted({own[key] for own in trained}) for key in keys}
+    epochs = f"{{}} epoch{'s' * (values['epochs'] != [1])}{pieces}"
+    texts = {"label_scope": "label scope {}", "reduction": "loss {}", "epochs": epochs, "lr": "lr {}"}
     return [
         text.format(" or ".join(f"{value:g}" if key == "lr" else str(value) for value in values[key]))
         for key, text in texts.items()
@@ -68,14 +71,18 @@ def methods_and_streams(table: MethodTable) -> Table:
     for column in table.columns:
         shown.add_column(column, justify="right")
     for method, entries in table.rows.items():
-        cells = [Text(cell_text(entry, "", "", "†"), "bold" if entry and entry.best else "") for entry in entries]
+        cells = [
+            Text(cell_text(entry, "", "", "†"), "bold" if entry and entry.best and entry.tied else "")
+            for entry in entries
+        ]
         shown.add_row(Text(method, "italic" if method in table.apart else ""), *cells)
     return shown
 
 
 def comparison_table(rows: list[dict[str, Any]]) -> Group:
     """A table per stream and test graph, with one row per method and its settings."""
-    return _tables(rows, "", "mean ± std over class orders and seeds; seconds per run")
+    spread = "mean ± std over class orders and seeds; " if any(row["runs"] > 1 for row in rows) else ""
+    return _tables(rows, "", f"{spread}seconds per run")
 
 
 def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
@@ -99,8 +106,8 @@ def _tables(rows: list[dict[str, Any]], about: str, caption: str) -> Group:
         table.add_column("keeps; uses", min_width=11)
         for row in members:
             numbers = [
-                spread(row["ap"]),
-                spread(row["af"]),
+                told.mean_and_spread(row["ap"], row["runs"]),
+                told.mean_and_spread(row["af"], row["runs"]),
                 f"{row['seconds']:.1f}",
                 told.show_bytes(row["kept_bytes"]),
             ]

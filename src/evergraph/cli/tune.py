@@ -16,6 +16,7 @@ from evergraph.experiments.run_folder import default_folder
 from evergraph.experiments.selection import SELECTION_RULES, Space, compare_rules, make_rule, make_rules, tune
 from evergraph.experiments.selection.proposals import has_optuna
 from evergraph.experiments.selection.search import OnDone
+from evergraph.registry import plugin_files
 
 OPTIONS = tuple(name for name in common.RUN_OPTIONS if name != "log")
 NOT_OF_RUN = ("jobs", "on", "out", "resume")  # options of this command only, which do not affect what is run
@@ -124,7 +125,7 @@ def _trials_table(found: dict[str, Any], space: Space) -> Table:
 
 def _given(method: str, seeds: int, options: dict[str, Any]) -> list[str]:
     """The options given to this command, as options of `evergraph run`."""
-    words = ["--method", method]
+    words = ["--method", method, *(word for file in plugin_files() for word in ("--plugin", file))]
     for name in OPTIONS:
         value, default = options[name], common.RUN_OPTIONS[name][1]
         if name in NOT_OF_RUN or value == default or value is None:

@@ -216,7 +216,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join([*names, "uses", "other test nodes"]) + " |"]
     lines.append("|---|---|--:|---|--:|--:|--:|--:|---|--:|---|---|")
     for row in rows:
-        ap, af = (f"{row[key]['mean']:.2f} ± {row[key]['std']:.2f}" for key in ("ap", "af"))
+        ap, af = (told.mean_and_spread(row[key], row["runs"]) for key in ("ap", "af"))
         cells = [row["stream"], row["test_graph"], told.leak_text(row), row_label(row), ap, af, row["runs"]]
         counted = f"{row['kept_bytes']:,}" if row["kept_bytes"] or not row["access"]["keeps"] else "not counted"
         kept = [f"{row['seconds']:.1f}", told.keeps(row), counted, told.uses(row), row["test_nodes_read"] or "–"]

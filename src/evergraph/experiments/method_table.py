@@ -10,6 +10,7 @@ from typing import Any
 
 from evergraph.evaluation import METRICS, SUMMARIES, mean_std, within_noise
 from evergraph.evaluation.significance import FEWEST
+from evergraph.experiments import told
 from evergraph.experiments.comparison import row_label, settings_apart, stream_titles
 from evergraph.experiments.latex import escape, tabular
 from evergraph.experiments.result_file import each_test_graph
@@ -21,8 +22,8 @@ MARKS = (
     "runs, Holm-corrected, p ≥ 0.05). In italics: methods that keep old nodes or graphs and so do not compete; joint "
     "training is a ceiling."
 )
-OLD_DATA = {"graphs", "real nodes", "real graphs", "real links"}
-"""The kinds of kept things that are old data."""
+OLD_DATA = {"graphs", "real nodes", "real graphs", "real links", told.UNDECLARED}
+"""The kinds of kept things that are old data, or may be."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Entry:
     Args:
         values: one number per run.
         best: whether it is the best of its column among methods without old data.
-        tied: whether its distance from the best may be chance; None if there are too few runs to tell.
+        tied: whether its distance from the best may be chance, true for the best itself; None if there are too few runs
+            to tell.
         digits: number of decimal places.
     """
 
@@ -52,6 +54,7 @@ class MethodTable:
         apart: methods that keep old data.
         measure: name of the summary shown.
         in_percent: whether all columns are percentages.
+        note: which methods do not declare what they keep.
     """
 
     columns: list[str]
@@ -59,6 +62,7 @@ class MethodTable:
     apart: set[str]
     measure: str = "ap"
     in_percent: bool = True
+    note: str = ""
 
 
 def legend(table: MethodTable) -> str:
@@ -67,16 +71,17 @@ def legend(table: MethodTable) -> str:
     runs = " or ".join(map(str, counts)) + (" run" if counts == [1] else " runs")
     few = (
         f" With fewer than {FEWEST} runs, which cannot tell noise from difference, nothing is marked."
-        if min(counts, default=0) < FEWEST
+        if any(entry.tied is None for entries in table.rows.values() for entry in entries if entry is not None)
         else ""
     )
-    return f"Mean ± sample standard deviation over seeds and class orders, {runs} an entry. {MARKS}{few}"
+    note = f" {table.note}." if table.note else ""
+    spread = "" if counts == [1] else "Mean ± sample standard deviation over seeds and class orders, "
+    return f"{spread}{runs} an entry. {MARKS}{few}{note}"
 
 
-def keeps_old_data(result: dict[str, Any]) -> bool:
-    """Whether a result's method keeps nodes or graphs of old tasks."""
-    keeps = result.get("access", {}).get("keeps", ())
-    return bool(OLD_DATA & set(keeps.split(", ") if isinstance(keeps, str) else keeps))
+def keeps_old_data(result: Mapping[str, Any]) -> bool:
+    """Whether a result's method keeps nodes or graphs of old tasks, or does not say what it keeps."""
+    return bool(OLD_DATA & set(told.keeps(result).split(", ")))
 
 
 def method_table(
@@ -115,13 +120,14 @@ def method_table(
         rivals = {method: values for method, values in paired.items() if method not in apart and values}
         total = {method: signs[title] * sum(values) for method, values in rivals.items()}
         best = max(total, key=total.__getitem__, default=None)
-        tied = within_noise(rivals, best) if best is not None else {}
+        enough = len(shared) >= FEWEST
+        tied = within_noise(rivals, best) if best is not None and enough else {}
         digits = 1 if percent[title] else _digits([value for runs in column.values() for value in runs.values()])
         for method in methods:
             runs = column.get(method)
-            marks = method == best, tied.get(method, False)
+            marks = method == best, tied.get(method, False if enough else None)
             rows[method].append(None if runs is None else Entry(list(runs.values()), *marks, digits))
-    return MethodTable(list(found), rows, apart, measure, all(percent.values()))
+    return MethodTable(list(found), rows, apart, measure, all(percent.values()), told.undeclared(results))
 
 
 def _digits(values: Sequence[float]) -> int:
@@ -162,8 +168,8 @@ def table_as_csv(table: MethodTable) -> str:
         for column, entry in zip(table.columns, entries):
             if entry is not None:
                 spread = mean_std(entry.values)
-                told = "" if entry.tied is None else entry.tied
-                lines.append([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, told])
+                noise = "" if entry.tied is None else entry.tied
+                lines.append([method, column, spread["mean"], spread["std"], len(entry.values), entry.best, noise])
     return as_csv(head, lines)
 
 
@@ -179,13 +185,10 @@ def write_method_table(
 
 
 def cell_text(entry: Entry | None, before: str, after: str, sign: str) -> str:
-    """Mean and standard deviation; with at least `FEWEST` runs, marked if it is the best or within noise of it."""
+    """Mean and standard deviation; marked if it is the best or within noise of it, with enough runs to tell."""
     if entry is None:
         return "–"
-    spread = mean_std(entry.values)
-    text = f"{spread['mean']:.{entry.digits}f}"
-    if len(entry.values) > 1:
-        text += f" ± {spread['std']:.{entry.digits}f}"
-    if entry.best and len(entry.values) >= FEWEST:
-        return f"{before}{text}{after}"
-    return f"{text}{sign}" if entry.tied else text
+    text = told.mean_and_spread(mean_std(entry.values), len(entry.values), entry.digits)
+    if not entry.tied:
+        return text
+    return f"{before}{text}{after}" if entry.best else f"{text}{sign}"

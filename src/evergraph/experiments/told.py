@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from evergraph.data import TEST_GRAPHS
 from evergraph.methods import Access
 
 USES = {"old_labels": "old labels", "task_identity": "task identity", "all_data": "all data"}
+
+
+UNDECLARED = "undeclared"
+"""What a method is said to keep that keeps something and declares nothing."""
+BOOKKEEPING = 64  # bytes, eight plain numbers: a counter or a running mean keeps nothing of old tasks
 
 
 def other_test_nodes(access: Access, test_graph: str, level: str = "node") -> str:
@@ -22,8 +27,24 @@ def other_test_nodes(access: Access, test_graph: str, level: str = "node") -> st
 
 
 def keeps(result: Mapping[str, Any]) -> str:
-    """The kinds of data that the method keeps, as text."""
-    return ", ".join(result.get("access", {}).get("keeps", [])) or "nothing"
+    """The kinds of data that the method keeps, as text; `UNDECLARED` if it keeps something and declares nothing."""
+    kinds = result.get("access", {}).get("keeps")
+    if isinstance(kinds, str):  # in a report
+        return kinds
+    if kinds:
+        return ", ".join(kinds)
+    return UNDECLARED if kinds is not None and (bytes_kept(result) or 0) > BOOKKEEPING else "nothing"
+
+
+def undeclared(results: Iterable[Mapping[str, Any]]) -> str:
+    """Say which methods keep something and declare nothing; empty if none does."""
+    names = dict.fromkeys(str(result["method"]) for result in results if keeps(result) == UNDECLARED)
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)}: keeps something of earlier tasks and declares nothing, so it does not compete with "
+        "methods without old data; declare what it keeps: access = eg.Access(keeps=(…))"
+    )
 
 
 def uses(result: Mapping[str, Any]) -> str:
@@ -36,7 +57,10 @@ def uses(result: Mapping[str, Any]) -> str:
 
 def bytes_kept(result: Mapping[str, Any]) -> int | None:
     """Bytes kept after the last task, maximum over seeds; None if they were not counted."""
-    return max((values[-1] for values in result.get("kept_bytes", []) if values), default=None)
+    counted = result.get("kept_bytes") or []
+    if isinstance(counted, int):  # in a row of a table
+        return counted
+    return max((values[-1] for values in counted if values), default=None)
 
 
 def show_bytes(number: int | None) -> str:
@@ -47,6 +71,12 @@ def show_bytes(number: int | None) -> str:
     while size >= 1000 and unit < 4:
         size, unit = size / 1000, unit + 1
     return f"{size:.1f} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}" if unit else f"{number} B"
+
+
+def mean_and_spread(value: Mapping[str, float], runs: int, digits: int = 2) -> str:
+    """Format as mean ± std; the mean alone if there was one run, which has no spread."""
+    mean = f"{value['mean']:.{digits}f}"
+    return f"{mean} ± {value['std']:.{digits}f}" if runs > 1 else mean
 
 
 def leak_text(result: Mapping[str, Any]) -> str:

@@ -165,7 +165,7 @@ def _flatten(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise EvergraphError(
-        f"cannot save a {type(value).__name__} at {path or 'the top'}; state is tensors and plain values"
+        f"cannot save {path or 'the top'}, of type {type(value).__name__}; state is tensors and plain values"
     )
 
 

@@ -13,7 +13,7 @@ from evergraph.data import TEST_GRAPHS, Graph, Part, Task, TaskStream
 from evergraph.errors import EvergraphError, one_of, tell
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks
-from evergraph.training.learned_data import trained_on
+from evergraph.training.learned_data import learned_from, trained_on, without_forgotten
 from evergraph.training.predicting import check_features, tell_of_directions
 
 if TYPE_CHECKING:
@@ -94,13 +94,14 @@ def _measured(
             raise EvergraphError(f"after={last} is impossible with {len(tasks)} tasks; choose 0 to {len(tasks) - 1}")
         after = min(learner.num_tasks, len(tasks)) - 1 if last is None else range(len(tasks))[last]
         graph, titles = tasks.graph, tasks.task_names
-        listed = (tasks.tests(after, index, test_graph, part) for index in range(after + 1))
+        listed = (_tests(learner, tasks, after, index, test_graph, part) for index in range(after + 1))
         apart = TEST_GRAPHS[test_graph or tasks.test_graph].one_task
         own = [[graph.class_names[p] for p in tasks.tasks_classes[index]] for index in range(after + 1)]
         among = [[graph.class_names[p] for p in tasks.candidates(after, index)] for index in range(after + 1)]
     else:
-        listed = [(task.graph, getattr(task, part)) for task in tasks]
-        own, among = [task.class_names for task in tasks], [learner.classes_ for _ in tasks]
+        known = [without_forgotten(learner, task) for task in tasks]
+        listed = [(task.graph, getattr(task, part)) for task in known]
+        own, among = [task.class_names for task in known], [learner.classes_ for _ in tasks]
         titles = [", ".join(map(str, names)) for names in own]
     for index, names in enumerate(own):
         if missing := [name for name in names if name not in unit_of]:
@@ -121,6 +122,23 @@ def _measured(
         values += _on_graph(learner, pairs, measure, [[unit_of[name] for name in among[n]] for n in numbers])
         del graph, pairs, _  # free a graph read from disk before the next one is read
     return values, titles[: len(values)]
+
+
+def _tests(
+    learner: Learner, stream: TaskStream, after: int, index: int, test_graph: str | None, part: Part
+) -> tuple[Graph, Tensor]:
+    """Return the graph and the examples on which a task of a stream is tested, without those forgotten since."""
+    graph, examples = stream.tests(after, index, test_graph, part)
+    if not any("forgotten" in record for record in learner.records):
+        return graph, examples
+    learned = learned_from(learner, stream[index])
+    if learned is None or not learned.forgotten.numel():
+        return graph, examples
+    if graph is learned.given.graph:
+        now = learned.task()
+        return now.graph, getattr(now, part)
+    given: Tensor = getattr(learned.given, part)  # in the same order as in a graph of several tasks
+    return graph, examples[~torch.isin(given, learned.forgotten)]
 
 
 def _on_graph(

@@ -135,7 +135,7 @@ def _everywhere(
         if of_classes:
             chosen &= ~task.graph.labelled
         chosen[asked.get(number, numbers[:0])] = True
-        chosen[torch.cat([learned.unlabelled, learned.removed])] = False
+        chosen[learned.forgotten] = False
         if chosen.any():
             gone[number] = torch.nonzero(chosen).reshape(-1)
     return gone
@@ -283,11 +283,11 @@ class _Exchange:
     def _validation_lost(self, number: int) -> Task:
         """The task with only those validation examples that are to be forgotten, or whose class is gone from it."""
         old, learned, before = self.old[number], self.after[number], self.found[number]
-        gone = torch.cat([learned.unlabelled, learned.removed])
+        gone = learned.forgotten
         left = torch.tensor(self.new[number].class_positions, dtype=torch.long)
         classes = [place for place in old.class_positions if place not in left]
         forgotten = torch.zeros(old.graph.num_examples, dtype=torch.bool)
-        forgotten[before.numbers_now(gone[~torch.isin(gone, torch.cat([before.unlabelled, before.removed]))])] = True
+        forgotten[before.numbers_now(gone[~torch.isin(gone, before.forgotten)])] = True
         lost = forgotten[old.val] | torch.isin(old.graph.y[old.val], torch.tensor(classes, dtype=torch.long))
         return dataclasses.replace(old, val=old.val[lost])
 

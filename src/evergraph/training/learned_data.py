@@ -36,6 +36,11 @@ class Learned:
     unlabelled: Tensor
     removed: Tensor
 
+    @property
+    def forgotten(self) -> Tensor:
+        """All examples forgotten since, as indices in `given`."""
+        return torch.cat([self.unlabelled, self.removed])
+
     def task(self) -> Task:
         """The task as the learner knows it now, without the examples forgotten since."""
         task = self.given
@@ -61,7 +66,7 @@ class Learned:
         """Entries of the learner's record by which the same data are recognized again."""
         forgotten = {"unlabelled": self.unlabelled.tolist(), "removed": self.removed.tolist()}
         own = torch.cat([self.given.train, self.given.val, self.given.test])  # neighbours are counted elsewhere
-        count = int(torch.isin(own, torch.cat([self.unlabelled, self.removed])).sum())
+        count = int(torch.isin(own, self.forgotten).sum())
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
@@ -109,12 +114,32 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
     return LearnedBefore([learned.number for learned in found], examples, len(forgotten), False, others)
 
 
+def learned_from(learner: Learner, task: Task) -> Learned | None:
+    """Find this very task among those learned, whatever was forgotten since; None if it was not learned."""
+    return next(_matches(learner, task), None)
+
+
+def without_forgotten(learner: Learner, task: Task) -> Task:
+    """Return the task as the learner knows it: if it was learned, without the examples forgotten since."""
+    learned = learned_from(learner, task)
+    return task if learned is None else learned.task()
+
+
+def classes_given(learner: Learner, number: int) -> list[ClassName]:
+    """Classes of a task as its data were given, including those forgotten since."""
+    given = [name for name, _ in learner.records[number].get("given_classes", ())]
+    return given or list(learner.history[number]["classes"])
+
+
 def trained_on(learner: Learner, task: Task) -> int:
     """Number of a task's test examples that were learned from: its graph was learned with another split, or none."""
     if task.graph.level == "link" or task.graph.rows is not None or learner.learned_as(task) is not None:
         return 0
-    known = [torch.cat([learned.given.train, learned.given.val]) for learned in _matches(learner, task.graph)]
-    return int(torch.isin(task.test, torch.cat(known)).sum()) if known else 0
+    known = torch.zeros(task.graph.num_examples, dtype=torch.bool)
+    for learned in _matches(learner, task.graph):
+        own = torch.cat([learned.given.train, learned.given.val])
+        known[own[~torch.isin(own, learned.forgotten)]] = True
+    return int(known[task.test].sum())
 
 
 def _forgotten(record: dict[str, Any]) -> set[int]:
@@ -223,7 +248,7 @@ def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
 
 def _as_learned(learner: Learner, graph: Graph, number: int) -> Iterator[Task]:
     """Yield the tasks that `learn` may have made from a graph, with and without examples held out."""
-    names = [name for name, _ in learner.records[number].get("given_classes", ())] or learner.history[number]["classes"]
+    names = classes_given(learner, number)
     if graph.has_classes and not set(names) <= set(graph.class_names):
         return
     classes = names if graph.has_classes else None

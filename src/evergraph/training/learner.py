@@ -24,11 +24,11 @@ from evergraph.training.defaults import default_method, pick_device, targets_kno
 from evergraph.training.evaluating import evaluate
 from evergraph.training.forgetting import forget
 from evergraph.training.inputs import Tasks, as_task, as_tasks, is_id
-from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before
+from evergraph.training.learned_data import LearnedBefore, first_graph, learned_before, learned_from
 from evergraph.training.learning import check_fit, grow, learn
 from evergraph.training.loop import OnEpoch, OptimizerState, Progress
 from evergraph.training.predicting import Prediction, asked, outputs, predict
-from evergraph.training.settings import Training
+from evergraph.training.settings import Training, unknown_setting
 from evergraph.training.snapshot import learner_state, restore
 from evergraph.training.transaction import own_random_numbers
 from evergraph.training.why import Explanation, why
@@ -65,18 +65,17 @@ class Learner(metaclass=Checked):
         seed: Seed = 0,
         **settings: Any,
     ) -> None:
-        unknown_settings = sorted(set(settings) - set(Training.__dataclass_fields__))
-        if unknown_settings:
-            raise EvergraphError(
-                f"unknown setting {unknown_settings[0]!r}; choose from {', '.join(Training.__dataclass_fields__)}"
-            )
         if dtype is not None and not dtype.is_floating_point:
             raise EvergraphError(f"Learner: dtype={dtype} must be one of real numbers, e.g. torch.float64")
         if method is None and (is_method(model) or (isinstance(model, str) and model not in MODELS)):
             model, method = None, model  # eg.Learner("ewc")
-        self._asked_for = (model, method, training, settings)
+        known = {key: value for key, value in settings.items() if key in Training.__dataclass_fields__}
+        self._asked_for = (model, method, training, known)
         self.problem_is_open = problem is None
         self._build(problem or f"{level_of(model)}-classification")
+        for key, value in settings.items():
+            if key not in known:
+                raise unknown_setting(key, value, (model, self.model), (method, self.method))
         self.device, self.dtype = pick_device(device), dtype
         self.seed, self.num_classes = seed, num_classes
         self.classes_: list[ClassName] = []  # classes_[unit]: the class of each output unit in use
@@ -194,9 +193,9 @@ class Learner(metaclass=Checked):
         return self
 
     def learned_as(self, task: Task) -> int | None:
-        """Number under which this very task was learned, if it is unchanged since; None otherwise."""
-        marks = [record["mark"] for record in self.records]
-        return marks.index(task.mark()) if task.mark() in marks else None
+        """Number under which this very task was learned, whatever was forgotten since; None if it was not."""
+        learned = learned_from(self, task)
+        return None if learned is None else learned.number
 
     @checked
     def grow(self, num_classes: ClassCount) -> None:
@@ -335,9 +334,9 @@ class Learner(metaclass=Checked):
         """
         if not str(path):
             raise EvergraphError("save: path is empty; name a folder")
-        if notes is not None:
-            self.notes = notes
-        save_tree(path, learner_state(self))
+        kept = self.notes if notes is None else notes
+        save_tree(path, {**learner_state(self), "notes": kept})
+        self.notes = kept  # only now: notes that cannot be saved must not spoil later calls
 
     @classmethod
     @checked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from evergraph.evaluation import METRICS
 from evergraph.methods import View
 from evergraph.training.evidence import strangeness
 from evergraph.training.inputs import chosen_examples, chosen_units, example_ids, is_pairs
-from evergraph.training.unknown import familiar_of
+from evergraph.training.unknown import familiar_of, in_words
 
 if TYPE_CHECKING:
     from evergraph.training.learner import Learner
@@ -95,7 +96,10 @@ def predict(
                 "unknown classes need validation examples, and no task had any; learn with some held out"
             )
         prediction.strangeness = familiar.score(strangeness(learner, graph, chosen, outputs))
-        prediction.unknown = prediction.strangeness > familiar.threshold(unknown)
+        threshold = familiar.threshold(unknown)
+        if math.isinf(threshold):
+            tell(f"unknown classes: {in_words(threshold, unknown)}; learn with more held out, or raise the rate")
+        prediction.unknown = prediction.strangeness > threshold
     return prediction
 
 

@@ -6,8 +6,17 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from evergraph.core.settings import Checked, Fraction, NonNegative, NonNegativeInt, NotEmpty, Positive, PositiveInt
-from evergraph.errors import EvergraphError
+from evergraph.core.settings import (
+    Checked,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    NotEmpty,
+    Positive,
+    PositiveInt,
+    settings_of,
+)
+from evergraph.errors import EvergraphError, shown
 
 LabelScope = Literal["seen", "current", "all"]
 LABEL_SCOPES: tuple[str, ...] = get_args(LabelScope)
@@ -82,3 +91,37 @@ class Training(metaclass=Checked):
         """The settings as plain values."""
         fan_out = list(self.fan_out) if self.fan_out else None
         return {**asdict(self), "fan_out": fan_out, "optimizer": OPTIMIZERS[self.optimizer]}
+
+
+def unknown_setting(name: str, value: Any, model: tuple[Any, Any], method: tuple[Any, Any]) -> EvergraphError:
+    """Return the error for a keyword of a learner that is no training setting; it says so if it is one of its parts.
+
+    Args:
+        name: the keyword.
+        value: what was given for it.
+        model: the model, as it was given and as it was built.
+        method: the method, likewise.
+    """
+    (given_model, built_model), (given_method, built_method) = model, method
+    parts = getattr(built_method, "methods", [built_method])  # several of a composition
+    if any(name in settings_of(type(part)) for part in parts):
+        before = [] if given_model is None else [_as_given(given_model)]
+        calls = ", ".join(_with(part, name, value) for part in parts)
+        kind, call = "method", [*before, calls if len(parts) == 1 else f"eg.Compose({calls})"]
+    elif name in settings_of(type(built_model)):
+        after = [] if given_method is None else [_as_given(given_method)]
+        kind, call = "model", [_with(built_model, name, value), *after]
+    else:
+        return EvergraphError(f"unknown setting {name!r}; choose from {', '.join(Training.__dataclass_fields__)}")
+    return EvergraphError(f"{name!r} is a setting of the {kind}; give it there: eg.Learner({', '.join(call)})")
+
+
+def _as_given(part: Any) -> str:
+    return repr(part) if isinstance(part, str) else "…"
+
+
+def _with(part: Any, name: str, value: Any) -> str:
+    """The call that makes a method or model, with a setting if it has that one."""
+    package = "eg." if type(part).__module__.startswith("evergraph.") else ""
+    setting = f"{name}={shown(value)}" if name in settings_of(type(part)) else ""
+    return f"{package}{type(part).__name__}({setting})"

@@ -129,6 +129,13 @@ def separations(tables: Sequence[Cells], strangers: Tensor) -> list[float]:
     return found
 
 
+def in_words(threshold: float | None, false_alarms: float) -> str:
+    """Say which examples are flagged; a threshold that is infinite, or None, flags none."""
+    none = threshold is None or math.isinf(threshold)
+    flagged = "too few validation examples to flag any" if none else f"flagged above {threshold:.3g}"
+    return f"{flagged}, at {100 * false_alarms:g} % false alarms"
+
+
 def familiar_of(records: Sequence[Mapping[str, Any]]) -> Familiar | None:
     """Distribution of known examples from the records of all tasks, with the best mixture so far, by default ½."""
     votes = [sum(column) for column in zip(*(record["separations"] for record in records if record.get("separations")))]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from evergraph.evaluation import mean_std, within_noise
+from evergraph.experiments import told
 from evergraph.experiments.method_table import keeps_old_data
 
 STYLES = {
@@ -31,15 +32,19 @@ def style_of(method: str) -> int:
     return STYLES.get(method, 8 + zlib.crc32(method.encode()) % (MOST_STYLES - 8))
 
 
-def role_of(access: Mapping[str, Any]) -> str:
+def role_of(result: Mapping[str, Any]) -> str:
     """`ceiling` for a method that trains on all old data, `old data` for one that keeps some of it, else empty.
+
+    A method that keeps something and declares nothing is `undeclared`.
 
     Results of version 0.1 do not say whether all data is used: there, a method that keeps graphs uses all.
     """
-    keeps = access.get("keeps", ())
-    if access.get("all_data", "graphs" in keeps):
+    access, keeps = result.get("access", {}), told.keeps(result)
+    if access.get("all_data", "graphs" in keeps.split(", ")):
         return CEILING
-    return OLD_DATA if keeps_old_data({"access": access}) else ""
+    if keeps == told.UNDECLARED:
+        return keeps
+    return OLD_DATA if keeps_old_data(result) else ""
 
 
 def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -76,8 +81,8 @@ def answers(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "test_graph": test_graph,
                 "best": best,
                 "rivals": len(rivals),
-                "tied": [int(number) for number, told in tied.items() if told and int(number) != best],
-                "told": bool(tied) and all(told is not None for told in tied.values()),
+                "tied": [int(number) for number, chance in tied.items() if chance and int(number) != best],
+                "told": bool(tied) and all(chance is not None for chance in tied.values()),
                 "ceiling": ceiling,
                 "alone": [first for first in teams if _is_alone(runs, first, teams)],
                 "pooled": {first: _pooled(runs, teams[first]) for first in (best, ceiling) if first is not None},

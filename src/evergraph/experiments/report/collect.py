@@ -22,7 +22,7 @@ from evergraph.experiments.plots import anytime_curve, change_matrix, describe_m
 from evergraph.experiments.report.answer import COLOURS, role_of, style_of
 from evergraph.experiments.result_file import CELLS, RESULTS, TUNING, each_test_graph, is_trial, read_results
 from evergraph.experiments.run_folder import read_result
-from evergraph.experiments.told import bytes_kept, uses
+from evergraph.experiments.told import bytes_kept, keeps, uses
 from evergraph.persistence.reading import read_rows
 
 MOST_POINTS = 600  # per learning curve; a page has no more pixels
@@ -130,8 +130,11 @@ def _entry(place: str, result: dict[str, Any], curves: list[dict[str, Any]]) -> 
         "seeds": result["seeds"],
         "seconds": result.get("seconds"),
         "style": style_of(str(result["method"])),
-        "role": role_of(result.get("access", {})),
-        "access": {key: _text(value) or "nothing" for key, value in result.get("access", {}).items()},
+        "role": role_of(result),
+        "access": {
+            key: keeps(result) if key == "keeps" else _text(value) or "nothing"
+            for key, value in result.get("access", {}).items()
+        },
         "uses": uses(result),
         "test_nodes_read": result.get("test_nodes_read"),
         "leak": _finite(result["leak"]) if result.get("leak") else None,
