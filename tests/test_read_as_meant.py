@@ -86,6 +86,10 @@ def test_weights_that_vanish_beside_the_node_itself_are_told_of() -> None:
     assert "neighbours hardly count" in told(lambda: graph(edge_weight=np.full(NUMBER, 1e-7)))
 
 
+def test_weights_that_are_all_zero_are_told_of() -> None:
+    assert "every edge has the weight 0; such edges are dropped" in told(lambda: graph(edge_weight=np.zeros(NUMBER)))
+
+
 # tables
 
 

@@ -310,6 +310,8 @@ def make_adjacency(
     matrix.eliminate_zeros()
     if source.size and not keep.any():
         tell(f"{name}: every edge joins a node to itself; such edges are dropped, and none is left")
+    elif source.size and not matrix.nnz:
+        tell(f"{name}: every edge has the weight 0; such edges are dropped, and none is left")
     if undirected is not False:
         both = matrix.maximum(matrix.T.tocsr()).tocsr()
         if undirected is None and both.nnz > matrix.nnz:
