@@ -197,6 +197,15 @@ def nearly_alike(names: Iterable[Any], others: Iterable[Any]) -> tuple[Any, Any]
     return next(((name, other) for name, other in pairs if str(name) != str(other)), None)
 
 
+def as_known(names: Iterable[ClassName], known: Sequence[ClassName]) -> list[ClassName]:
+    """Return names as they are known: 10 for '10', and the other way round, since a table's other labels decide which.
+
+    A name that is not known in either form stays as it is.
+    """
+    exact, by_text = set(known), {str(name): name for name in known}
+    return [name if name in exact else by_text.get(str(name), name) for name in names]
+
+
 def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
     """List names by label, from {label: name} or {name: label}; a label without a name keeps its number."""
     pairs = list(class_names.items())
