@@ -122,6 +122,12 @@ def targets_and_names(
             "give a row of finite numbers for each, NaN where one is not known"
         )
     labels = torch.as_tensor(values.astype(np.float32))
+    rows = labels[~labels.isnan().all(1)]
+    if min(rows.shape) > 1 and bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
+        tell(
+            f"{name}: every row of y has a single 1, read as one of {labels.size(1)} labels; if these are classes, "
+            "give y.argmax(1)"
+        )
     names: list[ClassName] = list(range(labels.size(1))) if class_names is None else _names(class_names, name)
     if len(names) != labels.size(1):
         raise EvergraphError(f"{name}: {labels.size(1)} columns of targets but {len(names)} names; give one for each")
