@@ -13,6 +13,7 @@ import torch
 
 import evergraph as eg
 from evergraph.cli.forget import forget_command
+from evergraph.cli.parsing import class_names
 from evergraph.cli.predict import parse_nodes
 from evergraph.data import as_graph
 from evergraph.errors import EvergraphWarning
@@ -60,7 +61,7 @@ def test_nodes_with_whole_numbers_as_ids_are_asked_for_by_these(tmp_path: Path) 
     assert not len(learner.predict(graph, []))
     with pytest.raises(eg.EvergraphError, match="ids of nodes, or numbers of its rows"):
         learner.predict(graph, np.array([7]))
-    with pytest.raises(eg.EvergraphError, match=r"no node has the id '40'.*by a tensor"):
+    with pytest.raises(eg.EvergraphError, match=r"no node has the id '40'; ids are like .*; a tensor asks for rows"):
         learner.predict(graph, [40])
     assert learner.predict(graph, np.array(["7"])).names == [7]
 
@@ -97,6 +98,32 @@ def test_the_command_forgets_the_nodes_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(eg.Learner, "forget", lambda self, nodes, *_, **__: asked.append(nodes) or 0)
     forget_command(source, folder, nodes="7,3", device="cpu")
     assert asked == [["7", "3"]]
+
+
+def test_a_node_that_is_not_there_is_asked_for_on_the_command_line(evergraph: Any, tmp_path: Path) -> None:
+    source = f"{write(tmp_path / 'nodes.csv', columns('abcdefghij'))}:edges=none"
+    learner_of(source).save(tmp_path / "kept")
+    for command in (("why", source, "--node", "nobody"), ("predict", source, "--nodes", "nobody")):
+        status, _, error = evergraph(*command, "--checkpoint", tmp_path / "kept")
+        assert status == 2
+        assert error.splitlines()[-1] == "error: nodes: no node has the id 'nobody'; ids are like 'a'"
+
+
+def test_classes_with_a_comma_are_quoted_in_lists(tmp_path: Path) -> None:
+    table = columns(range(COUNT))
+    table["label"] = np.array(["red, green", 'the "blue", one'])[table["label"]]
+    graph = eg.from_tables(table)
+    learner, listed = learner_of(graph), '"red, green", "the ""blue"", one"'
+    for ask in (
+        lambda: learner.predict(graph, classes=["red"]),
+        lambda: learner.forget(classes="red", data=graph),
+        lambda: eg.Task.of(graph, ["red"]),
+        lambda: eg.TaskStream(graph, order=["red"]),
+    ):
+        with pytest.raises(eg.EvergraphError) as raised:
+            ask()
+        assert str(raised.value).endswith(f": {listed}")
+    assert class_names(listed) == graph.class_names
 
 
 def test_nodes_without_ids_are_asked_for_by_number() -> None:

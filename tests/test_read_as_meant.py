@@ -107,6 +107,16 @@ def test_labels_among_the_features_are_told_of() -> None:
     assert "read as features: label" in text
 
 
+def test_a_column_that_may_hold_the_classes_is_named() -> None:
+    nodes = {"id": NODES["id"], "title": NODES["id"], "fruit": NODES["label"], "a": NODES["a"]}
+    text = told(lambda: eg.from_tables(nodes, ENDS, undirected=True))
+    assert "'title', 'fruit'; give each of their values a column of 0 and 1; if 'fruit' holds the classes" in text
+    assert text.endswith("add label=fruit")
+    with pytest.warns(EvergraphWarning), pytest.raises(eg.EvergraphError, match=r"name a table's column.*label=COLUMN"):
+        eg.Task.of(eg.from_tables(nodes, ENDS, undirected=True))
+    assert "add label=" not in told(lambda: eg.from_tables({**nodes, "label": Y}, ENDS, undirected=True))
+
+
 def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text(
         "id,label,a,b\n" + "\n".join(f"n{i},c,{'1.5' if i != 7 else '1;5'},{i}" for i in range(9))
@@ -190,6 +200,13 @@ def test_test_nodes_are_not_trained_on_where_there_is_no_train_mask() -> None:
         task = eg.Task.of(pyg(test_mask=test))
     assert task.test.tolist() == list(range(10))
     assert task.train.tolist() == list(range(10, NUMBER))
+
+
+def test_masks_without_training_nodes_name_the_graph_and_the_way_out(evergraph: Any, tmp_path: Path) -> None:
+    torch.save(pyg(train_mask=torch.zeros(NUMBER, dtype=torch.bool)), tmp_path / "month.pt")
+    status, _, error = evergraph("learn", tmp_path / "month.pt", "--checkpoint", tmp_path / "kept")
+    assert status == 2
+    assert "error: month, task 0: no training nodes; put some into the split (train_mask, or the column split" in error
 
 
 def test_overlapping_masks_are_told_of() -> None:

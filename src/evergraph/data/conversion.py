@@ -12,7 +12,7 @@ from torch import Tensor
 from evergraph.data.arrays import as_array, read_edges
 from evergraph.data.attributes import extra_values, masks_as_splits, tell_of_edge_features
 from evergraph.data.examples import make_graphs, make_links
-from evergraph.data.graph import Graph, from_pyg
+from evergraph.data.graph import NEEDED, Graph, from_pyg
 from evergraph.errors import EvergraphError, tell
 
 
@@ -46,7 +46,7 @@ def from_graphs(
         if missing:
             raise EvergraphError(
                 f"{name}: graph {number} of the list is of type {type(one).__name__}; it has no "
-                f"{' and no '.join(missing)}, and evergraph needs both"
+                f"{' and no '.join(missing)}; {NEEDED}"
             )
         features.append(as_array(one.x))
         if features[-1].ndim != 2 or features[-1].shape[1] != features[0].shape[1]:

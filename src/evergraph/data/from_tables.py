@@ -96,7 +96,7 @@ def from_tables(
         _tell_of_index(index, "id, if it names the nodes", name)
         reserved.update(index)
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
-    x, feature_names = _features(table, features, reserved, missing, name)
+    x, feature_names = _features(table, features, reserved, missing, name, labelled=label_column is not None)
     if features is None and (odd := [column for column in feature_names if is_usual(column, (*IDS, *LABELS))]):
         tell(f"{name}: read as features: {', '.join(odd)}; if they are not, name the features (features=…)")
     y = None
@@ -142,9 +142,18 @@ def _ids(values: np.ndarray, keys: list[str], name: str) -> Any:
 
 
 def _features(
-    table: Columns, wanted: Sequence[str] | None, reserved: set[str | None], missing: Missing, name: str
+    table: Columns,
+    wanted: Sequence[str] | None,
+    reserved: set[str | None],
+    missing: Missing,
+    name: str,
+    *,
+    labelled: bool,
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the feature matrix and the names of its columns; a column of vectors becomes several."""
+    """Return the feature matrix and the names of its columns; a column of vectors becomes several.
+
+    Unless the table is `labelled`, the warning about columns of text asks whether one of them holds the classes.
+    """
     if isinstance(wanted, str):
         wanted = [wanted]
     if twice := [column for column in wanted or () if list(wanted or ()).count(column) > 1]:
@@ -162,7 +171,9 @@ def _features(
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
     if text and not wanted:
         listed = ", ".join(_with_odd_cell(table, column) for column in text)
-        tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1")
+        repeating = () if labelled else [column for column in text if _repeats(table[column])]
+        hint = f"; if {repeating[0]!r} holds the classes, add label={repeating[0]}" if repeating else ""
+        tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1{hint}")
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")
     parts, names = [], []
@@ -181,6 +192,11 @@ def _features(
     x = np.concatenate(parts, axis=1)
     tell_of_lost_digits(x, names, name)
     return _filled(x.astype(np.float32), names, missing, name), names
+
+
+def _repeats(values: np.ndarray) -> bool:
+    """Whether values come twice or more on average, as classes do and names do not."""
+    return 2 * len(set(map(str, values.tolist()))) <= len(values)
 
 
 def _with_odd_cell(table: Columns, column: str) -> str:

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
-from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks, trained_classes
+from evergraph.data.arrangement import (
+    given_split,
+    no_labels,
+    split_what_can_be,
+    split_within_tasks,
+    trained_classes,
+)
 from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.examples import with_negatives, with_training_edges
 from evergraph.data.files import as_graph
@@ -94,12 +100,7 @@ class Task:
             return cls._of_columns(graph, classes, hold_out, seed, index)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()
         if not present:
-            fix = (
-                ""
-                if graph.level != "link"
-                else ": give edge_label, or links to predict by eg.make_links(negatives=True)"
-            )
-            raise EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn{fix}")
+            raise no_labels(graph)
         if classes is not None:
             position_of = {str(graph.class_names[position]): position for position in present}
             for name in classes:

@@ -19,7 +19,7 @@ from torch import Tensor
 from evergraph.core.capabilities import capable
 from evergraph.data import ClassName, Task
 from evergraph.data.arrays import as_known
-from evergraph.errors import EvergraphError, tell
+from evergraph.errors import EvergraphError, in_a_list, tell
 from evergraph.methods import Context
 from evergraph.methods.closed_form.forgetting import (
     Forgetting,
@@ -171,7 +171,7 @@ def _of_classes(
     by_name = {str(name): name for name in learner.classes_}
     for name in named:
         if str(name) not in by_name:
-            raise EvergraphError(f"the learner knows no class {name!r}; it knows: {', '.join(by_name)}")
+            raise EvergraphError(f"the learner knows no class {name!r}; it knows: {', '.join(map(in_a_list, by_name))}")
     wanted = {by_name[str(name)] for name in named}
     for number, entry in enumerate(learner.history):
         if wanted & set(entry["classes"]) and number not in found:

@@ -97,10 +97,8 @@ def _by_id(given: Any, nodes: list[Any], graph: Graph) -> Tensor:
     number = {str(name): position for position, name in enumerate(known)}
     for name in map(str, nodes):
         if name not in number:
-            raise EvergraphError(
-                f"{graph.name}: no {graph.level} has the id {name!r}; ids are like {known[0]!r}, and numbers of rows "
-                "are asked for by a tensor"
-            )
+            rows = "" if all(isinstance(node, str) for node in nodes) else "; a tensor asks for rows by their numbers"
+            raise EvergraphError(f"{graph.name}: no {graph.level} has the id {name!r}; ids are like {known[0]!r}{rows}")
     if len(number) < len(known):
         twice = next((name for name in map(str, nodes) if list(map(str, known)).count(name) > 1), None)
         if twice is not None:

@@ -90,7 +90,10 @@ def small_state(learner: Learner) -> dict[str, Any]:
 def check_fit(learner: Learner, task: Task) -> None:
     """Raise if the learner cannot learn this task as its next one."""
     if task.train.numel() == 0 and task.graph.rows is None:
-        raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
+        fix = "give it some"
+        if task.graph.splits is not None:
+            fix = "put some into the split (train_mask, or the column split of a table), or leave the split out"
+        raise EvergraphError(f"{task.graph.name}, task {task.index}: no training {task.graph.level}s; {fix}")
     if task.graph.level != learner.problem.level:
         wanted = problem_of(task.graph)
         fix = f"name the problem: Learner(problem={wanted!r}), --problem {wanted}"
