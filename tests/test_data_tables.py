@@ -160,7 +160,7 @@ def test_an_index_that_pandas_wrote_is_no_feature(tables: Path) -> None:
         with pytest.warns(EvergraphWarning) as told:
             made = eg.from_tables(f"people-{number}.csv", f"follows-{number}.csv", label="role", undirected=True)
         notes = [str(note.message) for note in told]
-        assert [note.partition(" is not read, since pandas")[0] for note in notes] == [
+        assert [note.partition(" looks like an index written by pandas")[0] for note in notes] == [
             f"people-{number}: column {column}",
             f"follows-{number}.csv: column {column}",
         ]

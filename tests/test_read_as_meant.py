@@ -178,7 +178,7 @@ def test_classes_in_columns_are_told_of() -> None:
     one_hot = np.eye(3)[np.arange(NUMBER) % 3]
     assert "if these are classes, give y.argmax(1)" in told(lambda: graph(y=one_hot))
     one_hot[3:5] = np.nan
-    assert "single 1, read as one of 3 labels" in told(lambda: graph(y=torch.tensor(one_hot)))
+    assert "single 1, and its 3 columns are read as labels" in told(lambda: graph(y=torch.tensor(one_hot)))
     several, unknown = np.eye(3)[np.arange(NUMBER) % 3], one_hot.copy()
     several[0], unknown[3, 0] = 1, 0
     with warnings.catch_warnings():

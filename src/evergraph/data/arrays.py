@@ -125,8 +125,8 @@ def targets_and_names(
     rows = labels[~labels.isnan().all(1)]
     if min(rows.shape) > 1 and bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
         tell(
-            f"{name}: every row of y has a single 1, read as one of {labels.size(1)} labels; if these are classes, "
-            "give y.argmax(1)"
+            f"{name}: every row of y has a single 1, and its {labels.size(1)} columns are read as labels; if these are "
+            "classes, give y.argmax(1)"
         )
     names: list[ClassName] = list(range(labels.size(1))) if class_names is None else _names(class_names, name)
     if len(names) != labels.size(1):

@@ -118,9 +118,9 @@ def from_tables(
 
 
 def _tell_of_index(columns: Sequence[str], rename: str, name: str) -> None:
-    """Warn about columns that are not read because pandas writes an index without a name like them."""
+    """Warn about columns that are not read; `rename` says under which name, and when, one would be."""
     listed = ", ".join(map(repr, columns))
-    tell(f"{name}: column {listed} is not read, since pandas writes the index so; give it a name to read it: {rename}")
+    tell(f"{name}: column {listed} looks like an index written by pandas and is not read; call it {rename}")
 
 
 def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
