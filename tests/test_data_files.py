@@ -2,6 +2,7 @@
 
 import os
 import random
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch_geometric.data import Data
 import evergraph as eg
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data.files import fingerprint, read_graph_file
+from evergraph.errors import EvergraphWarning
 from graph_files import npz_parts
 
 
@@ -53,6 +55,26 @@ def test_npz_edges_become_undirected(parts: dict, tmp_path: Path) -> None:
 def test_pickled_members_that_are_not_needed_are_not_read(parts: dict, tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", **parts, attr_names=np.array(["a", {}], dtype=object), metadata=np.array({}))
     assert read_graph_file(tmp_path / "g.npz").num_nodes == 60
+
+
+@pytest.mark.parametrize("layout", ["plain", "benchmark"])
+def test_arrays_that_are_not_read_are_named(small_graph: eg.Graph, parts: dict, tmp_path: Path, layout: str) -> None:
+    plain = {"x": small_graph.x, "edge_index": small_graph.edge_index, "y": small_graph.y}
+    given = plain if layout == "plain" else parts
+    np.savez(tmp_path / "fine.npz", **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EvergraphWarning)
+        read_graph_file(tmp_path / "fine.npz")
+    extra = {"edge_attr": np.ones((2, 3)), "ids": np.arange(60), "target": np.array([{}], dtype=object)}
+    np.savez(tmp_path / "g.npz", **given, **extra)
+    with pytest.warns(EvergraphWarning, match=r"not read: edge_attr, ids, target; the arrays read are .*class_names"):
+        read_graph_file(tmp_path / "g.npz")
+
+
+def test_labels_under_the_name_of_the_other_layout_are_named(small_graph: eg.Graph, tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", x=small_graph.x, edge_index=small_graph.edge_index, labels=small_graph.y)
+    with pytest.warns(EvergraphWarning, match="not read: labels; the arrays read are x, edge_index, y,"):
+        assert not read_graph_file(tmp_path / "g.npz").labelled.any()
 
 
 @pytest.mark.parametrize("key", ["labels", "attr_data", "class_names"])

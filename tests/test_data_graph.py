@@ -157,6 +157,9 @@ def test_from_pyg_without_labels_can_be_predicted_on_but_not_learned() -> None:
 def test_from_pyg_names_what_is_missing() -> None:
     with pytest.raises(eg.EvergraphError, match="no x and no edge_index"):
         eg.from_pyg(Data(y=torch.tensor(Y)))
+    for made in (eg.from_pyg, lambda data: eg.Task.of([data])):
+        with pytest.raises(eg.EvergraphError, match=r"has no x; evergraph needs x .* and edge_index \(the edges\)"):
+            made(Data(edge_index=torch.tensor(EDGES)))
     with pytest.raises(eg.EvergraphError, match="str is not a graph"):
         eg.from_pyg("not a graph")
 

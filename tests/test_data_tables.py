@@ -150,6 +150,39 @@ def test_numbers_that_may_be_ids_are_not_passed_over_in_silence() -> None:
     assert made.feature_names == ["age"]
 
 
+def test_an_index_that_pandas_wrote_is_no_feature(tables: Path) -> None:
+    """The number of a row would be learned as if it said something."""
+    people, follows = pd.read_csv("people.csv").drop(columns=["city", "height"]), pd.read_csv("follows.csv")
+    wanted = eg.from_tables(people, follows, label="role", undirected=True)
+    for number, column in enumerate(("''", "'', 'Unnamed: 0'", "'', 'Unnamed: 0.1', 'Unnamed: 0'")):
+        people.to_csv(f"people-{number}.csv")
+        follows.to_csv(f"follows-{number}.csv")
+        with pytest.warns(EvergraphWarning) as told:
+            made = eg.from_tables(f"people-{number}.csv", f"follows-{number}.csv", label="role", undirected=True)
+        notes = [str(note.message) for note in told]
+        assert [note.partition(" looks like an index written by pandas")[0] for note in notes] == [
+            f"people-{number}: column {column}",
+            f"follows-{number}.csv: column {column}",
+        ]
+        assert alike(made, wanted)
+        people, follows = pd.read_csv(f"people-{number}.csv"), pd.read_csv(f"follows-{number}.csv")
+    people.set_index("id", drop=False).rename_axis(None).to_parquet("index.parquet")
+    assert "__index_level_0__" not in (eg.from_tables("index.parquet", label="role").feature_names or ())
+
+
+def test_an_index_that_is_asked_for_is_read(tables: Path) -> None:
+    nodes = {"": ["ada", "bob"], "Unnamed: 0": [7.0, 8.0], "age": [1.0, 2.0]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EvergraphWarning)
+        made = eg.from_tables(nodes, {"": ["ada"], "to": ["bob"]}, id="", features=["Unnamed: 0"], undirected=True)
+    assert made.attributes["id"].names == ["ada", "bob"]
+    assert (made.x.tolist(), made.num_edges) == ([[7.0], [8.0]], 2)
+    pd.DataFrame({"one": ["ada"], "other": ["bob"], "amount": [2.0]}).to_csv("amounts.csv")
+    with pytest.warns(EvergraphWarning) as told:
+        eg.from_tables(nodes, "amounts.csv", id="", source="one", target="other", features=["age"], undirected=True)
+    assert any("columns not read: amount (weight=amount" in str(note.message) for note in told)
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "people.csv": ({}, "a node table needs its edge list; write people.csv:edges=EDGES.csv"),
     "people.csv:edges=nobody.csv": ({}, "no file nobody.csv"),

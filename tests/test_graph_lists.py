@@ -65,6 +65,25 @@ def test_odd_targets_of_graphs_are_one_line() -> None:
         as_graph(graphs(["spam", 1]))
 
 
+@pytest.mark.parametrize("sizes", [[8] * 4, [8, 5, 1, 3]])
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_graphs_with_a_label_per_node_are_no_graphs_with_many_labels(sizes: list[int], shape: tuple[int, ...]) -> None:
+    labelled = [
+        Data(x=torch.randn(size, 3), edge_index=torch.zeros(2, 0).long(), y=(torch.arange(size) % 2).reshape(shape))
+        for size in sizes
+    ]
+    with pytest.raises(eg.EvergraphError, match=r"one label per node; such graphs are learned one at a time.*\(1, num"):
+        as_graph(labelled)
+
+
+def test_as_many_labels_of_a_graph_as_it_has_nodes_are_fine() -> None:
+    x, edges = torch.randn(3, 2), torch.zeros(2, 0).long()
+    rows = as_graph([Data(x=x, edge_index=edges, y=torch.tensor([[0, 1, number % 2]])) for number in range(4)])
+    assert rows.y.shape == (4, 3)
+    single = as_graph([Data(x=x[:1], edge_index=edges, y=torch.tensor([number % 2])) for number in range(4)])
+    assert single.y.tolist() == [0, 1, 0, 1]
+
+
 def test_a_graph_without_nodes_is_an_example_wherever_it_stands() -> None:
     some = graphs([torch.tensor([number % 2]) for number in range(30)])
     learner = eg.Learner(eg.RandomFeatures(hidden=30), "analytic", dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Graphs on disk: what comes back is what was written, and training cannot tell."""
 
 import json
+import shlex
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -176,6 +177,17 @@ def test_convert_on_the_command_line(tmp_path: Path) -> None:
     graph = sbm(nodes=200, classes=4)
     assert told == {"folder": str(folder), "nodes": 200, "edges": graph.num_edges}
     assert torch.equal(as_dense(eg.stream(folder).graph.x), as_dense(graph.x))
+
+
+@pytest.mark.parametrize("options", [[], ["--parts", "2"]])
+def test_a_converted_graph_is_everybodys_and_its_command_can_be_pasted(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    folder = tmp_path / "cv 3"
+    done = CliRunner().invoke(make_app(), ["convert", "sbm:nodes=60,classes=2", str(folder), *options])
+    assert done.exit_code == 0, done.output
+    assert folder.stat().st_mode == (tmp_path / "made").stat().st_mode
+    command = shlex.split(" ".join(done.stdout.split()).rpartition(": ")[2])
+    assert command[:3] in (["evergraph", "run", str(folder)], ["evergraph", "learn", str(folder)])
 
 
 def test_pages_of_a_mapped_file_can_go_unless_they_were_written_to(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import evergraph as eg
 from evergraph.cli.forget import forget_command
+from evergraph.cli.parsing import class_names
 from evergraph.cli.predict import parse_nodes
 from evergraph.data import as_graph
 from evergraph.errors import EvergraphWarning
@@ -60,7 +61,7 @@ def test_nodes_with_whole_numbers_as_ids_are_asked_for_by_these(tmp_path: Path) 
     assert not len(learner.predict(graph, []))
     with pytest.raises(eg.EvergraphError, match="ids of nodes, or numbers of its rows"):
         learner.predict(graph, np.array([7]))
-    with pytest.raises(eg.EvergraphError, match=r"no node has the id '40'.*by a tensor"):
+    with pytest.raises(eg.EvergraphError, match=r"no node has the id '40'; ids are like .*; a tensor asks for rows"):
         learner.predict(graph, [40])
     assert learner.predict(graph, np.array(["7"])).names == [7]
 
@@ -97,6 +98,32 @@ def test_the_command_forgets_the_nodes_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(eg.Learner, "forget", lambda self, nodes, *_, **__: asked.append(nodes) or 0)
     forget_command(source, folder, nodes="7,3", device="cpu")
     assert asked == [["7", "3"]]
+
+
+def test_a_node_that_is_not_there_is_asked_for_on_the_command_line(evergraph: Any, tmp_path: Path) -> None:
+    source = f"{write(tmp_path / 'nodes.csv', columns('abcdefghij'))}:edges=none"
+    learner_of(source).save(tmp_path / "kept")
+    for command in (("why", source, "--node", "nobody"), ("predict", source, "--nodes", "nobody")):
+        status, _, error = evergraph(*command, "--checkpoint", tmp_path / "kept")
+        assert status == 2
+        assert error.splitlines()[-1] == "error: nodes: no node has the id 'nobody'; ids are like 'a'"
+
+
+def test_classes_with_a_comma_are_quoted_in_lists(tmp_path: Path) -> None:
+    table = columns(range(COUNT))
+    table["label"] = np.array(["red, green", 'the "blue", one'])[table["label"]]
+    graph = eg.from_tables(table)
+    learner, listed = learner_of(graph), '"red, green", "the ""blue"", one"'
+    for ask in (
+        lambda: learner.predict(graph, classes=["red"]),
+        lambda: learner.forget(classes="red", data=graph),
+        lambda: eg.Task.of(graph, ["red"]),
+        lambda: eg.TaskStream(graph, order=["red"]),
+    ):
+        with pytest.raises(eg.EvergraphError) as raised:
+            ask()
+        assert str(raised.value).endswith(f": {listed}")
+    assert class_names(listed) == graph.class_names
 
 
 def test_nodes_without_ids_are_asked_for_by_number() -> None:
@@ -159,6 +186,57 @@ def test_classes_are_kept_as_they_are_written(tmp_path: Path) -> None:
         graph = eg.from_tables(nodes)
         assert graph.class_names == (sorted({*labels}) if names is None else names)
         assert graph.y.tolist() == y
+
+
+def months(folder: Path) -> tuple[str, str]:
+    """Tables that both have a class 10: among numbers in January, beside text in February."""
+    january, february = columns(range(COUNT)), columns(range(COUNT), seed=1)
+    january["label"], february["label"] = 10 + january["label"], np.array(["other", "10"])[february["label"]]
+    paths = (write(folder / "january.csv", january), write(folder / "february.csv", february))
+    return f"{paths[0]}:edges=none", f"{paths[1]}:edges=none"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("method", ["analytic", "joint", "reservoir"])
+def test_a_class_is_the_same_as_text_and_as_a_number(method: str, turned: bool, tmp_path: Path) -> None:
+    paths = months(tmp_path)[:: -1 if turned else 1]
+    same = [eg.from_tables(path.partition(":")[0]) for path in paths]
+    names = ["10", "other", 11] if turned else [10, 11, "other"]
+    alike = [
+        graph.altered(
+            class_names=[next((own for own in names if str(own) == str(name)), name) for name in graph.class_names]
+        )
+        for graph in same
+    ]
+    learners = [eg.Learner(method, epochs=3, label_scope="seen") for _ in range(2)]
+    for learner, graphs in zip(learners, (paths, alike)):
+        learner.fit(graphs)
+    mixed, plain = learners
+    assert mixed.classes_ == plain.classes_ == names
+    assert [entry["classes"] for entry in mixed.history] == [entry["classes"] for entry in plain.history]
+    assert torch.equal(mixed.logits(same[0]), plain.logits(same[0]))
+    assert mixed.evaluate(paths).accuracies == plain.evaluate(alike).accuracies
+    assert mixed.evaluate(paths).first == plain.evaluate(alike).first
+    streams = [eg.TaskStream(graph, classes_per_task=2) for graph in (same[1], alike[1])]
+    assert mixed.evaluate(streams[0]).accuracies == plain.evaluate(streams[1]).accuracies
+    among = [mixed.predict(paths[1], classes=["10", "other"]), plain.predict(paths[1], classes=[names[0], "other"])]
+    assert among[0].labels == among[1].labels
+    if method != "analytic":
+        return
+    assert mixed.forget(["3"], list(paths)) == plain.forget(["3"], list(alike)) == 1
+    assert mixed.forget(classes="10", data=list(paths)) == plain.forget(classes=10, data=list(alike))
+    assert mixed.classes_ == plain.classes_ == [name for name in names if str(name) != "10"]
+    assert torch.equal(mixed.logits(same[0]), plain.logits(same[0]))
+
+
+def test_commands_take_a_class_as_text_for_the_number(evergraph: Any, tmp_path: Path) -> None:
+    january, february = months(tmp_path)
+    for path in (january, february):
+        assert evergraph("learn", path, "--checkpoint", tmp_path / "kept")[0] == 0
+    status, out, _ = evergraph("predict", february, "--checkpoint", tmp_path / "kept", "--classes", "10,other")
+    assert status == 0
+    assert {line.split(",")[1] for line in out.splitlines()[1:]} == {"10", "other"}
+    assert evergraph("evaluate", january, february, "--checkpoint", tmp_path / "kept")[0] == 0
 
 
 def test_a_class_called_none_is_told_of(tmp_path: Path) -> None:

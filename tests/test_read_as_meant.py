@@ -86,6 +86,10 @@ def test_weights_that_vanish_beside_the_node_itself_are_told_of() -> None:
     assert "neighbours hardly count" in told(lambda: graph(edge_weight=np.full(NUMBER, 1e-7)))
 
 
+def test_weights_that_are_all_zero_are_told_of() -> None:
+    assert "every edge has the weight 0; such edges are dropped" in told(lambda: graph(edge_weight=np.zeros(NUMBER)))
+
+
 # tables
 
 
@@ -101,6 +105,16 @@ def test_labels_among_the_features_are_told_of() -> None:
     nodes = {**NODES, "label": Y, "role": NODES["label"]}
     text = told(lambda: eg.from_tables(nodes, ENDS, label="role", undirected=True))
     assert "read as features: label" in text
+
+
+def test_a_column_that_may_hold_the_classes_is_named() -> None:
+    nodes = {"id": NODES["id"], "title": NODES["id"], "fruit": NODES["label"], "a": NODES["a"]}
+    text = told(lambda: eg.from_tables(nodes, ENDS, undirected=True))
+    assert "'title', 'fruit'; give each of their values a column of 0 and 1; if 'fruit' holds the classes" in text
+    assert text.endswith("add label=fruit")
+    with pytest.warns(EvergraphWarning), pytest.raises(eg.EvergraphError, match=r"name a table's column.*label=COLUMN"):
+        eg.Task.of(eg.from_tables(nodes, ENDS, undirected=True))
+    assert "add label=" not in told(lambda: eg.from_tables({**nodes, "label": Y}, ENDS, undirected=True))
 
 
 def test_the_cell_that_makes_a_column_text_is_named(tmp_path: Path) -> None:
@@ -157,6 +171,22 @@ def test_settings_given_twice_or_empty_are_refused(evergraph: Any, tmp_path: Pat
     assert not Path("kept").exists()
 
 
+# targets
+
+
+def test_classes_in_columns_are_told_of() -> None:
+    one_hot = np.eye(3)[np.arange(NUMBER) % 3]
+    assert "if these are classes, give y.argmax(1)" in told(lambda: graph(y=one_hot))
+    one_hot[3:5] = np.nan
+    assert "single 1, and its 3 columns are read as labels" in told(lambda: graph(y=torch.tensor(one_hot)))
+    several, unknown = np.eye(3)[np.arange(NUMBER) % 3], one_hot.copy()
+    several[0], unknown[3, 0] = 1, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EvergraphWarning)
+        for y in (several, several[:, :1] * 0.5, unknown, X):
+            graph(y=y)
+
+
 # masks
 
 
@@ -170,6 +200,13 @@ def test_test_nodes_are_not_trained_on_where_there_is_no_train_mask() -> None:
         task = eg.Task.of(pyg(test_mask=test))
     assert task.test.tolist() == list(range(10))
     assert task.train.tolist() == list(range(10, NUMBER))
+
+
+def test_masks_without_training_nodes_name_the_graph_and_the_way_out(evergraph: Any, tmp_path: Path) -> None:
+    torch.save(pyg(train_mask=torch.zeros(NUMBER, dtype=torch.bool)), tmp_path / "month.pt")
+    status, _, error = evergraph("learn", tmp_path / "month.pt", "--checkpoint", tmp_path / "kept")
+    assert status == 2
+    assert "error: month, task 0: no training nodes; put some into the split (train_mask, or the column split" in error
 
 
 def test_overlapping_masks_are_told_of() -> None:

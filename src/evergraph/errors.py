@@ -31,13 +31,19 @@ def tell(message: str) -> None:
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> EvergraphError:
     """Return the error for an unknown name, which lists the valid choices."""
-    return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(choices)}")
+    return EvergraphError(f"unknown {kind} {shown(name)}; choose one of: {', '.join(map(in_a_list, choices))}")
 
 
 def no_such_class(graph: str, level: str, name: object, choices: Iterable[object]) -> EvergraphError:
     """Return the error for a class that no example of the graph has."""
-    listed = ", ".join(map(str, choices)) or "none"
+    listed = ", ".join(map(in_a_list, choices)) or "none"
     return EvergraphError(f"{graph} has no labelled {level} of class {shown(str(name))}; its classes are: {listed}")
+
+
+def in_a_list(name: object) -> str:
+    """Return a name as it stands between commas: in double quotes if it has a comma itself, as in a CSV file."""
+    text = str(name)
+    return '"' + text.replace('"', '""') + '"' if "," in text else text
 
 
 def one_of(kind: str, value: str, choices: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -45,9 +46,9 @@ def convert_command(
         common.print_json({"folder": str(folder), **counts, **({"parts": parts} if parts is not None else {})})
         return
     if parts is not None:
-        print(
-            f"{folder}: {graph.num_nodes} nodes, {graph.num_edges} edges in {parts} parts; learn it with: evergraph "
-            f"learn {folder} --method analytic --checkpoint CHECKPOINT --processes {parts}"
-        )
+        options = ["--method", "analytic", "--checkpoint", "CHECKPOINT", "--processes", str(parts)]
+        command = shlex.join(["evergraph", "learn", str(folder), *options])
+        print(f"{folder}: {graph.num_nodes} nodes, {graph.num_edges} edges in {parts} parts; learn it with: {command}")
         return
-    print(f"{folder}: {graph.num_nodes} nodes, {graph.num_edges} edges; use it as a stream: evergraph run {folder}")
+    command = shlex.join(["evergraph", "run", str(folder)])
+    print(f"{folder}: {graph.num_nodes} nodes, {graph.num_edges} edges; use it as a stream: {command}")

@@ -20,7 +20,7 @@ from evergraph.data import Graph, Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
-from evergraph.errors import EvergraphError
+from evergraph.errors import EvergraphError, in_a_list
 from evergraph.evaluation import METRICS
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import make_model
@@ -185,7 +185,7 @@ def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
     if before.whole or before.examples == task.train.numel():
         where = f"as task {numbers}" if before.whole else f"in task {numbers}"
         raise _LearnedAlready(f"{graph} was learned already, {where}{gone}; --again learns it again{too}")
-    names = ",".join(f'"{name}"' if "," in str(name) else str(name) for name in before.other_classes)
+    names = ",".join(map(in_a_list, before.other_classes))
     others = f"--classes {shlex.quote(names)} learns the others, " if names else ""
     raise EvergraphError(
         f"{graph}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "

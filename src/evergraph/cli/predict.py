@@ -13,6 +13,7 @@ from evergraph.cli import common, parsing, together
 from evergraph.cli.parts import predict_parts
 from evergraph.core.workers import launched
 from evergraph.data import Graph, find_graph
+from evergraph.data.arrays import as_known
 from evergraph.data.mapped import is_parts
 from evergraph.errors import EvergraphError, first_line
 from evergraph.persistence.files import write_atomically
@@ -136,7 +137,7 @@ def _check_labels(data: Graph, learner: Learner, checkpoint: Path) -> None:
         return
     sizes = data.class_sizes() if data.rows is None else data.rows.group.sum([data.class_sizes()])[0]
     present = [name for name, size in zip(data.class_names, sizes.tolist()) if size]
-    missing = [name for name in present if name not in learner.classes_]
+    missing = [name for name in as_known(present, learner.classes_) if name not in learner.classes_]
     if missing:
         raise EvergraphError(
             f"{data.name}: unknown classes {parsing.listed(missing)}: {checkpoint} has not learned them; learn them "

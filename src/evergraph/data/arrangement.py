@@ -82,7 +82,7 @@ def _large_classes(graph: Graph, min_class_size: int) -> list[int]:
     """Return the classes with enough nodes, in label order."""
     sizes = graph.class_sizes().tolist()
     if not any(sizes):
-        raise EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn")
+        raise no_labels(graph)
     kept = [position for position, size in enumerate(sizes) if size >= max(min_class_size, 1)]
     if not kept:
         raise EvergraphError(
@@ -90,6 +90,16 @@ def _large_classes(graph: Graph, min_class_size: int) -> list[int]:
             "lower min_class_size"
         )
     return kept
+
+
+def no_labels(graph: Graph) -> EvergraphError:
+    """Return the error for a graph without labels, which says how to give some."""
+    fix = {
+        "node": "give y, or name a table's column of classes (label=COLUMN)",
+        "graph": "give each graph a y",
+        "link": "give edge_label, or links to predict by eg.make_links(negatives=True)",
+    }[graph.level]
+    return EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn: {fix}")
 
 
 def _arrange(graph: Graph, kept: list[int], order: str, seed: int) -> list[int]:

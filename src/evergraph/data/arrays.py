@@ -122,6 +122,12 @@ def targets_and_names(
             "give a row of finite numbers for each, NaN where one is not known"
         )
     labels = torch.as_tensor(values.astype(np.float32))
+    rows = labels[~labels.isnan().all(1)]
+    if min(rows.shape) > 1 and bool(((rows == 0) | (rows == 1)).all() and (rows.sum(1) == 1).all()):
+        tell(
+            f"{name}: every row of y has a single 1, and its {labels.size(1)} columns are read as labels; if these are "
+            "classes, give y.argmax(1)"
+        )
     names: list[ClassName] = list(range(labels.size(1))) if class_names is None else _names(class_names, name)
     if len(names) != labels.size(1):
         raise EvergraphError(f"{name}: {labels.size(1)} columns of targets but {len(names)} names; give one for each")
@@ -195,6 +201,15 @@ def nearly_alike(names: Iterable[Any], others: Iterable[Any]) -> tuple[Any, Any]
     known = {str(other).strip().casefold(): other for other in others}
     pairs = ((name, known.get(str(name).strip().casefold(), name)) for name in names)
     return next(((name, other) for name, other in pairs if str(name) != str(other)), None)
+
+
+def as_known(names: Iterable[ClassName], known: Sequence[ClassName]) -> list[ClassName]:
+    """Return names as they are known: 10 for '10', and the other way round, since a table's other labels decide which.
+
+    A name that is not known in either form stays as it is.
+    """
+    exact, by_text = set(known), {str(name): name for name in known}
+    return [name if name in exact else by_text.get(str(name), name) for name in names]
 
 
 def _listed(class_names: Mapping[Any, Any], name: str) -> list[Any]:
@@ -310,6 +325,8 @@ def make_adjacency(
     matrix.eliminate_zeros()
     if source.size and not keep.any():
         tell(f"{name}: every edge joins a node to itself; such edges are dropped, and none is left")
+    elif source.size and not matrix.nnz:
+        tell(f"{name}: every edge has the weight 0; such edges are dropped, and none is left")
     if undirected is not False:
         both = matrix.maximum(matrix.T.tocsr()).tocsr()
         if undirected is None and both.nnz > matrix.nnz:

@@ -12,7 +12,7 @@ from torch import Tensor
 from evergraph.data.arrays import as_array, read_edges
 from evergraph.data.attributes import extra_values, masks_as_splits, tell_of_edge_features
 from evergraph.data.examples import make_graphs, make_links
-from evergraph.data.graph import Graph, from_pyg
+from evergraph.data.graph import NEEDED, Graph, from_pyg
 from evergraph.errors import EvergraphError, tell
 
 
@@ -46,7 +46,7 @@ def from_graphs(
         if missing:
             raise EvergraphError(
                 f"{name}: graph {number} of the list is of type {type(one).__name__}; it has no "
-                f"{' and no '.join(missing)}, and evergraph needs both"
+                f"{' and no '.join(missing)}; {NEEDED}"
             )
         features.append(as_array(one.x))
         if features[-1].ndim != 2 or features[-1].shape[1] != features[0].shape[1]:
@@ -62,11 +62,12 @@ def from_graphs(
         raise EvergraphError(
             f"{name}: {len(weights)} of {len(objects)} graphs have edge_weight; give it to all of them or to none"
         )
-    y, columns = _targets([getattr(one, "y", None) for one in objects], name)
+    sizes = [len(rows) for rows in features]
+    y, columns = _targets([getattr(one, "y", None) for one in objects], sizes, name)
     return make_graphs(
         np.concatenate(features),
         np.concatenate(edges, axis=1),
-        np.repeat(np.arange(len(objects)), [len(rows) for rows in features]),
+        np.repeat(np.arange(len(objects)), sizes),
         y,
         edge_weight=np.concatenate([as_array(weight) for weight in weights]) if weights else None,
         class_names=getattr(objects[0], "class_names", None),
@@ -78,8 +79,11 @@ def from_graphs(
     )
 
 
-def _targets(values: list[Any], name: str) -> tuple[np.ndarray | None, bool]:
-    """Return one target per graph (a class or a row; missing where None), and whether targets are rows."""
+def _targets(values: list[Any], sizes: list[int], name: str) -> tuple[np.ndarray | None, bool]:
+    """Return one target per graph (a class or a row; missing where None), and whether targets are rows.
+
+    `sizes` are the graphs' numbers of nodes, by which targets of the nodes are told from those of the graphs.
+    """
     values = [value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value for value in values]
     known = [number for number, value in enumerate(values) if value is not None]
     if not known:
@@ -90,6 +94,12 @@ def _targets(values: list[Any], name: str) -> tuple[np.ndarray | None, bool]:
         rows = [torch.as_tensor(values[number]) for number in known]
     except (TypeError, ValueError, RuntimeError):
         raise EvergraphError(f"{name}: y of a graph is neither text nor numbers; give one target per graph") from None
+    nodes = [sizes[number] for number in known]
+    if max(nodes) > 1 and all(row.dim() and len(row) == size for row, size in zip(rows, nodes)):
+        raise EvergraphError(
+            f"{name}: y of every graph has one label per node; such graphs are learned one at a time "
+            "(learner.fit([…]), or a file each); several labels of a graph have the shape (1, number of labels)"
+        )
     if len({row.numel() for row in rows}) > 1:
         raise EvergraphError(f"{name}: graphs have targets of different sizes; give each as many")
     targets = np.full((len(values), rows[0].numel()), np.nan)

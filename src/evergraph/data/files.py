@@ -25,7 +25,7 @@ from evergraph.data.from_networkx import from_networkx, is_networkx
 from evergraph.data.from_tables import is_table, read_tables
 from evergraph.data.graph import Graph, make_graph
 from evergraph.data.mapped import is_mapped, is_parts, read_mapped
-from evergraph.errors import EvergraphError, first_line
+from evergraph.errors import EvergraphError, first_line, tell
 from evergraph.persistence.checkpoint import INDEX
 from evergraph.persistence.reading import DAMAGE, MissingFileError, exists, regular_file
 
@@ -33,7 +33,8 @@ GRAPH_FILES = {".npz", ".pt", ".pth"}
 ADJACENCY = ("adj_indices", "adj_indptr")
 ATTRIBUTES = ("attr_data", "attr_indices", "attr_indptr", "attr_shape")
 MASKS = ("train_mask", "val_mask", "test_mask")
-PLAIN = {"x", "edge_index", "y", "edge_weight", "feature_names", *MASKS}
+PLAIN = ("x", "edge_index", "y", "edge_weight", "class_names", "feature_names", *MASKS)
+BENCHMARK = (*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels", "class_names", "feature_names", *MASKS)
 DENSE_ABOVE = 0.3  # share of stored entries above which a feature matrix is kept dense, which is then smaller
 
 
@@ -95,31 +96,33 @@ def read_npz(
 
     PyG's names: `x` and `edge_index`; `y`, `edge_weight`, `train_mask`, … as in a `Data` object, and `feature_names`.
     The GNN-benchmark layout: `adj_*` and `attr_*` as CSR parts (or a dense `attr_matrix`), `labels`; `adj_data` holds
-    the edge weights. A file without `y` or `labels` has no labelled nodes. Only the members needed are read, and
-    pickled ones are refused, so that a file cannot run code.
+    the edge weights. A file without `y` or `labels` has no labelled nodes. Only the members needed are read, which a
+    warning says of the others, and pickled ones are refused, so that a file cannot run code.
 
     Args:
         path: the file.
         name: name of the graph; the file's name by default.
-        named_classes: take the classes' names from `class_names`, if the file has them.
+        named_classes: take the classes' names from `class_names`, if the file has them; False for a published file,
+            about which there is no warning either.
         undirected: as in `make_graph`.
         numbers: as in `as_graph`.
     """
     path = regular_file(path)
     if not zipfile.is_zipfile(path):
         raise EvergraphError(f"{path}: damaged or not an npz file; write one with numpy.savez")
-    wanted = {*ADJACENCY, "adj_data", *ATTRIBUTES, "attr_matrix", "labels"} | (
-        {"class_names"} if named_classes else set()
-    )
-    wanted |= PLAIN
     try:
         with np.load(path, allow_pickle=False) as file:
-            parts = {key: native(file[key]) for key in file.files if key in wanted}
+            members = PLAIN if "x" in file.files or "edge_index" in file.files else BENCHMARK
+            left_out = () if named_classes else ("class_names",)
+            parts = {key: native(file[key]) for key in file.files if key in members and key not in left_out}
+            unread = [key for key in file.files if key not in (*members, "adj_shape")]
     except DAMAGE as error:
         if "allow_pickle" in str(error):
             raise EvergraphError(f"{path}: holds pickled objects, which are refused; save plain arrays") from None
         raise EvergraphError(f"{path}: damaged or not an npz file ({first_line(error)})") from None
-    if "x" in parts or "edge_index" in parts:
+    if unread and named_classes:
+        tell(f"{path}: not read: {', '.join(unread)}; the arrays read are {', '.join(members)}")
+    if members is PLAIN:
         return _from_plain(parts, path, name or path.stem, undirected, numbers)
     needed = [*ADJACENCY, *(() if "attr_matrix" in parts else ATTRIBUTES)]
     if missing := [key for key in needed if key not in parts]:

@@ -12,7 +12,16 @@ import numpy as np
 from evergraph.core.settings import checked
 from evergraph.data.arrays import LARGEST, ClassName, tell_of_lost_digits
 from evergraph.data.graph import Graph, make_graph
-from evergraph.data.tables import TABLE_FILES, Columns, as_keys, is_renumbered, is_usual, pick, read_table
+from evergraph.data.tables import (
+    TABLE_FILES,
+    Columns,
+    as_keys,
+    index_columns,
+    is_renumbered,
+    is_usual,
+    pick,
+    read_table,
+)
 from evergraph.errors import EvergraphError, tell, unknown
 
 IDS, LABELS, WEIGHTS = ("id", "node", "node_id"), ("label", "class", "y"), ("weight", "edge_weight")
@@ -42,9 +51,9 @@ def from_tables(
     """Make a `Graph` from a node table and an edge list.
 
     A table is the path of a .csv, .tsv or .parquet file, a data frame (pandas, polars, pyarrow) or a dictionary of
-    columns. Columns of numbers are features; columns of text are not, which a warning says. Ids stay with the nodes:
-    `learner.predict(graph, ["ada"])` asks for one, and predictions name them. A column `split` of `train`, `val` and
-    `test` divides the nodes.
+    columns. Columns of numbers are features; columns of text are not, nor is an index that pandas wrote without a name,
+    which a warning says. Ids stay with the nodes: `learner.predict(graph, ["ada"])` asks for one, and predictions name
+    them. A column `split` of `train`, `val` and `test` divides the nodes.
 
     Args:
         nodes: the node table, one row per node.
@@ -71,11 +80,11 @@ def from_tables(
     split_column = pick(table, None, ("split",), "the split", name)
     if id_column is not None and id_column == label_column:
         raise EvergraphError(f"{name}: column {id_column!r} cannot hold both the ids and the classes")
-    ids = table.ids(id_column) if id_column else np.arange(len(next(iter(table.values()))))
+    ids = table.ids(id_column) if id_column is not None else np.arange(len(next(iter(table.values()))))
     keys = _complete(ids, id_column or "", name)
     reserved = {id_column, label_column, split_column}
     unnamed = None
-    if not id_column:
+    if id_column is None:
         whole = [column for column, values in table.items() if values.ndim == 1 and values.dtype.kind not in "fb"]
         unnamed = {column: table.ids(column) for column in whole if column not in reserved}
         if is_renumbered(nodes):
@@ -83,12 +92,15 @@ def from_tables(
                 f"{name}: the index of the data frame is not read, and nodes are called by the number of their row; "
                 "if it names them, give frame.rename_axis('id')"
             )
+    if features is None and (index := index_columns(table, reserved)):
+        _tell_of_index(index, "id, if it names the nodes", name)
+        reserved.update(index)
     edge_index, weights = _edges(edges, keys, (source, target), weight, name, unnamed)
-    x, feature_names = _features(table, features, reserved, missing, name)
+    x, feature_names = _features(table, features, reserved, missing, name, labelled=label_column is not None)
     if features is None and (odd := [column for column in feature_names if is_usual(column, (*IDS, *LABELS))]):
         tell(f"{name}: read as features: {', '.join(odd)}; if they are not, name the features (features=…)")
     y = None
-    if label_column:
+    if label_column is not None:
         y = _numbers(table, label_column, name) if numbers else table.labels(label_column, name)
     return make_graph(
         x,
@@ -98,11 +110,17 @@ def from_tables(
         class_names=class_names,
         undirected=undirected,
         name=name,
-        attributes={"id": _ids(ids, keys, name)} if id_column else {},
+        attributes={"id": _ids(ids, keys, name)} if id_column is not None else {},
         splits=_splits(table[split_column], name) if split_column else None,
         columns=numbers,
         feature_names=feature_names,
     )
+
+
+def _tell_of_index(columns: Sequence[str], rename: str, name: str) -> None:
+    """Warn about columns that are not read; `rename` says under which name, and when, one would be."""
+    listed = ", ".join(map(repr, columns))
+    tell(f"{name}: column {listed} looks like an index written by pandas and is not read; call it {rename}")
 
 
 def _numbers(table: Columns, column: str, name: str) -> np.ndarray:
@@ -124,9 +142,18 @@ def _ids(values: np.ndarray, keys: list[str], name: str) -> Any:
 
 
 def _features(
-    table: Columns, wanted: Sequence[str] | None, reserved: set[str | None], missing: Missing, name: str
+    table: Columns,
+    wanted: Sequence[str] | None,
+    reserved: set[str | None],
+    missing: Missing,
+    name: str,
+    *,
+    labelled: bool,
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the feature matrix and the names of its columns; a column of vectors becomes several."""
+    """Return the feature matrix and the names of its columns; a column of vectors becomes several.
+
+    Unless the table is `labelled`, the warning about columns of text asks whether one of them holds the classes.
+    """
     if isinstance(wanted, str):
         wanted = [wanted]
     if twice := [column for column in wanted or () if list(wanted or ()).count(column) > 1]:
@@ -144,7 +171,9 @@ def _features(
     text = [column for column in table if column not in reserved and table[column].dtype.kind not in "fiub"]
     if text and not wanted:
         listed = ", ".join(_with_odd_cell(table, column) for column in text)
-        tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1")
+        repeating = () if labelled else [column for column in text if _repeats(table[column])]
+        hint = f"; if {repeating[0]!r} holds the classes, add label={repeating[0]}" if repeating else ""
+        tell(f"{name}: columns of text are not features: {listed}; give each of their values a column of 0 and 1{hint}")
     if not chosen:
         raise EvergraphError(f"{name}: no column of numbers to take as features; its columns are: {', '.join(table)}")
     parts, names = [], []
@@ -163,6 +192,11 @@ def _features(
     x = np.concatenate(parts, axis=1)
     tell_of_lost_digits(x, names, name)
     return _filled(x.astype(np.float32), names, missing, name), names
+
+
+def _repeats(values: np.ndarray) -> bool:
+    """Whether values come twice or more on average, as classes do and names do not."""
+    return 2 * len(set(map(str, values.tolist()))) <= len(values)
 
 
 def _with_odd_cell(table: Columns, column: str) -> str:
@@ -225,7 +259,9 @@ def _edges(
                 fix = f"its nodes are called {keys[0]} to {keys[-1]} unless a column of ids is named (id={other})"
             raise EvergraphError(f"{called}: row {row + 1} names node {named[row]!r}, which is not in {name}; {fix}")
         rows.append(found)
-    if weight_column is None and (others := [column for column in table if column not in columns]):
+    if index := index_columns(table, (*columns, weight_column)):
+        _tell_of_index(index, "weight, if it weighs the edges", called)
+    if weight_column is None and (others := [column for column in table if column not in (*columns, *index)]):
         numeric = [column for column in others if table[column].dtype.kind in "fiub"]
         hint = f" (weight={numeric[0]} would weigh them by it)" if numeric else ""
         tell(f"{called}: all edges weigh the same; columns not read: {', '.join(others)}{hint}")
@@ -234,7 +270,7 @@ def _edges(
             f"{name}: nodes are called by the number of their row, from 0; if {called} means the column {other!r}, "
             f"give id={other}"
         )
-    return np.array(rows, dtype=np.int64), table[weight_column] if weight_column else None
+    return np.array(rows, dtype=np.int64), table[weight_column] if weight_column is not None else None
 
 
 def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | None, called: str) -> list[str]:
@@ -243,9 +279,12 @@ def _ends(table: Columns, given: tuple[str | None, str | None], weight: str | No
         pick(table, column, (), "ends of edges", called)
     lower = {column.lower(): column for column in table}
     usual = next(([lower[end] for end in pair] for pair in ENDS if set(pair) <= set(lower)), [None, None])
-    found = [named or fallback for named, fallback in zip(given, usual)]
+    found = [fallback if named is None else named for named, fallback in zip(given, usual)]
     others = [column for column in table if column != weight and column not in found]
     missing = found.count(None)
+    index = index_columns(table, (weight, *found))
+    if len(others) - len(index) == missing:
+        others = [column for column in others if column not in index]
     if missing and len(others) != missing:
         if len(table) < 2:
             raise EvergraphError(f"{called}: one column alone; an edge list has a column of sources and one of targets")

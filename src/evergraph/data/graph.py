@@ -34,6 +34,8 @@ from evergraph.errors import EvergraphError
 if TYPE_CHECKING:
     from evergraph.data.parts import Rows
 
+NEEDED = "evergraph needs x (a row of features for each node) and edge_index (the edges)"
+
 
 @dataclass(eq=False, repr=False)
 class Graph:
@@ -273,7 +275,7 @@ def from_pyg(data: Any, *, undirected: bool | None = None, name: str = "graph", 
         )
     missing = [key for key in ("x", "edge_index") if getattr(data, key, None) is None]
     if missing:
-        raise EvergraphError(f"{name}: the PyG object has no {' and no '.join(missing)}; evergraph needs both")
+        raise EvergraphError(f"{name}: the PyG object has no {' and no '.join(missing)}; {NEEDED}")
     tell_of_edge_features([data], name)
     count = as_array(data.x).shape[0] if isinstance(data.x, (list, tuple)) else data.x.shape[0]
     return make_graph(

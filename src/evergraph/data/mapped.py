@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -286,7 +286,8 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
         raise EvergraphError(f"{folder} exists; name a folder that does not")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        scratch = folder.parent / f".{folder.name}-{secrets.token_hex(8)}"
+        scratch.mkdir()  # with the permissions of any new folder; one of tempfile's would be its owner's alone
     except OSError as error:
         raise EvergraphError(f"cannot write to {folder} ({first_line(error)}); name another folder") from None
     try:

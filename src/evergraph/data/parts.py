@@ -198,7 +198,7 @@ def task_of_parts(graph: Graph, classes: Sequence[ClassName] | None = None, inde
     train, val, test = (torch.nonzero(chosen & (part == number)).reshape(-1) for number in range(3))
     sizes = graph.rows.group.sum([torch.bincount(graph.y[train], minlength=graph.num_classes)])[0]
     if not int(sizes.sum()):
-        raise EvergraphError(f"{graph.name}: no training nodes")
+        raise EvergraphError(f"{graph.name}: no training nodes; convert it anew with some in its split")
     present = trained_classes(graph, present, sizes)
     val = val[torch.isin(graph.y[val], torch.tensor(present, dtype=torch.long))]
     task = Task(index, present, graph, train, val, test[:0], graph.num_classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))
 """Cells of a text file that stand for a missing number, in any case; in a column of names only an empty cell does."""
 DIGITS = re.compile(r"[+-]?\d[\d_]*")
 PLAIN = re.compile(r"0|-?[1-9][0-9]{0,18}")
+INDEX = re.compile(r"(Unnamed: \d+(\.\d+)?|__index_level_\d+__)?")
+"""Names under which pandas writes and reads back an index without a name."""
 
 
 class Columns(dict[str, np.ndarray]):
@@ -209,6 +211,11 @@ def pick(columns: Columns, named: str | None, usual: Sequence[str], what: str, n
 def is_usual(column: str, usual: Sequence[str]) -> bool:
     """Whether a column has one of these names, in any case; but `y` is not `Y`, which may be a coordinate."""
     return column in usual or (len(column) > 1 and column.lower() in usual)
+
+
+def index_columns(columns: Columns, wanted: Collection[str | None]) -> list[str]:
+    """Return the columns that are called like a data frame's index, unless they are wanted."""
+    return [column for column in columns if INDEX.fullmatch(column) and column not in wanted]
 
 
 def as_keys(values: np.ndarray) -> list[str]:

@@ -13,8 +13,14 @@ from torch import Tensor
 
 from evergraph.core.settings import NonNegativeInt, NotEmpty, PositiveInt, Seed, checked
 from evergraph.core.sparse import Features, SparseMatrix, block_diagonal
-from evergraph.data.arrangement import given_split, split_what_can_be, split_within_tasks, trained_classes
-from evergraph.data.arrays import ClassName
+from evergraph.data.arrangement import (
+    given_split,
+    no_labels,
+    split_what_can_be,
+    split_within_tasks,
+    trained_classes,
+)
+from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.examples import with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
@@ -94,12 +100,7 @@ class Task:
             return cls._of_columns(graph, classes, hold_out, seed, index)
         present = torch.unique(graph.y[graph.y >= 0]).tolist()
         if not present:
-            fix = (
-                ""
-                if graph.level != "link"
-                else ": give edge_label, or links to predict by eg.make_links(negatives=True)"
-            )
-            raise EvergraphError(f"{graph.name}: no {graph.level} has a label; there is nothing to learn{fix}")
+            raise no_labels(graph)
         if classes is not None:
             position_of = {str(graph.class_names[position]): position for position in present}
             for name in classes:
@@ -260,7 +261,9 @@ def _unpack(packed: dict[str, Any]) -> SparseMatrix:
 def union(tasks: Sequence[Task]) -> Task:
     """Merge several tasks into one: their graphs side by side, their classes (or target columns) matched by name."""
     graphs = [task.graph for task in tasks]
-    names = list(dict.fromkeys(name for graph in graphs for name in graph.class_names))
+    names: list[ClassName] = []
+    for graph in graphs:
+        names += [name for name in as_known(graph.class_names, names) if name not in names]
     position = {name: number for number, name in enumerate(names)}
     starts = torch.tensor([0, *(graph.num_examples for graph in graphs)]).cumsum(0).tolist()
     last = graphs[-1]
@@ -278,14 +281,14 @@ def union(tasks: Sequence[Task]) -> Task:
         torch.cat([getattr(task, part) + start for task, start in zip(tasks, starts)])
         for part in ("train", "val", "test")
     )
-    classes = list(dict.fromkeys(position[name] for task in tasks for name in task.class_names))
+    classes = list(dict.fromkeys(position[name] for task in tasks for name in as_known(task.class_names, names)))
     num_classes = max(task.num_classes for task in tasks)
     return Task(tasks[-1].index, classes, graph, train, val, test, num_classes)
 
 
 def _renamed(graph: Graph, position: dict[ClassName, int]) -> Tensor:
     """Return a graph's targets with its classes or columns moved to other positions."""
-    places = [position[name] for name in graph.class_names]
+    places = [position[name] for name in as_known(graph.class_names, list(position))]
     if graph.has_classes:
         return torch.tensor([*places, -1])[graph.y]  # the last entry is for -1, no label
     wide = graph.y.new_full((graph.num_examples, len(position)), torch.nan)

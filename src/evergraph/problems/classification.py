@@ -14,7 +14,7 @@ from evergraph.core.capabilities import capability
 from evergraph.core.fused_softmax import fused_softmax_suits
 from evergraph.core.randomness import own_numbers, uniform
 from evergraph.core.row_pieces import fused_kernels
-from evergraph.data.arrays import ClassName
+from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError
 from evergraph.problems.base import PROBLEMS, Problem
@@ -41,7 +41,8 @@ class Classification(Problem):
                 f"{graph.name}: its examples have several labels or numbers, and {self.name} needs one class for each"
             )
         unit_of = {name: unit for unit, name in enumerate(classes)}
-        units = torch.tensor([*(unit_of.get(name, -1) for name in graph.class_names), -1])  # the last is for "no label"
+        names = as_known(graph.class_names, classes)
+        units = torch.tensor([*(unit_of.get(name, -1) for name in names), -1])  # the last is for "no label"
         return units[graph.y]
 
     # the output distribution

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from evergraph.data.arrays import ClassName
+from evergraph.data.arrays import ClassName, as_known
 from evergraph.data.graph import Graph
 from evergraph.problems.base import Problem
 
@@ -22,7 +22,8 @@ class Columns(Problem):
     def targets(self, graph: Graph, classes: Sequence[ClassName]) -> Tensor:
         """The targets of each example by output unit."""
         unit_of = {name: unit for unit, name in enumerate(classes)}
-        known = [(column, unit_of[name]) for column, name in enumerate(graph.class_names) if name in unit_of]
+        names = as_known(graph.class_names, classes)
+        known = [(column, unit_of[name]) for column, name in enumerate(names) if name in unit_of]
         wide = graph.y.new_full((graph.num_examples, len(classes)), torch.nan)
         wide[:, [unit for _, unit in known]] = graph.y[:, [column for column, _ in known]]
         return wide

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import TEST_GRAPHS, Graph, Part, Task, TaskStream
+from evergraph.data.arrays import as_known
 from evergraph.errors import EvergraphError, one_of, tell
 from evergraph.evaluation import METRICS, Evaluation, Metric
 from evergraph.training.inputs import Tasks, as_tasks
@@ -93,15 +94,16 @@ def _measured(
         if last is not None and not -len(tasks) <= last < len(tasks):
             raise EvergraphError(f"after={last} is impossible with {len(tasks)} tasks; choose 0 to {len(tasks) - 1}")
         after = min(learner.num_tasks, len(tasks)) - 1 if last is None else range(len(tasks))[last]
-        graph, titles = tasks.graph, tasks.task_names
+        titles, known = tasks.task_names, as_known(tasks.graph.class_names, learner.classes_)
         listed = (_tests(learner, tasks, after, index, test_graph, part) for index in range(after + 1))
         apart = TEST_GRAPHS[test_graph or tasks.test_graph].one_task
-        own = [[graph.class_names[p] for p in tasks.tasks_classes[index]] for index in range(after + 1)]
-        among = [[graph.class_names[p] for p in tasks.candidates(after, index)] for index in range(after + 1)]
+        own = [[known[p] for p in tasks.tasks_classes[index]] for index in range(after + 1)]
+        among = [[known[p] for p in tasks.candidates(after, index)] for index in range(after + 1)]
     else:
-        known = [without_forgotten(learner, task) for task in tasks]
-        listed = [(task.graph, getattr(task, part)) for task in known]
-        own, among = [task.class_names for task in known], [learner.classes_ for _ in tasks]
+        left = [without_forgotten(learner, task) for task in tasks]
+        listed = [(task.graph, getattr(task, part)) for task in left]
+        own = [as_known(task.class_names, learner.classes_) for task in left]
+        among = [learner.classes_ for _ in tasks]
         titles = [", ".join(map(str, names)) for names in own]
     for index, names in enumerate(own):
         if missing := [name for name in names if name not in unit_of]:
@@ -170,7 +172,7 @@ def _number_of(learner: Learner, tasks: TaskStream | list[Task], index: int) -> 
     """Number under which the task to be tested was learned; None if it was not one of the tasks learned."""
     if isinstance(tasks, TaskStream) and tasks.graph.on_disk:  # do not read its tasks again to compare them
         names = [tasks.graph.class_names[position] for position in tasks.tasks_classes[index]]
-        return index if learner.history[index]["classes"] == names else None
+        return index if learner.history[index]["classes"] == as_known(names, learner.classes_) else None
     return learner.learned_as(tasks[index])
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.data import Graph, Task
+from evergraph.data.arrays import as_known
 from evergraph.methods import Context, View
 from evergraph.training.calibration import GRID, losses_at_temperatures
 from evergraph.training.parts import outputs_in_pieces
@@ -37,7 +38,7 @@ def before_learning(learner: Learner, task: Task) -> Evidence:
     tables = [record["familiar"] for record in learner.records if record.get("familiar")]
     if not tables or learner.problem.kind != "classes" or not task.val.numel() or task.graph.rows is not None:
         return {}
-    new = torch.tensor([name not in known for name in task.graph.class_names])
+    new = torch.tensor([name not in known for name in as_known(task.graph.class_names, learner.classes_)])
     strangers = task.val[new[task.graph.y[task.val]]]
     if not strangers.numel() or _width(tables) != 2:
         return {}

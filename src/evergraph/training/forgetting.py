@@ -18,7 +18,8 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capable
 from evergraph.data import ClassName, Task
-from evergraph.errors import EvergraphError, tell
+from evergraph.data.arrays import as_known
+from evergraph.errors import EvergraphError, in_a_list, tell
 from evergraph.methods import Context
 from evergraph.methods.closed_form.forgetting import (
     Forgetting,
@@ -170,7 +171,7 @@ def _of_classes(
     by_name = {str(name): name for name in learner.classes_}
     for name in named:
         if str(name) not in by_name:
-            raise EvergraphError(f"the learner knows no class {name!r}; it knows: {', '.join(by_name)}")
+            raise EvergraphError(f"the learner knows no class {name!r}; it knows: {', '.join(map(in_a_list, by_name))}")
     wanted = {by_name[str(name)] for name in named}
     for number, entry in enumerate(learner.history):
         if wanted & set(entry["classes"]) and number not in found:
@@ -181,7 +182,8 @@ def _of_classes(
     gone = {}
     for number, learned in found.items():
         graph = learned.given.graph
-        places = [place for place, name in enumerate(graph.class_names) if name in wanted]
+        known = as_known(graph.class_names, learner.classes_)
+        places = [place for place, name in enumerate(known) if name in wanted]
         gone[number] = torch.nonzero(torch.isin(graph.y, torch.tensor(places, dtype=torch.long))).reshape(-1)
     return gone
 
@@ -295,7 +297,7 @@ class _Exchange:
 
     def _tasks_to_exchange(self) -> list[int]:
         """Tasks with something to forget, and later ones whose examples change weight because of it."""
-        names = {self.old[n].graph.class_names[place] for n in self.gone for place in self._lost_places(n)}
+        names = {name for number in self.gone for name in self._lost_names(number)}
         again = [
             number
             for number in range(min(self.gone) + 1, self.learner.num_tasks)
@@ -308,11 +310,10 @@ class _Exchange:
             )
         return sorted({*self.gone, *again})
 
-    def _lost_places(self, number: int) -> list[int]:
+    def _lost_names(self, number: int) -> list[ClassName]:
+        """Classes of which a task has lost training examples."""
         lost = self._sizes(self.old[number]) - self._sizes(self.new[number])
-        units = [unit for unit, count in enumerate(lost.tolist()) if count]
-        names = {self.learner.classes_[unit] for unit in units}
-        return [place for place, name in enumerate(self.old[number].graph.class_names) if name in names]
+        return [self.learner.classes_[unit] for unit, count in enumerate(lost.tolist()) if count]
 
     def _context(self, task: Task) -> Context:
         return make_context(self.learner, task, task)
@@ -392,7 +393,7 @@ class _Exchange:
         changed = {**record, "mark": task.mark(), **task_card(task), **after_learning(learner, task, context)}
         learner.records[place] = {**changed, **_remembered(record, self.after[number])}
         learner.first_accuracies[place] = tested(learner, task)
-        trained = {"classes": list(task.class_names), "nodes": task.train.numel()}
+        trained = {"classes": as_known(task.class_names, learner.classes_), "nodes": task.train.numel()}
         learner.history[place] = {**learner.history[place], **trained}
 
     def _place(self, number: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evergraph.data import ClassName, Graph, Task, TaskStream
+from evergraph.data.arrays import as_known
 from evergraph.errors import EvergraphError, unknown
 
 Tasks = TaskStream | Task | Sequence[Any]
@@ -96,10 +97,8 @@ def _by_id(given: Any, nodes: list[Any], graph: Graph) -> Tensor:
     number = {str(name): position for position, name in enumerate(known)}
     for name in map(str, nodes):
         if name not in number:
-            raise EvergraphError(
-                f"{graph.name}: no {graph.level} has the id {name!r}; ids are like {known[0]!r}, and numbers of rows "
-                "are asked for by a tensor"
-            )
+            rows = "" if all(isinstance(node, str) for node in nodes) else "; a tensor asks for rows by their numbers"
+            raise EvergraphError(f"{graph.name}: no {graph.level} has the id {name!r}; ids are like {known[0]!r}{rows}")
     if len(number) < len(known):
         twice = next((name for name in map(str, nodes) if list(map(str, known)).count(name) > 1), None)
         if twice is not None:
@@ -159,23 +158,22 @@ def chosen_units(classes: Any, known: Sequence[ClassName]) -> list[int]:
     named = list(classes)
     if not named:
         raise EvergraphError("classes=[] leaves nothing to choose from; name at least one, or leave it out for all")
+    units = {name: unit for unit, name in enumerate(known)}
     for name in named:
-        if not isinstance(name, (str, int)) or name not in known:
+        if not isinstance(name, (str, int)) or as_known([name], known)[0] not in units:
             raise unknown("class", name, map(str, known))
-    return [known.index(name) for name in named]
+    return [units[name] for name in as_known(named, known)]
 
 
 def new_names(known: Sequence[ClassName], task: Task) -> list[ClassName]:
-    """Return the task's classes that were not met before; raises if a known name comes with another type."""
-    fresh = [name for name in task.class_names if name not in known]
-    types = {str(name): type(name).__name__ for name in known}
-    for name in fresh:
-        if str(name) in types:
-            raise EvergraphError(
-                f"{task.graph.name} calls a class {name!r} ({type(name).__name__}), the learner knows it as "
-                f"{types[str(name)]}; name classes alike in all graphs"
-            )
-    return fresh
+    """Return the task's classes that were not met before; raises if two of them have one name, as 10 and '10' have."""
+    names = list(map(str, task.class_names))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise EvergraphError(
+            f"{task.graph.name}: two classes are called {twice[0]!r}, one by text and one by a number; give every "
+            "class a name of its own"
+        )
+    return [name for name in as_known(task.class_names, known) if name not in known]
 
 
 def _short(value: Any) -> str:

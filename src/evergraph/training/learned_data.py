@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import ClassName, Graph, Task, TaskStream, as_graph
+from evergraph.data.arrays import as_known
 from evergraph.errors import EvergraphError, EvergraphWarning
 from evergraph.training.inputs import example_ids
 
@@ -249,7 +250,7 @@ def _matches(learner: Learner, piece: Any) -> Iterator[Learned]:
 def _as_learned(learner: Learner, graph: Graph, number: int) -> Iterator[Task]:
     """Yield the tasks that `learn` may have made from a graph, with and without examples held out."""
     names = classes_given(learner, number)
-    if graph.has_classes and not set(names) <= set(graph.class_names):
+    if graph.has_classes and not set(names) <= set(as_known(graph.class_names, names)):
         return
     classes = names if graph.has_classes else None
     for hold_out in (True, False):

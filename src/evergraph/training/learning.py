@@ -11,7 +11,7 @@ from evergraph.core.capabilities import capable
 from evergraph.core.finite import has_nan, is_finite, is_overflow
 from evergraph.core.sparse import SparseMatrix
 from evergraph.data import Graph, Task
-from evergraph.data.arrays import UNEVEN, nearly_alike, outweighing_column
+from evergraph.data.arrays import UNEVEN, as_known, nearly_alike, outweighing_column
 from evergraph.errors import EvergraphError, tell
 from evergraph.methods import Context
 from evergraph.models.base import GraphModel
@@ -68,7 +68,8 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1
     learner.feature_names = learner.feature_names or task.graph.feature_names
-    trained = {"classes": list(task.class_names), "nodes": context.count(task.train), "epochs": progress.epoch}
+    names = as_known(task.class_names, learner.classes_)
+    trained = {"classes": names, "nodes": context.count(task.train), "epochs": progress.epoch}
     trained |= {"steps": progress.steps, "directed": task.graph.directed}
     learner.history.append({**trained, "label_scope": learner.training.label_scope, "lr": learner.training.lr})
     return progress.log
@@ -89,7 +90,10 @@ def small_state(learner: Learner) -> dict[str, Any]:
 def check_fit(learner: Learner, task: Task) -> None:
     """Raise if the learner cannot learn this task as its next one."""
     if task.train.numel() == 0 and task.graph.rows is None:
-        raise EvergraphError(f"task {task.index}: no training {task.graph.level}s")
+        fix = "give it some"
+        if task.graph.splits is not None:
+            fix = "put some into the split (train_mask, or the column split of a table), or leave the split out"
+        raise EvergraphError(f"{task.graph.name}, task {task.index}: no training {task.graph.level}s; {fix}")
     if task.graph.level != learner.problem.level:
         wanted = problem_of(task.graph)
         fix = f"name the problem: Learner(problem={wanted!r}), --problem {wanted}"
@@ -101,7 +105,7 @@ def check_fit(learner: Learner, task: Task) -> None:
         learner.problem.targets(task.graph, learner.classes_)  # raises, since its targets are not of the problem's kind
     check_features(learner, task.graph)
     if not learner.in_mid_task:
-        fresh = new_names(learner.classes_, task)  # raises if a known name comes with another type
+        fresh = new_names(learner.classes_, task)  # raises if two of them have one name
         if pair := nearly_alike(fresh, learner.classes_):
             tell(
                 f"{task.graph.name}: class {pair[0]!r} is new, and the learner knows {pair[1]!r}; if they are one, "
@@ -165,7 +169,7 @@ def grow(learner: Learner, num_classes: int) -> None:
 
 def make_context(learner: Learner, data: Task, arrived: Task) -> Context:
     """Make the context in which the method sees the data it trains on."""
-    names, units = set(data.class_names), range(len(learner.classes_))
+    names, units = set(as_known(data.class_names, learner.classes_)), range(len(learner.classes_))
     scope = {
         "current": [unit for unit in units if learner.classes_[unit] in names],
         "seen": list(units),
