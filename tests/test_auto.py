@@ -24,7 +24,7 @@ from evergraph.methods.closed_form.hits import rows_of, validation_hits
 from evergraph.methods.closed_form.smoothing import best_share
 from evergraph.methods.closed_form.sums import HeadRequest, Sums, solve
 from evergraph.methods.memory.budget import Budget
-from evergraph.models.base import neighbourhoods
+from evergraph.models.base import known_inputs, neighbourhoods
 from evergraph.models.feature_blocks import Block, Hashing
 
 BLOCKS = ((0, 0.5, "linear"), (1, "others"), (1, "others", "linear"), (2, "others", "linear"), (2, 0.5, "linear"))
@@ -214,6 +214,17 @@ def test_blocks_that_do_not_fit_are_left_behind_the_last_first() -> None:
     assert all(kept["1GB"])
     assert kept["300KB"] == [True] * 5 + [False] * 5
     assert kept["100KB"] == [True] + [False] * 9
+
+
+@pytest.mark.parametrize(("memory", "kept"), [("400KB", False), ("1GB", True)])
+def test_large_features_do_not_stay_with_the_graph(memory: str, kept: bool) -> None:
+    """They are dropped when the task has been learned, tested and calibrated on; small ones serve later tests."""
+    stream = eg.TaskStream(sbm(nodes=900, classes=4, features=20, signal=2.0, seed=0), 2)
+    learner = eg.Learner(eg.MixedFeatures(hidden=280), eg.Auto(memory=memory), device="cpu").fit(stream)
+    held = [known_inputs(learner.model, task.graph, torch.device("cpu")) for task in stream]
+    width, dtype = learner.model.output_weight().size(0), learner.model.output_weight().dtype
+    assert (width * dtype.itemsize * stream[1].graph.num_nodes > Budget.of("auto", memory, 0).num_bytes / 8) != kept
+    assert (held[1] is not None) == kept
 
 
 def test_a_budget_that_holds_nothing_is_one_line(graph: Graph) -> None:

@@ -212,6 +212,9 @@ class Method(metaclass=Checked):
     def end_task(self, context: Context) -> None:
         """Called after the last step of a task: measure curvature, store anchors, choose what to keep."""
 
+    def release(self, context: Context) -> None:
+        """Called once the task has been learned, tested and calibrated on: free what was computed for it."""
+
     # prediction and growth
 
     def predict(self, view: View) -> Tensor | None:

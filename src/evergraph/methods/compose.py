@@ -230,6 +230,11 @@ class Compose(Method):
         for method in sorted(self.methods, key=lambda method: method.ends_last):
             method.end_task(context)
 
+    def release(self, context: Context) -> None:
+        """Let each part free what it has computed for the task."""
+        for method in self.methods:
+            method.release(context)
+
     def predict(self, view: View) -> Tensor | None:
         """Return the outputs of the first part that makes its own predictions."""
         return next((outputs for method in self.methods if (outputs := method.predict(view)) is not None), None)

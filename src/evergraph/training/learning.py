@@ -64,6 +64,7 @@ def learn(learner: Learner, task: Task, on_epoch: OnEpoch | None) -> list[dict[s
         evidence |= after_learning(learner, task, context)
         card = task_card(task)
         learner.records = [*learner.records, {"mark": task.mark(), "tested": measured, **kept, **evidence, **card}]
+        learner.method.release(context)
     learner.optimizer_state = progress.optimizer if learner.training.keep_optimizer else None
     learner.progress, learner.task_mark = None, None
     learner.num_tasks += 1

@@ -18,7 +18,7 @@ from evergraph.methods.closed_form.analytic import Analytic
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.two_forms import PARTS
 from evergraph.methods.memory.budget import Budget
-from evergraph.models.base import GraphModel
+from evergraph.models.base import GraphModel, known_inputs
 from evergraph.models.feature_blocks import Layout
 
 WITH_GRAPH = 0.125  # share of the budget up to which a task's features stay in its graph's cache
@@ -79,10 +79,10 @@ class BudgetedAnalytic(Analytic):
     def _room(self, features: int) -> int | None:
         return max(self.budget() - features, 0)
 
-    def _leave_nodes(self, context: Context) -> None:
-        """Also drop the task's features, unless they are small: its graph would hold them for later tests."""
-        super()._leave_nodes(context)
-        if isinstance(context.batcher.x, Tensor) and context.batcher.x.nbytes > WITH_GRAPH * self.budget():
+    def release(self, context: Context) -> None:
+        """Drop the task's features, unless they are small: its graph would hold them for later tests."""
+        features = known_inputs(context.model, context.task.graph, context.device)
+        if isinstance(features, Tensor) and features.nbytes > WITH_GRAPH * self.budget():
             context.task.graph.cache.clear()
 
     def adapt_model(self, model: GraphModel, task: Task) -> None:
