@@ -22,10 +22,10 @@ from evergraph.training.learner import Learner
 MEGABYTE = 2**20
 
 
-def peaks(name: str, memory: str, data_root: str | None) -> dict[str, Any]:
+def peaks(name: str, memory: str, data_root: str | None, order: str = "labelled") -> dict[str, Any]:
     """Peak megabytes of this process (after loading, after learning, and after predicting) and of what is kept."""
     torch.set_num_threads(1)
-    tasks = stream(name, data_root=data_root)
+    tasks = stream(name, data_root=data_root, order=order)
     loaded = _peak()
     learner = Learner(method=Auto(memory=memory), device="cpu").fit(tasks)
     learned, kept = _peak(), learner.method.kept_bytes() // MEGABYTE
@@ -44,11 +44,12 @@ def main() -> None:
     parser.add_argument("graph")
     parser.add_argument("budgets", nargs="+")
     parser.add_argument("--data-root", help="folder of the datasets")
+    parser.add_argument("--order", default="labelled", help="order of the classes, e.g. random:0")
     asked = parser.parse_args()
     if len(asked.budgets) == 1:
-        print(json.dumps(peaks(asked.graph, asked.budgets[0], asked.data_root)), flush=True)
+        print(json.dumps(peaks(asked.graph, asked.budgets[0], asked.data_root, asked.order)), flush=True)
         return
-    again = [sys.executable, "-m", "benchmarks.budget", asked.graph]
+    again = [sys.executable, "-m", "benchmarks.budget", asked.graph, "--order", asked.order]
     for memory in asked.budgets:
         subprocess.run([*again, memory, *(["--data-root", asked.data_root] if asked.data_root else [])], check=True)
 
