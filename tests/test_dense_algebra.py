@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -323,6 +324,24 @@ def test_scipy_uses_as_many_threads_as_torch_where_that_pays() -> None:
                 pools = [pool for pool in controller().info() if pool["user_api"] == "blas"]
             assert pools
             assert all(pool["num_threads"] == used for pool in pools)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_jobs_have_one_thread_of_blas_each_and_overflow_in_silence(threads: int) -> None:
+    """With one thread of torch too, where they run one after another."""
+
+    def job() -> set[int]:
+        assert np.isinf(np.float32(3e38) * np.ones(2, dtype=np.float32) * 10).all()
+        return {pool["num_threads"] for pool in controller().info() if pool["user_api"] == "blas"}
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert side_by_side([job, job, job]) == [{1}] * 3
     finally:
         torch.set_num_threads(before)
 

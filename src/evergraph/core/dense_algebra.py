@@ -18,7 +18,7 @@ from torch import Tensor
 from evergraph.core import lapack, large
 from evergraph.core.shared_factor import Solver, nearby_solver, shared
 from evergraph.core.shortcuts import fast
-from evergraph.core.side_by_side import ONE, WORTH_SHARING, blas_threads, side_by_side
+from evergraph.core.side_by_side import WORTH_SHARING, blas_threads, side_by_side
 from evergraph.core.symmetric import Panel, SymmetricSum, pack, packed_size, panels
 
 ROWS = 1024  # rows of a product that are computed by one thread
@@ -49,9 +49,9 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     """Return the product of two matrices of the same type."""
     if not by_blas(left, right):
         return left @ right
-    factor, other = left.detach().numpy(), right.detach().numpy()
-    if left.numel() * right.size(1) <= WORTH_SHARING:
-        with blas_threads(ONE):
+    factor, other, work = left.detach().numpy(), right.detach().numpy(), left.numel() * right.size(1)
+    if work <= WORTH_SHARING:
+        with blas_threads(work):
             return torch.from_numpy(factor @ other)
     found = large.array((len(factor), other.shape[1]), factor.dtype)
     pieces = [slice(start, start + ROWS) for start in range(0, len(factor), ROWS)]  # whatever the number of threads

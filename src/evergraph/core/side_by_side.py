@@ -82,15 +82,17 @@ def side_by_side(jobs: Sequence[Callable[[], Result]]) -> list[Result]:
     on how many jobs run at once.
     """
     workers = min(torch.get_num_threads(), len(jobs))
-    if workers < 2 or getattr(_here, "in_job", False):
-        return [job() for job in jobs]
-    with blas_threads(WORTH_SHARING), ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(_carried_out, jobs))
+    with blas_threads(ONE):
+        if workers < 2 or getattr(_here, "in_job", False):
+            return [job() for job in jobs]  # a job that is alone may ask for more threads
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(_carried_out, jobs))
 
 
 def _carried_out(job: Callable[[], Result]) -> Result:
     _here.in_job = True
     try:
-        return job()
+        with np.errstate(over="ignore", invalid="ignore"):  # of this thread
+            return job()
     finally:
         _here.in_job = False
