@@ -17,7 +17,7 @@ from evergraph.data import Task, find_graph
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.training import Learner
-from evergraph.training.learned_data import classes_given, trained_on, without_forgotten
+from evergraph.training.learned_data import classes_given, learned_from, trained_on
 
 HELD_OUT, SPLIT, TRAINED, ALL = "held out", "test split", "trained on", "all labelled"
 """Which examples are measured: those held out when the graph was learned; those that learning it would hold out; the
@@ -96,8 +96,8 @@ def _held_out(learner: Learner, task_of: Callable[..., Task]) -> tuple[Task, str
     Examples of it that were learned and forgotten since are left out.
     """
     task = task_of()
-    if learner.learned_as(task) is not None:
-        return without_forgotten(learner, task), HELD_OUT
+    if (learned := learned_from(learner, task)) is not None:
+        return learned.task(), HELD_OUT
     trained = trained_on(learner, task) or learner.learned_as(task_of(hold_out=False)) is not None
     return task, TRAINED if trained else SPLIT
 

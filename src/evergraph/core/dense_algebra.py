@@ -65,23 +65,8 @@ def outer_product(rows: Tensor) -> Tensor:
         entries = scipy.sparse.csr_matrix(rows.numpy())
         return pack(torch.from_numpy((entries @ entries.T).toarray()))
     found = large.empty((packed_size(rows.size(0)),), rows.dtype, rows.device)
-    if by_blas(rows):
-        factor = rows.detach().numpy()
-        side_by_side([partial(_multiply_panel, factor, panel.start, panel.entries.numpy()) for panel in panels(found)])
-        return found
-    for panel in panels(found):
-        torch.mm(rows[panel.start : panel.stop], rows[: panel.stop].T, out=panel.entries)
-        corner = panel.entries[:, panel.start :]
-        corner.copy_(corner.tril() + corner.tril(-1).T)
+    _add_panels([None] * len(panels(found)), rows.T, 1, panels(found))
     return found
-
-
-def _multiply_panel(rows: np.ndarray, start: int, found: np.ndarray) -> None:
-    """Write the rows of rows rowsᵀ from `start` on, up to the diagonal block, to `found`."""
-    stop = start + len(found)
-    np.matmul(rows[start:stop], rows[:stop].T, out=found)
-    corner = np.tril(found[:, start:])
-    found[:, start:] = corner + np.tril(corner, -1).T
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +108,7 @@ def _add_panels(totals: Sequence[Panel | None], rows: Tensor, sign: int, found: 
         for total, panel in zip(totals, found):
             _add_panel_by_torch(total, rows, sign, panel)
         return
-    factor = rows.detach().contiguous().numpy()
+    factor = rows.detach().numpy()
     before = [None if total is None else total.entries.numpy() for total in totals]
     jobs = [
         partial(_add_panel, total, factor, sign, panel.entries.numpy(), panel.start)
@@ -146,10 +131,9 @@ def _add_panel_by_torch(total: Panel | None, rows: Tensor, sign: int, found: Pan
 def _add_panel(total: np.ndarray | None, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
     stop = start + len(found)
     own = np.ascontiguousarray(rows[:, start:stop])
-    with blas_threads(own.size * stop):
-        corner = np.triu(lapack.rank_update(own))
-        corner += np.triu(corner, 1).T
-        left = own.T @ rows[:, :start]
+    corner = np.triu(lapack.rank_update(own))
+    corner += np.triu(corner, 1).T
+    left = own.T @ rows[:, :start]
     for place, new in ((slice(start), left), (slice(start, stop), corner)):
         if total is None:
             found[:, place] = new

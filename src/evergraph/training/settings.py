@@ -103,7 +103,7 @@ def unknown_setting(name: str, value: Any, model: tuple[Any, Any], method: tuple
         method: the method, likewise.
     """
     (given_model, built_model), (given_method, built_method) = model, method
-    parts = getattr(built_method, "methods", [built_method])  # several of a composition
+    parts = built_method.parts()
     if any(name in settings_of(type(part)) for part in parts):
         before = [] if given_model is None else [_as_given(given_model)]
         calls = ", ".join(_with(part, name, value) for part in parts)
