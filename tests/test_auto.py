@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import pytest
@@ -17,7 +18,7 @@ from evergraph.data.datasets.sbm import sbm
 from evergraph.data.graph import Graph
 from evergraph.methods.base import Context
 from evergraph.methods.closed_form import budgeted, factored
-from evergraph.methods.closed_form.block_sets import best_ridge, cheapest_near, climbed, head_sets, leader
+from evergraph.methods.closed_form.block_sets import cheapest_near, head_sets, leader
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.hits import rows_of, validation_hits
@@ -248,12 +249,11 @@ def test_resumes_identically(graph: Graph, tmp_path: object, memory: str) -> Non
 
 
 def test_most_hits_lead_and_the_cheapest_near_them_is_kept() -> None:
-    counts = {"a": [50, 60, 60], "b": [90, 95, 80], "c": [93, 80, 70]}
-    assert best_ridge([0] * 7) == 2  # 1, without a validation node
+    counts = {"a": 60, "b": 95, "c": 93}
     assert leader(counts, ["a", "b", "c"]) == "b"
     cost = {"a": 1, "b": 30, "c": 20}
     assert cheapest_near(counts, ["a", "b", "c"], cost, validated=120) == "c"
-    assert cheapest_near({**counts, "c": [90, 80, 70]}, ["a", "b", "c"], cost, validated=96) == "b"
+    assert cheapest_near({**counts, "c": 90}, ["a", "b", "c"], cost, validated=96) == "b"
 
 
 def test_sets_that_are_equal_come_once() -> None:
@@ -283,19 +283,15 @@ def test_what_own_features_explain_is_the_squared_error_of_all_validation_nodes(
     assert ridge == method._ridges[squares.index(min(squares))]
 
 
-@pytest.mark.parametrize("values", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [1, 4, 3, 2, 1], [1, 2, 5, 4, 0], [7]])
-def test_climbing_ends_at_the_top_of_a_single_hill(values: list[float]) -> None:
-    assert climbed(lambda place: values[place], len(values)) == values.index(max(values))
-
-
 def test_hits_from_the_factors_are_those_of_the_heads(graph: Graph) -> None:
     found = []
 
     class Asked(eg.Auto):
-        def hits(self, context: Context, wanted: HeadRequest) -> list[int]:
+        def hits(self, context: Context, wanted: HeadRequest) -> tuple[int, list[int]]:
             assert self.fresh_["val"]
-            heads = self.solve(*wanted)
-            found.append((super().hits(context, wanted), validation_hits(context, heads).sum(1).tolist()))
+            first, *_, last = 2 * validation_hits(context, self.solve(*wanted)).tolist()
+            right, wrong = (sum(a and not b for a, b in zip(*pair)) for pair in ((last, first), (first, last)))
+            found.append((super().hits(context, wanted), (sum(first), [right, wrong])))
             return found[-1][0]
 
     learner = eg.Learner(eg.MixedFeatures(hidden=140), Asked(memory="1GB"), dtype=torch.float64, device="cpu")
@@ -373,20 +369,20 @@ def test_the_vote_is_the_head_beside_own_features_where_mixing_hides_them(
         torch.randn_like(model.output_weight()),
         method.solve([method._own_alone(model)[1]], ("train",), rows)[0],
     )
-    voices = sum(method.solve(*wanted)[0] for wanted in method._voice_requests(model, ("train",)))
     worth = torch.zeros_like(head)
     worth[-1] = method.temperature * method._log_worth()
     assert worth.any()
-    voices = voices + 3 * worth  # type: ignore[operator]
-    for chosen, explained, within, expected in (
-        ("apart", 0.3, [3, 2], head + own + 2 * worth),
-        ("apart", 0.3, [2, 2], voices),  # mixing hides nothing of what a node says
-        ("apart", 0.2, [3, 2], voices),
-        ("smooth", 0.3, [3, 2], voices),  # a head that reads no own features
+    for chosen, explained, within, beside in (
+        ("apart", 0.3, [3, 2], True),
+        ("apart", 0.3, [2, 2], False),  # mixing hides nothing of what a node says
+        ("apart", 0.2, [3, 2], False),
+        ("smooth", 0.3, [3, 2], False),  # a head that reads no own features
     ):
         method.chosen_, method.blocks_, method.own_explains_ = chosen, blocks[chosen], explained
         method.own_within_ = {**method.own_within_, "smooth": within}
-        assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)  # type: ignore[arg-type]
+        voices = [method.solve(*wanted)[0] for wanted in method._voice_requests(model, ("train",))]
+        expected = head + own + 2 * worth if beside else torch.stack(voices).sum(0) + 3 * worth
+        assert torch.allclose(method._vote(model, 1.0, ("train",), head), expected)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +398,8 @@ def test_voices_have_the_smallest_ridge_where_own_features_tell_classes_apart(
     learner.fit(eg.TaskStream(graph, 2))
     method, model = learner.method, learner.model
     assert isinstance(method, eg.Auto)
-    method.set_hits_ = {name: [*range(len(method._ridges))] for name in method.set_hits_}  # the head's is the largest
+    method.ridge_places_ = dict.fromkeys(method.set_hits_, len(method._ridges) - 1)  # the head's is the largest
+    method.smaller_ = {}
     method.own_explains_ = explains
     gram, cross = unpack(method.gram("train")), method.cross_["train"]
     met = int((cross[-1] > 0).sum())
@@ -469,27 +466,28 @@ def test_products_of_factors_stay_within_the_budget(memory: str, monkeypatch: py
 
 
 def test_the_head_is_a_blend_of_those_near_the_best(graph: Graph) -> None:
-    """Scores of each set's head are stretched to probabilities, and their mean is taken."""
+    """Scores of each set's head are stretched to probabilities, and weighted by how likely the set is the best."""
     learner = learned(graph, "1GB", tasks=3, hidden=56)
     method, model = learner.method, learner.model
     assert isinstance(method, eg.Auto)
     sets = method._sets(model)[0]
-    method.set_hits_ = {name: [5] * 7 for name in method.set_hits_} | {"own": [1] * 7}
-    method.validated_ = 6
+    method.set_hits_ = dict.fromkeys(method.set_hits_, 5) | {"linear": 4, "own": 0}
+    method.smaller_, method.validated_ = {}, 6
     method.conclude(model)
     near = [name for name in sets if name != "own"]
     assert list(method.blend_) == near
+    odds = [math.exp(-1 / (2 * 3)) if name == "linear" else 1.0 for name in near]  # one hit, with 1 + 2 misses
     block_of_row = model.feature_blocks()[1]  # type: ignore[operator]
     expected = torch.zeros_like(method.cross_["train"])
     stretches = []
-    for name in near:
+    for name, each in zip(near, odds):
         rows = rows_of(block_of_row, sets[name])
-        head = method.solve([1.0], ("train",), rows)[0]
+        head = method.solve([method._ridges[method.ridge_places_[name]]], ("train",), rows)[0]
         gram, cross = unpack(method.gram("val")), method.cross_["val"]
         mean = head.T @ cross.sum(1) / cross[-1].sum()
         length = (head * (gram @ head)).sum() - cross[-1].sum() * mean.square().sum()
         stretches.append(float(((head * cross).sum() - mean @ cross[-1]) / length))
-        expected += min(max(stretches[-1], 0.2), 5.0) * head / len(near)
+        expected += min(max(stretches[-1], 0.2), 5.0) * head * each / sum(odds)
     assert len(set(stretches)) > 1
     assert torch.allclose(method._solved(model, ("train",)), expected, atol=1e-7)
 

@@ -69,6 +69,7 @@ def test_a_trial_ends_as_with_the_features(admitted: bool, monkeypatch: pytest.M
     assert len(trials) == 1
     first, second = tried.method, plain.method
     assert first.set_hits_ == second.set_hits_
+    assert (first.ridge_places_, first.smaller_) == (second.ridge_places_, second.smaller_)
     assert (first.chosen_, first.own_, first.blocks_) == (second.chosen_, second.own_, second.blocks_)
     assert tried.model.hyperparameters() == plain.model.hyperparameters()
     assert any(block.linear for block in tried.model.blocks) == admitted

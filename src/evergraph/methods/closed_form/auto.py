@@ -20,13 +20,11 @@ from evergraph.methods.closed_form.block_sets import (
     MIXED,
     OWN,
     PREFERRED,
-    best_ridge,
+    blend_shares,
     cheapest_near,
-    climbed,
     first_near,
     head_sets,
     leader,
-    near_leader,
     own_sets,
     vote_sets,
 )
@@ -55,11 +53,12 @@ class Auto(OnTrial):
     Graphs differ in how informative a node's neighbours are, and how. Where edges mostly join nodes of one class, a
     node is best mixed with its neighbours; elsewhere a node and its neighbours are best read side by side, or the
     neighbours not at all. The same sums serve every set of blocks (`block_sets`), so at each task every set is solved
-    with every ridge on the training nodes so far and tried on the task's validation nodes. Hits are added up over the
-    tasks, and the heads of the sets near the one with most hits are blended (`blended`); the next task may change
-    which these are. Once the sums of all sets take more than an eighth of the budget (a quarter at the first task),
-    the cheapest set within a standard error of the leader is kept besides `smooth`, and the other blocks are dropped
-    for good. Graphs with edges between tasks are predicted differently (`elsewhere`).
+    on the training nodes so far, with the ridge that explains most about the validation nodes of all tasks (`ridges`),
+    and tried on the task's validation nodes. Hits are added up over the tasks, and the heads of the sets near the one
+    with most hits are blended (`blended`); the next task may change which these are. Once the sums of all sets take
+    more than an eighth of the budget (a quarter at the first task), the cheapest set within a standard error of the
+    leader is kept besides `smooth`, and the other blocks are dropped for good. Graphs with edges between tasks are
+    predicted differently (`elsewhere`).
 
     Decisions aim at AP, in which all tasks count equally (`prior`). The sums weight classes by their size, so the
     logits of a class are raised by the logarithm of what a hit in it counts over what the class weighs.
@@ -112,15 +111,15 @@ class Auto(OnTrial):
         return found[0], found[1]
 
     def _choose(self, context: Context) -> Tensor:
-        """Count the hits of every set and ridge; return the head chosen by them, solved from the training nodes."""
-        _, block_of_row = capable(context.model, "feature_blocks")()  # type: ignore[misc]
+        """Find every set's ridge and count its hits; return the head chosen by them, solved from the training nodes."""
         for_head, for_own = self._sets(context.model)
-        wanted = {name: self._tried(block_of_row, name, blocks) for name, blocks in {**for_own, **for_head}.items()}
+        sets = self._rows_of(context.model, {**for_own, **for_head})
         voices = self._voice_requests(context.model, TRAIN_ONLY) if self.set_hits_ else []  # their sets seldom change
-        self.solve_ahead([*wanted.values(), *voices])
-        for name, each in wanted.items():
-            self._count(name, self._places(name), self.hits(context, each))
-        validated = self.validated_ + context.count(context.task.val)
+        self._find_ridges(sets, beside=voices)
+        new = context.count(context.task.val)
+        for name, rows in sets.items():
+            self._count(name, *self.hits(context, self._request(self._compared(name), rows)), new)
+        validated = self.validated_ + new
         if self._trial is not None:
             if (kept := self._settled(context, validated)) is None:
                 return self._choose(context)  # blocks that were on trial are present now
@@ -131,16 +130,15 @@ class Auto(OnTrial):
         self._lead(for_head, for_own, validated)
         return self._measure(context.model)
 
+    def _rows_of(self, model: GraphModel, sets: dict[str, list[bool]]) -> dict[str, Tensor]:
+        """Return the features that each set reads."""
+        _, block_of_row = capable(model, "feature_blocks")()  # type: ignore[misc]
+        return {name: rows_of(block_of_row, blocks) for name, blocks in sets.items()}
+
     def _measure(self, model: GraphModel) -> Tensor:
         """Measure own features and the blend on all tasks' validation sums; return the training nodes' blend."""
         self.own_explains_ = self._own_alone(model)[0] if self.own_ else 0.0
         return self._blended(model)
-
-    def _tried(self, block_of_row: Tensor, name: str, blocks: Sequence[bool]) -> HeadRequest:
-        """Return a request for the heads on a set of blocks to try, solved from the training nodes."""
-        return HeadRequest(
-            [self._ridges[place] for place in self._places(name)], TRAIN_ONLY, rows_of(block_of_row, blocks)
-        )
 
     def _worth_keeping(
         self, layout: Layout, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int
@@ -149,25 +147,26 @@ class Auto(OnTrial):
 
         Own features may use linear blocks that are wider than random ones only if the head reads them too.
         """
-        sets, widths, every = {**for_own, **for_head}, layout.widths, (for_head, for_own)
+        sets, widths, every, hits = {**for_own, **for_head}, layout.widths, (for_head, for_own), self.set_hits_
         cost = {name: sum(w for w, read in zip(widths, blocks) if read) for name, blocks in sets.items()}
-        for_head = _only(for_head, cheapest_near(self.set_hits_, list(for_head), cost, validated))
+        for_head = _only(for_head, cheapest_near(hits, list(for_head), cost, validated))
         if for_own:
             room = max((w for w, block in zip(widths, layout.present) if not block.linear), default=0)
             free = [read or w <= room for w, read in zip(widths, *for_head.values())]
             cheap = [name for name, blocks in for_own.items() if all(f for f, read in zip(free, blocks) if read)]
-            for_own = _only(for_own, first_near(self.set_hits_, cheap or list(for_own), validated))
+            for_own = _only(for_own, first_near(hits, cheap or list(for_own), validated))
         self.set_hits_ = {name: self.set_hits_[name] for name in {MIXED: [], **for_own, **for_head} if name in sets}
         for_head, for_own = ({n: read for n, read in some.items() if n in self.set_hits_} for some in every)
         return for_head, for_own
 
     def _lead(self, for_head: dict[str, list[bool]], for_own: dict[str, list[bool]], validated: int) -> None:
         """Choose the head's leading set, the sets near it to blend, and the first near the best for own features."""
-        self.chosen_ = leader(self.set_hits_, list(for_head))
-        missed = validated - max(self.set_hits_[self.chosen_])
-        near = near_leader(self.set_hits_, list(for_head), validated) if missed > FEW_MISSES * validated else []
-        self.blend_ = dict.fromkeys(near or [self.chosen_], 1.0)
-        self.own_ = first_near(self.set_hits_, list(for_own), validated) if for_own else ""
+        hits = self.set_hits_
+        self.chosen_ = leader(hits, list(for_head))
+        missed = validated - hits[self.chosen_]
+        few = missed <= FEW_MISSES * validated
+        self.blend_ = {self.chosen_: 1.0} if few else blend_shares(hits, list(for_head), validated)
+        self.own_ = first_near(hits, list(for_own), validated) if for_own else ""
         self.blocks_ = [any(read) for read in zip(*(for_head[name] for name in self.blend_))]
 
     def _final_head_requests(self, model: GraphModel, parts: Sequence[str]) -> list[HeadRequest]:
@@ -179,6 +178,7 @@ class Auto(OnTrial):
         """Make the choices of `analytic`, and choose the sets by the current hits."""
         super().conclude(model)
         for_head, for_own = self._sets(model)
+        self._find_ridges(self._rows_of(model, {**for_own, **for_head}))
         self._lead(for_head, for_own, self.validated_)
         self._measure(model)
 
@@ -244,12 +244,12 @@ class Auto(OnTrial):
 
         Hits are counted in a task's own graph, where neighbours give the task away, and say little about the best
         ridge where they do not. A larger ridge shrinks the scores, and with them the vote's evidence about edges. With
-        weak features a small ridge learns noise: then it is the best ridge of the deepest head, up to 1.
+        weak features a small ridge learns noise: then it is the ridge of the deepest head, up to 1.
         """
         if self.own_explains_ > SEPARATES_CLASSES:
             return self._ridges[0]
-        tried = self.set_hits_.get(MIXED, self.set_hits_[self.chosen_])[: PREFERRED + 1]
-        return self._ridges[best_ridge(tried)]
+        deepest = self._ridge_place(MIXED if MIXED in self.set_hits_ else self.chosen_)
+        return self._ridges[min(deepest, PREFERRED)]
 
     def voices(self, model: GraphModel) -> list[list[bool]]:
         """Return the blocks that each voice of the vote reads; the first mixes nodes with their neighbours."""
@@ -309,24 +309,13 @@ class Auto(OnTrial):
     def _explained(self, model: GraphModel, blocks: Sequence[bool]) -> tuple[float, float]:
         """Return the share of all tasks' validation variance that `blocks` explain, and the ridge that explains most.
 
-        All classes compete, and heads are solved from the training nodes alone. No node is needed: by the validation
-        nodes' sums the squared error of a head W is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W). The ridge moves from the middle of
-        the grid for as long as more is explained.
+        All classes compete, and heads are solved from the training nodes alone.
         """
-        rows = rows_of(capable(model, "feature_blocks")()[1], blocks)  # type: ignore[misc]
-        cross = self.cross_["val"]
-        sizes = cross[-1]  # the last feature is one at every node
-        variance = float(sizes.sum() - sizes.square().sum() / sizes.sum().clamp(min=1e-12))
-
-        def explained(place: int) -> float:
-            head = self.solve([self._ridges[place]], TRAIN_ONLY, rows)[0]
-            error = float(sizes.sum() - 2 * (head * cross).sum()) + self.energy("val", head, rows)
-            return 1 - error / variance if variance > 0 else 0.0
-
         known, key = self.computed(), (OWN, tuple(blocks))
         if key not in known:
-            place = climbed(explained, len(self._ridges))
-            known[key] = explained(place), self._ridges[place]
+            rows = self._rows_of(model, {OWN: list(blocks)})
+            place = self._explaining_places(rows, {OWN: None})[OWN]
+            known[key] = self._explained_by(self._request([place], rows[OWN]))[0], self._ridges[place]
         found: tuple[float, float] = known[key]
         return found
 

@@ -5,7 +5,8 @@ A set is a named selection of blocks, one boolean per block. A hit is a correctl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from evergraph.models.feature_blocks import Block
 
@@ -13,6 +14,7 @@ GRID = (0.05, 0.2, 1.0, 5.0, 25.0, 125.0, 625.0)
 """Ridges to try; without validation nodes 1 is chosen."""
 MIXED, OWN = "smooth", "own"
 PREFERRED = GRID.index(1.0)
+SMALLEST = 0.05  # share of a head in a blend; smaller ones are left out
 
 
 def head_sets(blocks: Sequence[Block]) -> dict[str, list[bool]]:
@@ -73,41 +75,48 @@ def _distinct(sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
     return distinct
 
 
-def best_ridge(hits: Sequence[int]) -> int:
-    """Return the index of the ridge with most hits; ties go to the one nearest to 1 in the grid, then to the larger."""
-    return max(range(len(hits)), key=lambda place: (hits[place], -abs(place - min(PREFERRED, len(hits) - 1)), place))
+def next_places(known: Mapping[int, float], places: int, start: int | None = None) -> list[int]:
+    """Return where to look next for the top of a hill over a grid of `places`, given what is known; empty if found.
+
+    The search begins with a place that was the top before and its neighbours, or with every other place, and goes on
+    with the neighbours of the highest place so far.
+    """
+    every = range(places)
+    if not known and start is None:
+        return list(every[1::2]) or list(every)
+    top = max(known, key=lambda place: known[place]) if known else start
+    return [place for place in every if abs(place - (top or 0)) <= 1 and place not in known]
 
 
-def climbed(value: Callable[[int], float], places: int) -> int:
-    """Return the index of a local maximum of `value` over a grid, climbing from its middle."""
-    known = {places // 2: value(places // 2)}
-    while True:
-        best = max(known, key=lambda place: known[place])
-        new = [place for place in (best - 1, best + 1) if 0 <= place < places and place not in known]
-        if not new:
-            return best
-        known[new[0]] = value(new[0])
+def leader(counts: Mapping[str, int], names: Sequence[str]) -> str:
+    """Return the set with most hits; the first if tied."""
+    return max(names, key=lambda name: (counts[name], -names.index(name)))
 
 
-def leader(counts: Mapping[str, Sequence[int]], names: Sequence[str]) -> str:
-    """Return the set with most hits at its best ridge; the first if tied."""
-    return max(names, key=lambda name: (max(counts[name]), -names.index(name)))
+def behind_leader(counts: Mapping[str, int], names: Sequence[str], validated: int) -> dict[str, float]:
+    """Return how far each set's hits are below the leader's, in standard errors: the root of both sets' misses."""
+    best = counts[leader(counts, names)]
+    error = {name: max(2 * validated - best - counts[name], 1) ** 0.5 for name in names}
+    return {name: (best - counts[name]) / error[name] for name in names}
 
 
-def near_leader(counts: Mapping[str, Sequence[int]], names: Sequence[str], validated: int) -> list[str]:
-    """Return the sets whose hits are within a standard error (the root of both sets' misses) of the leader's."""
-    best = max(counts[leader(counts, names)])
-    error = {name: max(2 * validated - best - max(counts[name]), 0) ** 0.5 for name in names}
-    return [name for name in names if max(counts[name]) >= best - error[name]]
+def near_leader(counts: Mapping[str, int], names: Sequence[str], validated: int) -> list[str]:
+    """Return the sets whose hits are within a standard error of the leader's."""
+    return [name for name, behind in behind_leader(counts, names, validated).items() if behind <= 1]
 
 
-def cheapest_near(
-    counts: Mapping[str, Sequence[int]], names: Sequence[str], cost: Mapping[str, int], validated: int
-) -> str:
+def blend_shares(counts: Mapping[str, int], names: Sequence[str], validated: int) -> dict[str, float]:
+    """Return the share of each set's head in a blend: e^(−b²/2), b standard errors behind the leader; at least 5 %."""
+    odds = {name: math.exp(-(behind**2) / 2) for name, behind in behind_leader(counts, names, validated).items()}
+    odds = {name: each for name, each in odds.items() if each >= SMALLEST * sum(odds.values())}
+    return {name: each / sum(odds.values()) for name, each in odds.items()}
+
+
+def cheapest_near(counts: Mapping[str, int], names: Sequence[str], cost: Mapping[str, int], validated: int) -> str:
     """Return the cheapest set near the leader."""
-    return min(near_leader(counts, names, validated), key=lambda name: (cost[name], -max(counts[name])))
+    return min(near_leader(counts, names, validated), key=lambda name: (cost[name], -counts[name]))
 
 
-def first_near(counts: Mapping[str, Sequence[int]], names: Sequence[str], validated: int) -> str:
+def first_near(counts: Mapping[str, int], names: Sequence[str], validated: int) -> str:
     """Return the first set near the leader."""
     return near_leader(counts, names, validated)[0]

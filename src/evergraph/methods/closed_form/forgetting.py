@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-12}
 """By type of the features: share of a sum below which what remains after subtraction is nothing but rounding."""
-COUNTS = ("hits_", "set_hits_", "smoothing_counts_", "voting_", "validated_", "own_within_", "smoothing_elsewhere_")
+COUNTS = (
+    "hits_", "set_hits_", "smaller_", "smoothing_counts_", "voting_", "validated_", "own_within_",
+    "smoothing_elsewhere_",
+)  # fmt: skip
 """State to which every task adds the results on its validation nodes."""
 
 Small = dict[str, Any]
@@ -142,11 +145,16 @@ def without_task(small: Small, number: int) -> None:
 
 def _combined(first: Any, second: Any, sign: int) -> Any:
     if isinstance(first, dict):  # a set of blocks that was dropped since stays dropped
-        return {key: _combined(value, second.get(key, [0] * len(value)), sign) for key, value in first.items()}
+        return {key: _combined(value, second.get(key, _nothing(value)), sign) for key, value in first.items()}
     if isinstance(first, list):
         width = max(len(first), len(second))
         return [a + sign * b for a, b in zip(_padded(first, width), _padded(second, width))]
     return first + sign * second
+
+
+def _nothing(counts: Any) -> Any:
+    """Return counts of the same shape that are all zero."""
+    return [0] * len(counts) if isinstance(counts, list) else 0
 
 
 def _at_least_zero(counts: Any) -> Any:

@@ -38,17 +38,15 @@ def validation_hits(context: Context, heads: list[Tensor], units: Tensor | None 
     return torch.cat(hits, dim=1)
 
 
-def count_changes(counts: list[int], before: Tensor, after: Tensor) -> None:
-    """Add to `counts` how many nodes a change corrects, and how many it breaks; `before` and `after` mask hits."""
-    counts[0] += int((after & ~before).sum())
-    counts[1] += int((before & ~after).sum())
+def changes_between(before: Tensor, after: Tensor) -> list[int]:
+    """Return how many nodes a change corrects, and how many it breaks; `before` and `after` mask hits."""
+    return [int((after & ~before).sum()), int((before & ~after).sum())]
 
 
 def with_changes_between(context: Context, counts: list[int], before: Tensor, after: Tensor) -> list[int]:
     """Return `counts` plus how many nodes a change corrects, and how many it breaks, over all processes."""
-    changes = [0, 0]
-    count_changes(changes, before, after)
-    return [old + new for old, new in zip(counts, context.total(torch.tensor(changes)).tolist())]
+    changes = context.total(torch.tensor(changes_between(before, after))).tolist()
+    return [old + new for old, new in zip(counts, changes)]
 
 
 def clearly_more(counts: list[int]) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from evergraph.core.dense_algebra import product
 from evergraph.core.sparse import SparseMatrix
 from evergraph.methods.base import Context
-from evergraph.methods.closed_form.hits import count_changes
+from evergraph.methods.closed_form.hits import changes_between
 
 STEPS = 3  # number of shares to try, up to the largest
 SURE = 1.0  # standard errors by which smoothing has to correct more nodes than it breaks
@@ -46,9 +46,11 @@ def with_changes(
     nodes = context.task.val.to(context.device)
     truth = whole.y[nodes]
     before = scores[nodes].argmax(1) == truth
+    found = list[int]()
     for share, pair in zip(shares, pairs):
-        count_changes(pair, before, smooth(adjacency, scores, share)[nodes].argmax(1) == truth)
-    return [count for pair in pairs for count in pair]
+        changes = changes_between(before, smooth(adjacency, scores, share)[nodes].argmax(1) == truth)
+        found += [old + new for old, new in zip(pair, changes)]
+    return found
 
 
 def best_share(counts: Sequence[int], largest: float) -> float:

@@ -8,7 +8,7 @@ nodes (`factored`), which for linear blocks cost next to nothing (`linear_produc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +24,8 @@ from evergraph.methods.closed_form.blended import Blended
 from evergraph.methods.closed_form.block_sets import head_sets, own_sets
 from evergraph.methods.closed_form.factored import FactoredSums
 from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import rows_of
+from evergraph.methods.closed_form.hits import changes_between, rows_of
+from evergraph.methods.closed_form.ridges import Explained, explained_share, tops
 from evergraph.methods.closed_form.sums import RidgeSystem, met, solved
 from evergraph.methods.closed_form.two_forms import PARTS, TRAIN_ONLY
 from evergraph.models.base import GraphModel
@@ -60,7 +61,7 @@ class TrialSet:
             panel.entries.mul_(root[panel.start : panel.stop].unsqueeze(1)).mul_(root[: panel.stop])
         for number_of_block in sums.blocks(rows):
             products += sums.products(number_of_block)
-        self.truth = val.targets.argmax(1)
+        self._targets = val.targets.double()
         self._seen = entries_at(products, slice(number, total), slice(0, number))
         matrix = SymmetricSum([products], torch.arange(number))
         targets = train.targets.double()
@@ -68,10 +69,18 @@ class TrialSet:
             matrix, targets, torch.cat([one.to(targets.device) for one in squares]), met(targets)
         )
 
-    def hits(self, combined: Tensor) -> int:
-        """Number of hits of the head that is this combination of training nodes."""
-        scores = self._seen @ combined.to(self._seen.dtype)
-        return int((scores.argmax(1) == self.truth).sum())
+    def hits(self, combined: Tensor) -> Tensor:
+        """Return a mask of the validation nodes that the head hits which is this combination of training nodes."""
+        return self._scores(combined).argmax(1) == self._targets.argmax(1)
+
+    def explained(self, combined: Tensor) -> float:
+        """Return the share of the validation nodes' variance that the head explains."""
+        error = float((self._scores(combined).double() - self._targets).square().sum())
+        return explained_share(error, self._targets.square().sum(0))
+
+    def _scores(self, combined: Tensor) -> Tensor:
+        """Return the scores of the validation nodes, each times the root of the node's weight."""
+        return self._seen @ combined.to(self._seen.dtype)
 
 
 @dataclass(repr=False)
@@ -138,18 +147,24 @@ class OnTrial(Blended):
             for name, blocks in {**own_sets(trial.blocks), **head_sets(trial.blocks)}.items()
             if not now.has(blocks)
         }
-        places = {name: self._places(name) for name in tried}
-        asked = [(name, self._ridges[place]) for name in tried for place in places[name]]
-        found = solved([(tried[name].system, ridge) for name, ridge in asked], self._error())
+        heads = dict[tuple[str, int], Tensor]()
+
+        def explained(wanted: Mapping[str, Sequence[int]]) -> Explained:
+            asked = [(name, place) for name, places in wanted.items() for place in places]
+            systems = [(tried[name].system, self._ridges[place]) for name, place in asked]
+            heads.update(zip(asked, solved(systems, self._error())))
+            return {name: {p: tried[name].explained(heads[name, p]) for p in places} for name, places in wanted.items()}
+
+        self.ridge_places_ = {**self.ridge_places_, **tops(dict.fromkeys(tried), len(self._ridges), explained)}
         for name, one in tried.items():
-            hits = [one.hits(combined) for (asker, _), combined in zip(asked, found) if asker == name]
-            self._count(name, places[name], hits)
+            hits = [one.hits(heads[name, place]) for place in self._compared(name)]
+            self._count(name, int(hits[0].sum()), changes_between(hits[0], hits[-1]), hits[0].numel())
 
     def _admit(self, context: Context, trial: Layout) -> None:
         """Add the blocks that were on trial to the model, and compute the task's sums again with them."""
         model, graph, batcher = context.model, context.task.graph, context.batcher
         capable(model, "lay_out")(trial.kept, trial.linear_width)  # type: ignore[misc]
-        self.block_widths_, self.blocks_, self.set_hits_ = list(trial.widths), [], {}
+        self.block_widths_, self.blocks_, self.set_hits_, self.smaller_ = list(trial.widths), [], {}, {}
         self.factor_, self.factor_targets_, self.cross_, self.fresh_ = {}, {}, {}, {}
         graph.cache.clear()
         context.batcher = context.problem.batcher(

@@ -19,7 +19,7 @@ from evergraph.methods.base import Context, Method
 from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.head import linear_head
-from evergraph.methods.closed_form.hits import validation_hits
+from evergraph.methods.closed_form.hits import changes_between, validation_hits
 from evergraph.methods.closed_form.sums import HeadRequest, RidgeSystem, Sums, accumulate, ridge_system, solved, spread
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
@@ -238,13 +238,39 @@ class TwoForms(Method):
         read = rows if rows is not None else torch.arange(next(iter(self.cross_.values())).size(0))
         return tuple(parts), read.cpu().numpy().tobytes()
 
-    def hits(self, context: Context, wanted: HeadRequest) -> list[int]:
-        """Return the number of the task's validation nodes that each head classifies correctly."""
-        if not (last := self.fresh_.get("val", 0)):
-            return context.total(validation_hits(context, self.solve(*wanted)).sum(1)).tolist()
-        truth = self.factor_targets_["val"][-last:].argmax(1)
-        scores = self._factored().scores(wanted, self._error(), "val", last)
-        return [int((found.argmax(1) == truth).sum()) for found in scores]
+    def hits(self, context: Context, wanted: HeadRequest) -> tuple[int, list[int]]:
+        """Return the task's validation nodes that the first head classifies correctly, and changes by the last head.
+
+        The changes are the nodes that the last head corrects, and those that it breaks, in place of the first.
+        """
+        last = self.fresh_.get("val", 0)
+        if last:
+            truth = self.factor_targets_["val"][-last:].argmax(1)
+            scores = self._factored().scores(wanted, self._error(), "val", last)
+            hits = torch.stack([found.argmax(1) == truth for found in scores])
+        else:
+            hits = validation_hits(context, self.solve(*wanted))
+        counts = [int(hits[0].sum()), 0, 0]
+        counts[1:] = changes_between(hits[0], hits[-1])
+        whole, right, wrong = counts if last else context.total(torch.tensor(counts)).tolist()
+        return whole, [right, wrong]
+
+    def validation_errors(self, wanted: HeadRequest) -> list[float]:
+        """Return the squared error of each head at the validation nodes of all tasks, weighted as in the sums.
+
+        No node is needed: by the validation sums it is Σ w − 2 tr(Wᵀ B) + tr(Wᵀ G W).
+        """
+        cross = self.cross_["val"]
+        total = float(cross[-1].sum())  # the last feature is one at every node
+        if self.factor_ and (rows := self._rows("val")):
+            targets = self.factor_targets_["val"].double()
+            scores = (found.double() for found in self._factored().scores(wanted, self._error(), "val", rows))
+            return [total + float((found * (found - 2 * targets)).sum()) for found in scores]
+        assert wanted.rows is not None
+        return [
+            total - 2 * float((head * cross).sum()) + self.energy("val", head, wanted.rows)
+            for head in self.solve(*wanted)
+        ]
 
     def computed(self) -> dict[Any, Any]:
         """Return the cache of what was computed from the current sums, mostly heads: voices often equal the head."""
