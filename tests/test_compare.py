@@ -95,6 +95,15 @@ def test_methods_and_streams_are_one_table() -> None:
     assert escape("a_b & 5%") == r"a\_b \& 5\%"
 
 
+def test_a_ceiling_with_fewer_runs_takes_no_mark_from_those_that_compete() -> None:
+    marks = [
+        method_table([*RESULTS[:3], joint]).rows for joint in (RESULTS[3], result("joint", "a", [99], ("graphs",)))
+    ]
+    for method in ("good", "close", "bad"):
+        assert marks[0][method] == marks[1][method]
+    assert marks[1]["good"][0].best
+
+
 @pytest.mark.parametrize(("kept", "keeps", "competes"), [(0, (), True), (64, (), True), (4000, (), False),
                                                        (4000, ("statistics",), True)])  # fmt: skip
 def test_who_keeps_something_and_declares_nothing_does_not_compete(

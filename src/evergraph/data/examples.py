@@ -145,10 +145,8 @@ def with_links(graph: Graph, links: Any) -> Graph:
     """
     links = torch.as_tensor(read_edges(links, graph.num_nodes, graph.name, "links")).long()
     if graph.level == "link" and graph.members is not None and not graph.along_links:
-        ends = graph.members.indices.view(-1, 2)
-        known, (source, target) = ends[:, 0] * graph.num_nodes + ends[:, 1], links
-        wanted = torch.cat([source * graph.num_nodes + target, target * graph.num_nodes + source])
-        graph = with_training_edges(graph, (~torch.isin(known, wanted)).nonzero().flatten())
+        known = _pair_numbers(graph.members.indices.view(-1, 2).T, graph)
+        graph = with_training_edges(graph, (~torch.isin(known, _both_ways(links, graph))).nonzero().flatten())
     y = graph.y.new_full((links.size(1), *graph.y.shape[1:]), -1 if graph.has_classes else torch.nan)
     members = _pairs(links, graph.num_nodes)
     return graph.altered(y=y, members=members, level="link", attributes={}, splits=None)
@@ -196,6 +194,18 @@ def repeated(graph: Graph, times: int) -> Graph:
     return graph.with_examples(every, on_disk=False, **nodes)
 
 
+def links_to_know(graph: Graph, train: Tensor, held_out: Tensor) -> Tensor:
+    """Return the training links that may become edges: not those whose pair is also held out, in either direction.
+
+    A pair may occur several times. Examples that are not links are returned unchanged.
+    """
+    if graph.level != "link":
+        return train
+    assert graph.members is not None
+    own, wanted = (graph.members.rows(links).indices.view(-1, 2).T for links in (train, held_out))
+    return train[~torch.isin(_pair_numbers(own, graph), _both_ways(wanted, graph))]
+
+
 def with_training_edges(graph: Graph, train: Tensor) -> Graph:
     """Add the training links (those that exist) as edges if examples are links; return other graphs unchanged."""
     if graph.level != "link":
@@ -208,19 +218,29 @@ def with_training_edges(graph: Graph, train: Tensor) -> Graph:
     return graph.altered(adjacency=known, along_links=True)
 
 
+def _pair_numbers(ends: Tensor, graph: Graph) -> Tensor:
+    """Return a number for each pair of nodes, source · nodes + target."""
+    return ends[0] * graph.num_nodes + ends[1]
+
+
+def _both_ways(ends: Tensor, graph: Graph) -> Tensor:
+    """Return the numbers of pairs of nodes and of the same pairs in the other direction."""
+    return torch.cat([_pair_numbers(ends, graph), _pair_numbers(ends.flip(0), graph)])
+
+
 def with_negatives(graph: Graph, task_of: Tensor, part: Tensor, seed: int) -> tuple[Graph, Tensor, Tensor]:
     """Add pairs without a link to a graph of existing links, drawn for every task and part, reproducibly by seed.
 
     One pair is drawn per training link and five per validation or test link (`NEGATIVES`), uniformly among the nodes
-    that links of tasks up to this one touch; a pair that is linked at any time, in either direction, is not drawn.
+    that links of tasks up to this one touch; a pair that is linked at any time, in either direction, or joined by an
+    edge of the graph is not drawn.
 
     Returns:
         the graph, and the tasks and parts of its examples.
     """
     assert graph.members is not None
     ends = graph.members.indices.view(-1, 2)
-    both = torch.cat([ends, ends.flip(1)])
-    known = torch.unique(both[:, 0] * graph.num_nodes + both[:, 1]).numpy()
+    known = torch.unique(_both_ways(torch.cat([ends.T, graph.edge_index], dim=1), graph)).numpy()
     links, tasks, parts = [ends], [task_of], [part]
     for task in torch.unique(task_of[task_of >= 0]).tolist():
         nodes = torch.unique(ends[(task_of >= 0) & (task_of <= task)]).numpy()

@@ -17,7 +17,7 @@ from evergraph.core.settings import BelowOne, Checked, NonNegativeInt, PositiveI
 from evergraph.data.arrangement import Order, given_split, tasks_of_classes, trained_classes
 from evergraph.data.class_parts import parts_of_classes
 from evergraph.data.division import divided_by_attribute, divided_by_classes, divided_by_columns
-from evergraph.data.examples import narrowed, problem_of, with_negatives, with_training_edges
+from evergraph.data.examples import links_to_know, narrowed, problem_of, with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.data.scenarios import SCENARIOS, blurred, find_attribute
@@ -355,14 +355,23 @@ class TaskStream(metaclass=Checked):
         else:
             graph = narrowed(self.graph, examples, groups)
         part, task_of = self._part[examples], self._task_of[examples]
-        links = torch.nonzero(part == 0).reshape(-1)
+        links = links_to_know(graph, *(torch.nonzero(chosen).reshape(-1) for chosen in (part == 0, part > 0)))
         edges, graph = link_edges(graph, links), with_training_edges(graph, links)
         mine = torch.isin(task_of, torch.tensor(list(members)))
         parts = (0, 1, self._test_part)
         train, val, test = (torch.nonzero(mine & (part == number)).reshape(-1) for number in parts)
         classes = sorted({position for task in members for position in self.tasks_classes[task]})
         origin = (self._token, examples) if self.edges_between_tasks else None
-        return Task(index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges)
+        new = self._new_nodes(index, graph, task_of)
+        return Task(
+            index, classes, graph, train, val, test, self.num_classes, origin=origin, link_edges=edges, new_nodes=new
+        )
+
+    def _new_nodes(self, index: int, graph: Graph, task_of: Tensor) -> int | None:
+        """Return the number of nodes that earlier tasks did not have, given the task of each example; None for all."""
+        if graph.level == "link":  # tasks have the same nodes
+            return graph.num_nodes if not index else 0
+        return int((task_of == index).sum()) if self.edges_between_tasks and graph.level == "node" else None
 
     def __repr__(self) -> str:
         counts = f"{self.num_classes} classes, {self.graph.num_examples} {self.graph.level}s"

@@ -21,7 +21,7 @@ from evergraph.data.arrangement import (
     trained_classes,
 )
 from evergraph.data.arrays import ClassName, as_known
-from evergraph.data.examples import with_negatives, with_training_edges
+from evergraph.data.examples import links_to_know, with_negatives, with_training_edges
 from evergraph.data.files import as_graph
 from evergraph.data.graph import Graph
 from evergraph.errors import EvergraphError, no_such_class
@@ -45,6 +45,7 @@ class Task:
         origin: if tasks of the stream contain examples of earlier ones: an object that identifies the stream, and the
             numbers of the examples in its whole graph.
         link_edges: where examples are links: the adjacency without them, and the links that are added to it as edges.
+        new_nodes: number of the graph's nodes that earlier tasks did not have; None for all.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Task:
     so_far: Callable[[], Task] | None = field(default=None, repr=False)
     origin: tuple[object, Tensor] | None = field(default=None, repr=False)
     link_edges: tuple[SparseMatrix, Tensor] | None = field(default=None, repr=False)
+    new_nodes: int | None = field(default=None, repr=False)
     _mark: str = field(default="", init=False, repr=False)
 
     @property
@@ -119,7 +121,8 @@ class Task:
             val = test = train[:0]
         if not hold_out:
             val = test = train[:0]
-        known, graph = link_edges(graph, train), with_training_edges(graph, train)
+        links = links_to_know(graph, train, torch.cat([val, test]))
+        known, graph = link_edges(graph, links), with_training_edges(graph, links)
         return cls(index, present, graph, train, val, test, graph.num_classes, link_edges=known)
 
     @classmethod
@@ -138,7 +141,8 @@ class Task:
         train, val, test = (torch.nonzero(part == number).reshape(-1) for number in range(3))
         if not train.numel():
             raise EvergraphError(f"{graph.name}: no {graph.level} has a target; there is nothing to learn")
-        known, graph = link_edges(graph, train), with_training_edges(graph, train)
+        links = links_to_know(graph, train, torch.cat([val, test]))
+        known, graph = link_edges(graph, links), with_training_edges(graph, links)
         columns = list(range(graph.num_classes))
         return cls(index, columns, graph, train, val, test, graph.num_classes, link_edges=known)
 
@@ -152,12 +156,18 @@ class Task:
         Args:
             size: number of training examples per piece; the last takes the rest.
         """
-        for chosen in self.train.split(size):
-            classes = self.class_positions
+        for number, chosen in enumerate(self.train.split(size)):
+            classes, new = self.class_positions, 0 if number else self.new_nodes
             if self.graph.has_classes:
                 classes = torch.unique(self.graph.y[chosen]).tolist()
             none = chosen[:0]
-            yield replace(self, class_positions=classes, train=chosen, val=none, test=none, so_far=None)
+            piece = replace(self, class_positions=classes, train=chosen, val=none, test=none)
+            yield replace(piece, so_far=None, new_nodes=new)
+
+    @property
+    def num_new_nodes(self) -> int:
+        """Number of the graph's nodes that earlier tasks of the stream did not have."""
+        return self.graph.num_nodes if self.new_nodes is None else self.new_nodes
 
     def without(self, examples: Tensor, *, keep_in_graph: bool = False) -> Task:
         """Return the task without some examples, as if they had never been there.

@@ -115,9 +115,10 @@ def method_table(
     methods = list(dict.fromkeys(labels))
     rows: dict[str, list[Entry | None]] = {method: [] for method in methods}
     for title, column in found.items():
-        shared = set.intersection(*(set(runs) for runs in column.values()))
-        paired = {method: [runs[key] for key in sorted(shared)] for method, runs in column.items()}
-        rivals = {method: values for method, values in paired.items() if method not in apart and values}
+        competing = {method: runs for method, runs in column.items() if method not in apart}
+        shared = set.intersection(*map(set, competing.values())) if competing else set()
+        paired = {method: [runs[key] for key in sorted(shared)] for method, runs in competing.items()}
+        rivals = {method: values for method, values in paired.items() if values}
         total = {method: signs[title] * sum(values) for method, values in rivals.items()}
         best = max(total, key=total.__getitem__, default=None)
         enough = len(shared) >= FEWEST

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 BINS = 256
+NEARLY = 1e-9  # distance to the end of a bin, which belongs to the next one
 RANGES = {2: ((-2.0, 1.0), (-5.0, 5.0)), 1: ((-25.0, 5.0),)}
 """Expected range of each number, keyed by how many there are; values outside are counted in the outermost bin."""
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -85,8 +86,8 @@ class Familiar:
         The ⌈(n + 1)(1 − α)⌉-th smallest of n scores, so that a new example of the same distribution exceeds it with
         probability at most α (split conformal prediction; Vovk et al. 2005).
         """
-        centres = self.cells + 0.5
-        scores = self._mixed(centres, self._values(centres))
+        ends = self.cells + 1 - NEARLY  # the strangest that an example of the cell can be
+        scores = self._mixed(ends, self._values(ends))
         order = scores.argsort()
         total = float(self.counts.sum())
         rank = math.ceil((total + 1) * (1 - false_alarms))

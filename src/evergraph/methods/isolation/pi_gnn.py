@@ -39,7 +39,8 @@ class PIGNN(MemoryMethod):
        met for the first time) are trained, to minimize the loss of the task's nodes + `memory_weight` · the loss of the
        memory, with unstable nodes in their new neighbourhoods.
 
-    The memory is a uniform random sample of the nodes of all tasks, with the subgraph that the model sees of them.
+    The memory is a uniform random sample of the nodes of all tasks, with the subgraph that the model sees of them. Nodes
+    at its rim have the degrees that they have within it.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
@@ -138,6 +139,19 @@ class PIGNN(MemoryMethod):
         scale = self.memory_weight * (step.batch.num_examples if step.context.reduction == "sum" else 1)
         weights = [step.logits.new_full((b.num_examples,), scale / b.num_examples) for b in batches]
         return [Replay(batch, weights=own, problem=memory.problem) for batch, own in zip(batches, weights)]
+
+    def replayed_weight(self, context: Context) -> Tensor | None:
+        """Return the total weight of each class's kept nodes, and of the unstable ones in their new neighbourhoods."""
+        memory = self.replayed(context) if self.tasks_ and self.memory_weight else None
+        if memory is None:
+            return None
+        dtype = next(context.model.parameters()).dtype
+        total = torch.zeros(context.model.out_channels or 0, dtype=dtype, device=memory.units.device)
+        for units in (memory.units, context.cache["moved"][1]):
+            if units.numel():  # together as much as the task's own examples, times the memory's weight
+                each = self.memory_weight * context.num_train / units.numel()
+                total = total.index_add(0, units, torch.full_like(units, 1, dtype=dtype) * each)
+        return total
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:

@@ -81,7 +81,7 @@ class MemoryMethod(Method):
         """Count the task's nodes, and the training examples of each of its classes."""
         counts = torch.bincount(self.units(context), minlength=len(self.class_sizes_))
         counts[: len(self.class_sizes_)] += torch.tensor(self.class_sizes_, dtype=torch.long)
-        self.nodes_met_ += context.task.graph.num_nodes
+        self.nodes_met_ += context.task.num_new_nodes
         self.class_sizes_ = counts.tolist()
 
     def units(self, context: Context) -> Tensor:

@@ -13,7 +13,7 @@ from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece, smaller_form
 
 Pick = Callable[[int, Tensor, int], Tensor]
-"""Function from a node, its neighbours and a number to that many of the neighbours, or all if there are fewer."""
+"""Function from a node, its neighbours and a number to that many of the neighbours, or all, in order of priority."""
 
 
 def drawn_neighbours(context: Context, weights: Tensor | None = None, first: Tensor | None = None) -> Pick:
@@ -26,8 +26,9 @@ def drawn_neighbours(context: Context, weights: Tensor | None = None, first: Ten
     """
 
     def pick(node: int, neighbours: Tensor, number: int) -> Tensor:
-        if neighbours.numel() <= number or not number:
-            return neighbours[:number]
+        number = min(number, neighbours.numel())
+        if not number:
+            return neighbours[:0]
         key = torch.rand(neighbours.numel(), generator=context.generator, dtype=torch.float64)
         if weights is not None:  # the largest u^(1/w) are a weighted draw without replacement (Efraimidis, Spirakis)
             key = key ** (1 / weights[neighbours].clamp(min=1e-9))
@@ -42,9 +43,14 @@ def seen_by_model(context: Context, nodes: Tensor, neighbours: Sequence[int]) ->
     """Return the nodes with drawn neighbours or, if `neighbours` is empty, with the whole subgraph the model sees."""
     graph, units = context.task.graph, context.batcher.y.cpu()
     hops = context.problem.batcher(context.model, graph, show_edges=True).num_hops
-    numbers = neighbours or [graph.num_nodes] * hops
     dtype = next(context.model.parameters()).dtype
-    return with_neighbours(graph, nodes, units[nodes], numbers, drawn_neighbours(context), dtype)
+    if neighbours:
+        return with_neighbours(graph, nodes, units[nodes], neighbours, drawn_neighbours(context), dtype)
+    return with_neighbours(graph, nodes, units[nodes], [graph.num_nodes] * hops, _all_of_them, dtype)
+
+
+def _all_of_them(node: int, neighbours: Tensor, number: int) -> Tensor:
+    return neighbours
 
 
 def with_neighbours(
@@ -67,8 +73,8 @@ def with_neighbours(
         dtype: dtype of the kept features.
         labels: target of each node of the graph, -1 for none, to keep with the nodes; None keeps only the examples'.
     """
-    adjacency, place, owner = graph.adjacency, dict[int, int](), list[int]()
-    picked: dict[int, list[int]] = {}  # a node reached twice has the same neighbours
+    adjacency, place, owner, most = graph.adjacency, dict[int, int](), list[int](), max(numbers, default=0)
+    picked: dict[int, list[int]] = {}  # a node reached twice has the same neighbours, more of them at an inner hop
 
     def bring(node: int, example: int) -> None:
         if node not in place:
@@ -83,7 +89,7 @@ def with_neighbours(
             for node in frontier:
                 if node not in picked:
                     neighbours = adjacency.indices[int(adjacency.indptr[node]) : int(adjacency.indptr[node + 1])]
-                    picked[node] = pick(node, neighbours, number).tolist()
+                    picked[node] = pick(node, neighbours, most).tolist()
                 outer += picked[node][:number]
             for node in outer:
                 bring(node, example)
