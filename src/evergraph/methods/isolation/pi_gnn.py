@@ -39,8 +39,8 @@ class PIGNN(MemoryMethod):
        met for the first time) are trained, to minimize the loss of the task's nodes + `memory_weight` · the loss of the
        memory, with unstable nodes in their new neighbourhoods.
 
-    The memory is a uniform random sample of the nodes of all tasks, with the subgraph that the model sees of them. Nodes
-    at its rim have the degrees that they have within it.
+    The memory is a uniform random sample of the nodes of all tasks, with the subgraph that the model sees of them, at
+    whose rim nodes have the degrees that they have within it.
 
     Args:
         memory: the budget of the whole memory: `2MB` or a number of bytes, or `1%` of the nodes met so far.
