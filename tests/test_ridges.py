@@ -125,11 +125,20 @@ def test_a_learner_that_counted_hits_of_each_ridge_learns_on(graph: Graph) -> No
     learner = learned(graph, tasks=1)
     method = learner.method
     assert isinstance(method, eg.Auto)
-    older = {name: [hits - 2, hits, hits, hits - 1, 0, 0, 0] for name, hits in method.set_hits_.items()}
-    before, method.ridge_places_, method.smaller_ = method.set_hits_, {}, {}
-    method.set_hits_ = older  # type: ignore[assignment]
-    method.adapt_model(learner.model, eg.TaskStream(graph, 2)[1])
+    state = method.state_dict()
+    before = dict(method.set_hits_)
+    older = {name: [hits - 2, hits, hits, hits - 1, 0, 0, 0] for name, hits in before.items()}
+    del state["ridge_places_"], state["smaller_"]
+    method.load_state_dict({**state, "set_hits_": older})
     assert method.set_hits_ == before
-    assert set(method.ridge_places_.values()) == {2}
+    assert set(method.ridge_places_.values()) == {PREFERRED}  # of two ridges with most hits
     learner.learn(eg.TaskStream(graph, 2)[1])
     assert learner.evaluate(eg.TaskStream(graph, 2)).ap > 50
+
+
+def test_a_task_of_one_class_has_the_ridge_one(graph: Graph) -> None:
+    """Nothing varies that a ridge could explain."""
+    learner = eg.Learner(eg.MixedFeatures(hidden=56), eg.Auto(), device="cpu")
+    learner.learn(eg.TaskStream(graph, 1)[0])
+    assert isinstance(learner.method, eg.Auto)
+    assert set(learner.method.ridge_places_.values()) == {PREFERRED}

@@ -75,6 +75,11 @@ def _distinct(sets: dict[str, list[bool]]) -> dict[str, list[bool]]:
     return distinct
 
 
+def highest(known: Mapping[int, float]) -> int:
+    """Return the place with the largest value; ties go to the one nearest to 1 in the grid, then to the first."""
+    return max(known, key=lambda place: (known[place], -abs(place - PREFERRED)))
+
+
 def next_places(known: Mapping[int, float], places: int, start: int | None = None) -> list[int]:
     """Return where to look next for the top of a hill over a grid of `places`, given what is known; empty if found.
 
@@ -84,7 +89,7 @@ def next_places(known: Mapping[int, float], places: int, start: int | None = Non
     every = range(places)
     if not known and start is None:
         return list(every[1::2]) or list(every)
-    top = max(known, key=lambda place: known[place]) if known else start
+    top = highest(known) if known else start
     return [place for place in every if abs(place - (top or 0)) <= 1 and place not in known]
 
 

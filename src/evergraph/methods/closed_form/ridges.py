@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from evergraph.data.tasks import Task
-from evergraph.methods.closed_form.block_sets import GRID, PREFERRED, next_places
+from evergraph.methods.closed_form.block_sets import GRID, PREFERRED, highest, next_places
 from evergraph.methods.closed_form.budgeted import BudgetedAnalytic
 from evergraph.methods.closed_form.sums import HeadRequest
 from evergraph.methods.closed_form.two_forms import TRAIN_ONLY
 from evergraph.methods.state import state
-from evergraph.models.base import GraphModel
 
 SURE = 1.0  # standard errors by which the next smaller ridge has to correct more nodes than it breaks
 
@@ -35,7 +34,7 @@ def tops(
     while wanted := {name: new for name, start in starts.items() if (new := next_places(known[name], places, start))}:
         for name, found in explained(wanted).items():
             known[name] |= found
-    return {name: max(found, key=lambda place: found[place]) for name, found in known.items()}
+    return {name: highest(found) for name, found in known.items()}
 
 
 def explained_share(error: float, sizes: Tensor) -> float:
@@ -72,14 +71,15 @@ class ChosenRidges(BudgetedAnalytic):
     def _ridges(self) -> Sequence[float]:
         return [self.ridge] if self.ridge else GRID
 
-    def adapt_model(self, model: GraphModel, task: Task) -> None:
-        """Convert the counts of learners of older versions, which had hits for each ridge."""
-        super().adapt_model(model, task)
-        for name, hits in self.set_hits_.items():
-            if isinstance(hits, list):
-                best = max(range(len(hits)), key=lambda place: (hits[place], -abs(place - PREFERRED)))
-                self.set_hits_ = {**self.set_hits_, name: hits[best]}
-                self.ridge_places_ = {**self.ridge_places_, name: best}
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a copy of a saved state; older versions counted hits for each ridge and took the one with most."""
+        if "ridge_places_" not in state:
+            counted = {name: {place: float(hits) for place, hits in enumerate(each)}
+                       for name, each in state["set_hits_"].items()}  # fmt: skip
+            places = {name: highest(hits) for name, hits in counted.items()}
+            most = {name: int(counted[name][place]) for name, place in places.items()}
+            state = {**state, "set_hits_": most, "ridge_places_": places, "smaller_": {}}
+        super().load_state_dict(state)
 
     def _find_ridges(self, sets: Mapping[str, Tensor], beside: Sequence[HeadRequest] = ()) -> None:
         """Find the ridge of each set that explains most; `sets` has the features that each reads.
