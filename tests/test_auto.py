@@ -156,9 +156,8 @@ def test_heads_from_factors_are_those_from_the_gram_matrix(blocks: list[int]) ->
         "train": rotated(Factor(*(part[:7] for part in factor))),
         "val": rotated(Factor(*(part[7:] for part in factor))),
     }
-    for found, expected in zip(
-        FactoredSums(kept, block_of_row).solve([0.3, 2.0], ("train", "val"), rows), solve([0.3, 2.0], [sums], rows)
-    ):
+    wanted = HeadRequest([0.3, 2.0], ("train", "val"), rows)
+    for found, expected in zip(FactoredSums(kept, block_of_row).solve(wanted), solve(wanted.ridges, [sums], rows)):
         assert torch.allclose(found, expected, atol=1e-9)
 
 

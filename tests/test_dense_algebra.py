@@ -22,11 +22,11 @@ from evergraph.core.dense_algebra import (
     eigen,
     outer_product,
     product,
-    shifted_solutions,
+    solutions,
     symmetric_sum,
 )
 from evergraph.core.finite import has_nan, is_finite
-from evergraph.core.shared_factor import shared
+from evergraph.core.shared_factor import FAR, ShiftedSystem, grouped, rough_solutions, shared
 from evergraph.core.shortcuts import FAST_PATHS, fast_paths
 from evergraph.core.side_by_side import blas_threads, controller, side_by_side
 from evergraph.core.symmetric import (
@@ -211,6 +211,13 @@ def system(size: int, condition: float) -> tuple[Tensor, Tensor]:
     return directions * lengths @ directions.T, targets
 
 
+def shifted_solutions(matrix: SymmetricSum, shifts: list[float], targets: Tensor, error: float = EXACT) -> list[Tensor]:
+    """The solutions of one matrix with several shifts, all of them exact."""
+    found = solutions([ShiftedSystem(matrix, shift, targets) for shift in shifts], error)
+    assert all(one.exact for one in found)
+    return [one.found for one in found]
+
+
 @pytest.mark.parametrize("error", [EXACT, 1e-3])
 @pytest.mark.parametrize(("size", "condition"), [(40, 1e4), (SMALL + 20, 1e4), (SMALL + 20, 1e9)])
 def test_shifted_solutions_are_those_of_float64(size: int, condition: float, error: float) -> None:
@@ -283,11 +290,126 @@ def test_shifts_near_one_another_share_a_factorization(
         assert not solution[:, 1].any()
 
 
+def leading_systems(size: int, shift: float, rough: bool = False) -> list[ShiftedSystem]:
+    """A matrix, its leading half, and its last row before the leading third, with about the same shift."""
+    matrix, targets = system(size, 1e4)
+    parts = [SymmetricSum([matrix])]
+    parts = [SymmetricSum(parts[0].parts, rows) for rows in (
+        torch.arange(size).roll(1), torch.arange(size).roll(1)[: size // 2], torch.arange(size).roll(1)[: size // 3],
+    )]  # fmt: skip
+    return [ShiftedSystem(part, shift * (1 + 0.01 * k), targets[part.rows], rough) for k, part in enumerate(parts)]
+
+
+@pytest.mark.parametrize("paths", [BLAS, ("blas",), PLAIN], ids=["compiled", "lapack", "plain"])
+def test_a_leading_part_is_solved_by_the_factor_of_the_whole(
+    paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systems, sizes, factorize = leading_systems(3 * (SMALL + 20), 0.01), [], lapack.factorize
+    monkeypatch.setattr(lapack, "factorize", lambda matrix: sizes.append(len(matrix)) or factorize(matrix))
+    with fast_paths(*paths):
+        found = solutions(systems)
+    assert sizes == ([] if paths == PLAIN else [systems[0].matrix.size])
+    for one, asked in zip(found, systems):
+        shift = asked.shift * torch.eye(asked.matrix.size, dtype=torch.float64)
+        exact = torch.linalg.solve(asked.matrix.formed() + shift, asked.targets)
+        assert one.exact
+        assert float((one.found - exact).norm() / exact.norm()) < 1e-7
+
+
+def test_a_matrix_leads_another_if_its_rows_are_the_first_of_the_same_sum() -> None:
+    matrix, other = (torch.eye(8, dtype=torch.float64) for _ in range(2))
+    whole = SymmetricSum([matrix])
+    assert SymmetricSum([matrix], torch.arange(3)).leads(whole)
+    assert whole.leads(whole)
+    assert not whole.leads(SymmetricSum([matrix], torch.arange(3)))
+    assert not SymmetricSum([matrix], torch.tensor([0, 2])).leads(whole)
+    assert not SymmetricSum([other], torch.arange(3)).leads(whole)
+    assert not SymmetricSum([matrix, other], torch.arange(3)).leads(whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_in_any_order_are_read_in_that_order(dtype: torch.dtype) -> None:
+    """Packed matrices, with rows that cross panels: the triangle, the products and the diagonal are those formed."""
+    size = 700
+    rows = torch.randn(size, size, dtype=torch.float64)
+    parts = [pack((rows @ rows.T).to(dtype)), pack((rows.T @ rows).to(dtype))]
+    order = torch.cat([torch.tensor([699]), torch.arange(400, 600), torch.arange(20, 320)])
+    sums = SymmetricSum(parts, order)
+    expected = sum(unpack(part).double() for part in parts)[order][:, order]
+    assert torch.allclose(sums.formed(), expected)
+    assert torch.allclose(sums.diagonal(), expected.diagonal())
+    columns = torch.randn(order.numel(), 5, dtype=torch.float64)
+    assert torch.allclose(sums.product(columns), expected @ columns)
+    triangle = torch.from_numpy(sums.single_triangle(2.0)).double().tril()
+    shifted = expected + 2 * torch.eye(order.numel(), dtype=torch.float64)
+    assert torch.allclose(triangle, shifted.tril(), rtol=1e-5)
+
+
+def test_rough_systems_share_the_nearest_factorization() -> None:
+    matrix, targets = system(SMALL + 20, 1e4)
+    whole = SymmetricSum([matrix])
+    half = SymmetricSum([matrix], torch.arange(SMALL // 2))
+
+    def places(*wanted: tuple[SymmetricSum, float, bool]) -> list[list[int]]:
+        return grouped([ShiftedSystem(one, shift, targets[: one.size], rough) for one, shift, rough in wanted])
+
+    assert places((whole, 1.0, False), (whole, 5.0, True), (whole, 0.2, True)) == [[0, 1, 2]]
+    assert places((whole, 0.2, True), (whole, 1.0, True), (whole, 5.0, True)) == [[1, 0, 2]]  # the middle one
+    assert places((whole, 0.1, False), (whole, 1.0, False), (whole, 2.0, True)) == [[0], [1, 2]]
+    assert places((whole, 1.0, False), (whole, 2 * FAR, True)) == [[0], [1]]
+    assert places((half, 1.0, False), (whole, 1.0, True)) == [[0], [1]]  # the factor of a part is no help
+    assert places((half, 1.0, True), (whole, 1.01, True)) == [[1, 0]]
+    assert places((half, 1.0, False), (whole, 1.01, False)) == [[1, 0]]
+    assert places((whole, 0.0, False), (whole, 1.0, True)) == [[0], [1]]
+
+
+@pytest.mark.parametrize("paths", [BLAS, PLAIN], ids=["blas", "plain"])
+def test_rough_solutions_are_right_to_a_thousandth(paths: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One factorization for five shifts that lie a factor of 600 apart; the factorized one is exact."""
+    matrix, targets = system(SMALL + 88, 1e3)
+    whole, sizes, factorize = SymmetricSum([matrix]), [], lapack.factorize
+    monkeypatch.setattr(lapack, "factorize", lambda matrix: sizes.append(len(matrix)) or factorize(matrix))
+    asked = [ShiftedSystem(whole, shift, targets, rough=True) for shift in (0.01, 0.05, 0.25, 1.25, 6.0)]
+    with fast_paths(*paths):
+        found = solutions(asked)
+    assert sizes == ([] if paths == PLAIN else [len(matrix)])
+    assert [one.exact for one in found] == [paths == PLAIN or number == 2 for number in range(5)]
+    for one, (_, shift, _, _) in zip(found, asked):
+        exact = torch.linalg.solve(matrix + shift * torch.eye(len(matrix), dtype=torch.float64), targets)
+        assert float((one.found - exact).norm() / exact.norm()) < 2e-3
+        assert not one.found[:, 1].any()
+
+
+def test_rough_solutions_that_take_too_many_steps_are_solved_by_their_own_factorization() -> None:
+    matrix, targets = system(SMALL + 20, 1e4)
+    dense = matrix.numpy() + 20 * np.eye(len(matrix))
+    assert lapack.factorize(dense)
+    assert rough_solutions(dense, [-20 + 1e-4], targets.numpy()) is None
+    few = [ShiftedSystem(SymmetricSum([matrix]), shift, targets, True) for shift in (1e-4, 1e-4 * FAR * 0.9)]
+    few[1] = few[1]._replace(matrix=few[0].matrix, rough=False)
+    for one, asked in zip(solutions(few), few):
+        shift = asked.shift * torch.eye(len(matrix), dtype=torch.float64)
+        exact = torch.linalg.solve(matrix + shift, targets)
+        assert float((one.found - exact).norm() / exact.norm()) < 5e-3
+
+
+def test_a_basis_that_is_exhausted_has_the_exact_solution() -> None:
+    """Three distinct eigenvalues take three steps, a column of zeros none."""
+    lengths = np.repeat([1.0, 2.0, 7.0], 200)
+    factor = np.diag(np.sqrt(lengths))
+    columns = np.random.default_rng(0).normal(size=(600, 3))
+    columns[:, 2] = 0
+    found = rough_solutions(factor, [0.5, 40.0], columns)
+    assert found is not None
+    for one, difference in zip(found, (0.5, 40.0)):
+        assert np.allclose(one, columns / (lengths + difference)[:, None])
+
+
 def test_float32_gives_up_where_it_says_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix of condition 1e9 is solved in float64, one of 1e4 in float32 with refinement."""
     given_up, solved = [], dense_algebra._by_one_factor
 
-    def watched(*given: Any) -> dict[float, np.ndarray]:
+    def watched(*given: Any) -> dict[int, tuple[np.ndarray, bool]]:
         found = solved(*given)
         given_up.append(not found)
         return found

@@ -237,9 +237,13 @@ class Kernels:
         self._library.times(*sizes, address(matrix), step, address(columns), address(out), *further)
 
     def solve(self, factor: np.ndarray, columns: np.ndarray) -> None:
-        """Overwrite B, padded by `few_columns`, with (L Lᵀ)⁻¹ B; L is read from the lower triangle of `factor`."""
+        """Overwrite B, padded by `few_columns`, with (L Lᵀ)⁻¹ B; L is read from the lower triangle of `factor`.
+
+        The factor may be a leading part of a larger one.
+        """
         sizes = (ctypes.c_int64(number) for number in (columns.shape[1] * columns.itemsize // LINE, len(factor)))
-        self._library.solve(*sizes, address(factor), ctypes.c_int64(len(factor)), address(columns))
+        step = ctypes.c_int64(factor.strides[0] // factor.itemsize)
+        self._library.solve(*sizes, address(factor), step, address(columns))
 
 
 def few_columns(columns: np.ndarray, kind: np.dtype[Any]) -> np.ndarray | None:

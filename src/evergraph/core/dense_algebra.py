@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -16,7 +17,16 @@ import torch
 from torch import Tensor
 
 from evergraph.core import lapack, large
-from evergraph.core.shared_factor import Solver, nearby_solver, shared
+from evergraph.core.shared_factor import (
+    CLOSE,
+    ShiftedSystem,
+    Solver,
+    by_size,
+    grouped,
+    nearby_solver,
+    ratio,
+    rough_solutions,
+)
 from evergraph.core.shortcuts import fast
 from evergraph.core.side_by_side import WORTH_SHARING, blas_threads, side_by_side
 from evergraph.core.symmetric import Panel, SymmetricSum, pack, packed_size, panels
@@ -130,9 +140,15 @@ def _add_panel_by_torch(total: Panel | None, rows: Tensor, sign: int, found: Pan
 
 def _add_panel(total: np.ndarray | None, rows: np.ndarray, sign: int, found: np.ndarray, start: int) -> None:
     stop = start + len(found)
-    own = np.ascontiguousarray(rows[:, start:stop])
+    own = rows[:, start:stop]
+    if own.strides[0] != own.itemsize:  # rows are far apart
+        own = np.ascontiguousarray(own)
     corner = np.triu(lapack.rank_update(own))
     corner += np.triu(corner, 1).T
+    if total is None and found.dtype == rows.dtype:
+        np.matmul(own.T, rows[:, :start], out=found[:, :start])
+        found[:, start:] = corner
+        return
     left = own.T @ rows[:, :start]
     for place, new in ((slice(start), left), (slice(start, stop), corner)):
         if total is None:
@@ -141,44 +157,45 @@ def _add_panel(total: np.ndarray | None, rows: np.ndarray, sign: int, found: np.
             (np.add if sign > 0 else np.subtract)(total[:, place], new, out=found[:, place])
 
 
-def shifted_solutions(
-    matrix: SymmetricSum, shifts: Sequence[float], targets: Tensor, error: float = EXACT
-) -> list[Tensor]:
-    """Return (M + shift · I)⁻¹ targets for each shift, in float64; raises `SingularError`.
+class Solution(NamedTuple):
+    """The solution of a shifted system, in float64, and whether it is as exact as was asked for, or rough."""
 
-    Args:
-        matrix: M.
-        shifts: numbers to add to its diagonal.
-        targets: right-hand sides, one per column, in float64.
-        error: relative error to which a solution is refined.
+    found: Tensor
+    exact: bool
+
+
+def solutions(systems: Sequence[ShiftedSystem], error: float = EXACT) -> list[Solution]:
+    """Solve systems to a relative error of `error`, those that may be rough perhaps less exactly.
+
+    On a CPU as few matrices as possible are factorized (`shared_factor`), side by side, the largest first. Raises
+    `SingularError`.
     """
-    groups = shared(shifts)
-    jobs = [partial(shared_solutions, matrix, [shifts[place] for place in group], targets, error) for group in groups]
-    found = side_by_side(jobs) if by_blas(targets, *matrix.parts) else [job() for job in jobs]
-    by_place = {place: one for group, some in zip(groups, found) for place, one in zip(group, some)}
-    return [by_place[place] for place in range(len(shifts))]
+    if not all(by_blas(system.targets, *system.matrix.parts) for system in systems):
+        return [Solution(_by_torch(*system[:3]), True) for system in systems]
+    groups = sorted(grouped(systems), key=lambda group: -systems[group[0]].matrix.size)
+    jobs = [partial(_group_solutions, [systems[place] for place in group], error) for group in groups]
+    by_place = {place: one for group, some in zip(groups, side_by_side(jobs)) for place, one in zip(group, some)}
+    return [by_place[place] for place in range(len(systems))]
 
 
-def shared_solutions(
-    matrix: SymmetricSum, shifts: Sequence[float], targets: Tensor, error: float = EXACT
-) -> list[Tensor]:
-    """Like `shifted_solutions`, for shifts near the first one, which is factorized (`shared_factor`)."""
-    if not by_blas(targets, *matrix.parts):
-        return [_by_torch(matrix, shift, targets) for shift in shifts]
-    wanted = targets.numpy()
-    used = wanted.any(0)  # the targets of a unit without nodes are zero
-    own = wanted[:, used]
-    with blas_threads(matrix.size**3 / 30):  # threads within a factorization wait for each other
-        known = _by_one_factor(matrix, shifts, own, error) if matrix.size > SMALL else {}
-        for place, shift in enumerate(shifts):
-            if shift not in known and place and matrix.size > SMALL:  # the first one has been tried
-                known |= _by_one_factor(matrix, [shift], own, error)
-            if shift not in known:
-                known[shift] = _plain(matrix, shift, own)
-    found = [np.zeros(wanted.shape) for _ in shifts]
-    for one, shift in zip(found, shifts):
-        one[:, used] = known[shift]
-    return [torch.from_numpy(one) for one in found]
+def _group_solutions(systems: Sequence[ShiftedSystem], error: float) -> list[Solution]:
+    """Solve systems that share the first one's factorization."""
+    used = [system.targets.numpy().any(0) for system in systems]  # the targets of a unit without nodes are zero
+    wanted = [system.targets.numpy()[:, own] for system, own in zip(systems, used)]
+    with blas_threads(systems[0].matrix.size ** 3 / 30):  # threads within a factorization wait for each other
+        known = _by_one_factor(systems, wanted, error) if systems[0].matrix.size > SMALL else {}
+        for place, system in enumerate(systems):
+            if place and place not in known and system.matrix.size > SMALL:  # the first one has been tried
+                known |= {place: found for found in _by_one_factor([system], [wanted[place]], error).values()}  # noqa: B035
+            if place not in known:
+                known[place] = _plain(system.matrix, system.shift, wanted[place]), True
+    solved = list[Solution]()
+    for place, (system, own) in enumerate(zip(systems, used)):
+        found, exact = known[place]
+        whole = np.zeros(system.targets.shape)
+        whole[:, own] = found
+        solved.append(Solution(torch.from_numpy(whole), exact))
+    return solved
 
 
 def _by_torch(matrix: SymmetricSum, shift: float, targets: Tensor) -> Tensor:
@@ -200,23 +217,43 @@ def _plain(matrix: SymmetricSum, shift: float, wanted: np.ndarray) -> np.ndarray
 
 
 def _by_one_factor(
-    matrix: SymmetricSum, shifts: Sequence[float], wanted: np.ndarray, error: float
-) -> dict[float, np.ndarray]:
-    """Solve by a factorization in float32 for the first shift; returns the solutions that can be refined, by shift."""
-    factor, found = matrix.single_triangle(shifts[0]), dict[float, np.ndarray]()
+    systems: Sequence[ShiftedSystem], wanted: Sequence[np.ndarray], error: float
+) -> dict[int, tuple[np.ndarray, bool]]:
+    """Solve by a factorization in float32 of the first system; returns the solutions that could be found, by place.
+
+    Each comes with whether it is exact. `wanted` has the targets that are not zero.
+    """
+    first, found = systems[0], dict[int, tuple[np.ndarray, bool]]()
+    factor = first.matrix.single_triangle(first.shift)
     if not lapack.factorize(factor):
         return found
-    first = _refined(
-        matrix, np.full(wanted.shape[1], shifts[0]), wanted, partial(lapack.solve_factorized, factor), error
-    )
-    if first is not None:
-        found[shifts[0]] = first
-    if first is not None and len(shifts) > 1:
-        each = np.repeat(shifts[1:], wanted.shape[1])
-        solver = nearby_solver(factor, each - shifts[0])
-        others = _refined(matrix, each, np.tile(wanted, len(shifts) - 1), solver, error)
-        if others is not None:
-            found |= zip(shifts[1:], np.split(others, len(shifts) - 1, axis=1))
+
+    def refine(places: Sequence[int], solve: Solver) -> bool:
+        """Solve systems of one matrix exactly, if refinements allow it."""
+        shifts = np.repeat([systems[place].shift for place in places], wanted[places[0]].shape[1])
+        some = _refined(systems[places[0]].matrix, shifts, np.hstack([wanted[p] for p in places]), solve, error)
+        if some is not None:
+            found.update({p: (one, True) for p, one in zip(places, np.split(some, len(places), axis=1))})
+        return some is not None
+
+    if not refine([0], partial(lapack.solve_factorized, factor)):
+        return found
+    others = range(1, len(systems))
+    close = [place for place in others if ratio(first, systems[place]) <= CLOSE]
+    far = [place for place in others if place not in close]
+    for place in close:
+        leading = factor[: systems[place].matrix.size, : systems[place].matrix.size]
+        refine([place], partial(lapack.solve_factorized, leading))
+    for places in by_size(systems, far):
+        leading = factor[: systems[places[0]].matrix.size, : systems[places[0]].matrix.size]
+        exact, rough = ([place for place in places if systems[place].rough == wish] for wish in (False, True))
+        if exact:
+            each = np.repeat([systems[place].shift - first.shift for place in exact], wanted[exact[0]].shape[1])
+            refine(exact, nearby_solver(leading, each))
+        if rough:
+            differences = [systems[place].shift - first.shift for place in rough]
+            some = rough_solutions(leading, differences, wanted[rough[0]])
+            found |= {place: (one, False) for place, one in zip(rough, some or [])}
     return found
 
 

@@ -63,16 +63,19 @@ def factorize(matrix: np.ndarray) -> bool:
 
 
 def solve_factorized(factor: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return (L Lᵀ)⁻¹ columns, in the factor's type; for few columns, a kernel reads the factor once each way."""
+    """Return (L Lᵀ)⁻¹ columns, in the factor's type; for few columns, a kernel reads the factor once each way.
+
+    The factor may be a leading part of a larger one.
+    """
     compiled = kernels(TYPES[factor.dtype], torch.int64)
     few = few_columns(columns, factor.dtype) if compiled is not None else None
     if compiled is not None and few is not None:
         compiled.solve(factor, few)
         return few[:, : columns.shape[1]]
     found, failed = np.array(columns.T, dtype=factor.dtype, order="C"), ctypes.c_int(0)
-    size = len(factor)
+    size, step = len(factor), _step(factor.strides[0], factor, len(factor))
     ends = address(found), max(size, 1), ctypes.byref(failed)
-    _call("potrs", factor, b"U", size, len(found), address(factor), max(size, 1), *ends)
+    _call("potrs", factor, b"U", size, len(found), address(factor), step, *ends)
     return found.T
 
 

@@ -157,7 +157,7 @@ def diagonal(matrix: Tensor) -> Tensor:
 
 
 def runs_of(rows: Tensor) -> list[Run]:
-    """Ascending rows as runs of contiguous ones."""
+    """Rows as runs of contiguous ascending ones."""
     ends = torch.nonzero(rows.diff() != 1).reshape(-1).add(1).tolist()
     limits = itertools.pairwise([0, *ends, rows.numel()])
     return [Run(start, stop, int(rows[start])) for start, stop in limits if stop > start]
@@ -168,7 +168,7 @@ class SymmetricSum:
 
     Args:
         parts: the matrices, packed or square.
-        rows: which rows and columns to read, ascending; None for all.
+        rows: which rows and columns to read; None for all. If they are not ascending, they come in few runs.
     """
 
     def __init__(self, parts: Sequence[Tensor], rows: Tensor | None = None) -> None:
@@ -178,6 +178,11 @@ class SymmetricSum:
         if len(self.runs) > FEW_RUNS:
             self.parts, self.rows = [self._gathered()], torch.arange(self.size)
             self.runs = runs_of(self.rows)
+
+    def leads(self, other: SymmetricSum) -> bool:
+        """Whether this matrix is the leading part of another one, or all of it."""
+        alike = len(self.parts) == len(other.parts) and all(own is its for own, its in zip(self.parts, other.parts))
+        return alike and torch.equal(self.rows, other.rows[: self.size])
 
     def formed(self) -> Tensor:
         """The sum as a new square matrix in float64."""
@@ -201,7 +206,10 @@ class SymmetricSum:
         for blocks in zip(*(self._blocks(part) for part in self.parts), strict=True):
             down, across, _, _ = blocks[0]
             first, *others = (block.entries.numpy() for block in blocks)
-            found[down.place, across.place] = sum(others, first)
+            entries = sum(others, first)
+            if down.start < across.start:  # rows are not ascending
+                down, across, entries = across, down, entries.T
+            found[down.place, across.place] = entries
         np.fill_diagonal(found, self.diagonal().numpy() + shift)
         return found
 

@@ -15,11 +15,14 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from evergraph.core import large
 from evergraph.core.dense_algebra import outer_product
 from evergraph.core.side_by_side import side_by_side
 from evergraph.core.sparse import Features, SparseMatrix
-from evergraph.core.symmetric import pack, unpack
+from evergraph.core.symmetric import packed_size, panels, unpack
 from evergraph.models.feature_blocks import Block, unit_rows
+
+AT_ONCE = 256  # rows of words that are multiplied with all others at once
 
 
 class Products(NamedTuple):
@@ -59,10 +62,19 @@ def linear_products(
             if (depth, balance) not in known:
                 before = known[(depth - 1, balance if depth > 1 else None)]
                 known[depth, balance] = step @ (step @ before).T.contiguous()
-        products = known[block.depth, balance]
-        over = 1 / products.diagonal().clamp(min=0).sqrt().clamp(min=1e-12)
-        between = products[nodes][:, nodes] * over[nodes].unsqueeze(1) * over[nodes]
-        found.append(Products(pack(between), _words(own, met.reshape(-1) > 0)))
+        between = _cosines(known[block.depth, balance], nodes)
+        found.append(Products(between, _words(own, met.reshape(-1) > 0)))
+    return found
+
+
+def _cosines(products: Tensor, nodes: Tensor) -> Tensor:
+    """Return the inner products between `nodes` after scaling to unit length, packed."""
+    over = (1 / products.diagonal().clamp(min=0).sqrt().clamp(min=1e-12))[nodes]
+    found = large.empty((packed_size(nodes.numel()),), products.dtype, products.device)
+    for panel in panels(found):
+        rows, columns = slice(panel.start, panel.stop), slice(panel.stop)
+        torch.index_select(products[nodes[rows]], 1, nodes[columns], out=panel.entries)
+        panel.entries.mul_(over[rows].unsqueeze(1)).mul_(over[columns])
     return found
 
 
@@ -71,15 +83,17 @@ def _between_all(own: Features) -> Tensor:
     if not isinstance(own, SparseMatrix):
         return unpack(outer_product(own)).to(own.dtype)
     entries = own.to_scipy()
-    half = entries.shape[0] // 2
-    found = side_by_side([partial(_times_all, entries, slice(half)), partial(_times_all, entries, slice(half, None))])
-    return torch.from_numpy(np.concatenate(found)).to(own.device, own.dtype)
+    found = large.array(2 * entries.shape[:1], entries.dtype)
+    pieces = [slice(start, start + AT_ONCE) for start in range(0, entries.shape[0], AT_ONCE)]
+    side_by_side([partial(_write_products, entries, piece, found) for piece in pieces[::-1]])
+    return torch.from_numpy(found).to(own.device, own.dtype)
 
 
-def _times_all(entries: scipy.sparse.csr_matrix, some: slice) -> np.ndarray:
-    """Return the inner products of some rows with all rows."""
-    found: np.ndarray = (entries[some] @ entries.T).toarray()
-    return found
+def _write_products(entries: scipy.sparse.csr_matrix, some: slice, found: np.ndarray) -> None:
+    """Write the inner products of some rows with all rows up to them, and the same the other way round."""
+    products = (entries[some] @ entries[: some.stop].T).toarray()
+    found[some, : some.stop] = products
+    found[: some.start, some] = products[:, : some.start].T
 
 
 def _words(own: Features, met: Tensor) -> int:

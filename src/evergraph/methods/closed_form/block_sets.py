@@ -83,12 +83,12 @@ def highest(known: Mapping[int, float]) -> int:
 def next_places(known: Mapping[int, float], places: int, start: int | None = None) -> list[int]:
     """Return where to look next for the top of a hill over a grid of `places`, given what is known; empty if found.
 
-    The search begins with a place that was the top before and its neighbours, or with every other place, and goes on
-    with the neighbours of the highest place so far.
+    The search begins with a place that was the top before and its neighbours, or with all places but the ends, and
+    goes on with the neighbours of the highest place so far.
     """
     every = range(places)
     if not known and start is None:
-        return list(every[1::2]) or list(every)
+        return list(every[1:-1]) or list(every)
     top = highest(known) if known else start
     return [place for place in every if abs(place - (top or 0)) <= 1 and place not in known]
 

@@ -45,8 +45,8 @@ def rotated(factor: Factor) -> Factor:
 
 AT_ONCE = 256  # rows of a factor that are squared at once
 
-Key = tuple[tuple[str, ...], tuple[int, ...], float, float]
-"""Parts, blocks, ridge and relative error of a solution."""
+Key = tuple[tuple[str, ...], tuple[int, ...], float, float | None]
+"""Parts, blocks, ridge and relative error of a solution, None for a rough one."""
 
 
 @dataclass(eq=False)
@@ -67,16 +67,13 @@ class FactoredSums:
     _blocks_of_rows: dict[bytes, list[int]] = field(default_factory=dict, repr=False)
     _combinations: dict[Key, Tensor] = field(default_factory=dict, repr=False)
 
-    def solve(
-        self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None, error: float = EXACT
-    ) -> list[Tensor]:
-        """Like `sums.solve`: return the head for each ridge from the sums of `parts`, on the features `rows` only."""
-        wanted = HeadRequest(ridges, parts, rows)
+    def solve(self, wanted: HeadRequest, error: float = EXACT) -> list[Tensor]:
+        """Return the head for each ridge from the sums of the request's parts, on its features only."""
         combined = torch.cat(self.combinations(wanted, error), dim=1)
-        kept = [self.factors[part] for part in parts]
+        kept = [self.factors[part] for part in wanted.parts]
         weights = combined.split([factor.rows.size(0) for factor in kept])
         heads = combined.new_zeros(self.block_of_row.numel(), combined.size(1))
-        read = torch.arange(self.block_of_row.numel()) if rows is None else rows.cpu()
+        read = torch.arange(self.block_of_row.numel()) if wanted.rows is None else wanted.rows.cpu()
         for run in runs_of(read):
             for factor, own in zip(kept, weights):
                 heads[run.at] += product(factor.rows[:, run.at].T, own.to(factor.rows.dtype))
@@ -91,7 +88,8 @@ class FactoredSums:
     def combinations(self, wanted: HeadRequest, error: float) -> list[Tensor]:
         """Return (S_J S_Jᵀ + λ I)⁻¹ T for each ridge; the head is S_Jᵀ times it."""
         self.solve_ahead([wanted], error)
-        return [self._combinations[self._key(wanted, ridge, error)] for ridge in wanted.ridges]
+        found = [self._known(wanted, ridge, error) for ridge in wanted.ridges]
+        return [one for one in found if one is not None]
 
     def solve_ahead(self, wanted: Sequence[HeadRequest], error: float) -> None:
         """Compute all combinations to be requested, all of the same parts, as many at once as there is room for."""
@@ -102,20 +100,22 @@ class FactoredSums:
         for start in range(0, len(new), at_once):
             some = new[start : start + at_once]
             pairs = [(each, system, ridge) for each, system in zip(some, self._systems(some)) for ridge in each.ridges]
-            found = solved([(system, ridge) for _, system, ridge in pairs], error)
-            self._combinations.update(
-                {self._key(each, ridge, error): one for (each, _, ridge), one in zip(pairs, found)}
-            )
+            found = solved([(system, ridge, each.rough) for each, system, ridge in pairs], error)
+            for (each, _, ridge), one in zip(pairs, found):
+                self._combinations[self._key(each, ridge, error if one.exact else None)] = one.found
             del pairs  # frees the matrices
 
     def _unknown(self, wanted: HeadRequest, error: float) -> HeadRequest:
         """Return the request without the ridges whose combinations are known."""
         ridges = dict.fromkeys(wanted.ridges)
-        return wanted._replace(
-            ridges=[ridge for ridge in ridges if self._key(wanted, ridge, error) not in self._combinations]
-        )
+        return wanted._replace(ridges=[ridge for ridge in ridges if self._known(wanted, ridge, error) is None])
 
-    def _key(self, wanted: HeadRequest, ridge: float, error: float) -> Key:
+    def _known(self, wanted: HeadRequest, ridge: float, error: float) -> Tensor | None:
+        """Return a known combination; a rough one only if that will do."""
+        rough = self._combinations.get(self._key(wanted, ridge, None)) if wanted.rough else None
+        return self._combinations.get(self._key(wanted, ridge, error), rough)
+
+    def _key(self, wanted: HeadRequest, ridge: float, error: float | None) -> Key:
         return (*wanted.parts,), (*self.blocks(wanted.rows),), ridge, error
 
     def blocks(self, rows: Tensor | None) -> list[int]:

@@ -84,10 +84,16 @@ class ChosenRidges(BudgetedAnalytic):
     def _find_ridges(self, sets: Mapping[str, Tensor], beside: Sequence[HeadRequest] = ()) -> None:
         """Find the ridge of each set that explains most; `sets` has the features that each reads.
 
-        The heads `beside`, which will be needed too, are solved side by side with the first ones.
+        The heads `beside`, which will be needed too, are solved side by side with the first ones; so are those with
+        the sets' last ridges, which will be needed exactly if they are chosen again.
         """
         starts = {name: self.ridge_places_.get(name) for name in sets}
-        self.ridge_places_ = {**self.ridge_places_, **self._explaining_places(sets, starts, beside)}
+        again = [
+            self._request([self._ridge_place(name)], sets[name])._replace(rough=False)
+            for name, start in starts.items()
+            if start is not None
+        ]
+        self.ridge_places_ = {**self.ridge_places_, **self._explaining_places(sets, starts, [*again, *beside])}
 
     def _explaining_places(
         self, sets: Mapping[str, Tensor], starts: Mapping[str, int | None], beside: Sequence[HeadRequest] = ()
@@ -106,8 +112,8 @@ class ChosenRidges(BudgetedAnalytic):
         return tops(starts, len(self._ridges), explained)
 
     def _request(self, places: Sequence[int], rows: Tensor) -> HeadRequest:
-        """Return a request for heads that are solved from the training nodes, with the ridges at `places`."""
-        return HeadRequest([self._ridges[place] for place in places], TRAIN_ONLY, rows)
+        """Return a request for heads to compare, solved from the training nodes, with the ridges at `places`."""
+        return HeadRequest([self._ridges[place] for place in places], TRAIN_ONLY, rows, rough=True)
 
     def _explained_by(self, wanted: HeadRequest) -> list[float]:
         """Return the share of all tasks' validation variance that each head explains."""

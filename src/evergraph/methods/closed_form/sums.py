@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,14 +16,13 @@ from evergraph.core import large
 from evergraph.core.dense_algebra import (
     EXACT,
     SingularError,
+    Solution,
     add_symmetric_product,
-    by_blas,
-    shared_solutions,
+    solutions,
 )
 from evergraph.core.finite import is_finite
-from evergraph.core.shared_factor import shared
-from evergraph.core.side_by_side import side_by_side
-from evergraph.core.symmetric import SymmetricSum, pack, packed_size
+from evergraph.core.shared_factor import ShiftedSystem
+from evergraph.core.symmetric import FEW_RUNS, SymmetricSum, pack, packed_size, runs_of
 from evergraph.core.workers import workers
 from evergraph.data.batching import Batch
 from evergraph.errors import DivergedError, EvergraphError
@@ -49,11 +47,13 @@ class HeadRequest(NamedTuple):
         ridges: the ridges.
         parts: the parts (`train`, `val`) from whose sums the heads are solved.
         rows: the features that the heads read; None for all.
+        rough: whether a relative error of about a thousandth will do, as in comparisons.
     """
 
     ridges: Sequence[float]
     parts: Sequence[str]
     rows: Tensor | None = None
+    rough: bool = False
 
 
 def accumulate(
@@ -133,24 +133,27 @@ class RidgeSystem:
             raise DivergedError("the closed form's sums are not finite numbers; are the features finite?")
         return cls(matrix, float(squares[squares > 0].mean()) / max(classes, 1), targets)
 
-    def solutions(self, ridges: Sequence[float], error: float = EXACT) -> list[Tensor]:
-        """Return W for each of several ridges that share a factorization, to a relative error of `error`."""
-        try:
-            return shared_solutions(self.matrix, [ridge * self.unit for ridge in ridges], self.targets, error)
-        except SingularError as singular:
-            ridge = singular.shift / self.unit
-            raise EvergraphError(
-                f"ridge={ridge:g} is too small for these features: their sums are singular to float64's "
-                "precision; raise it, or use ridge=0 to choose one"
-            ) from None
+    def at(self, ridge: float, rough: bool = False) -> ShiftedSystem:
+        """Return the system with a ridge."""
+        return ShiftedSystem(self.matrix, ridge * self.unit, self.targets, rough)
 
 
 def ridge_system(sums: Sequence[Sums], rows: Tensor | None = None) -> RidgeSystem:
-    """Return the system of the total of several sums, on the features `rows` only, if given."""
+    """Return the system of the total of several sums, on the features `rows` only, if given, in their order."""
     matrix = SymmetricSum([part.gram for part in sums], rows)
     cross = torch.stack([part.cross for part in sums]).sum(0)
     targets = cross if rows is None else cross[rows.to(cross.device)]
     return RidgeSystem.of(matrix, targets, matrix.diagonal(), met(cross))
+
+
+def constant_first(rows: Tensor, width: int) -> Tensor:
+    """Return ascending rows with the last of all features, the column of ones, in front.
+
+    So the features that one set of blocks reads are often the first of those that another reads, and their heads share
+    a factorization.
+    """
+    few = len(runs_of(rows)) < FEW_RUNS and rows.numel() > 1
+    return rows.roll(1) if few and int(rows[-1]) == width - 1 else rows
 
 
 def met(targets: Tensor) -> int:
@@ -158,21 +161,20 @@ def met(targets: Tensor) -> int:
     return int((targets != 0).any(0).sum())
 
 
-def solved(systems: Sequence[tuple[RidgeSystem, float]], error: float = EXACT) -> list[Tensor]:
-    """Solve each system with its ridge, side by side on a CPU, beginning with the largest."""
-    places = dict[int, list[int]]()
-    for place, (system, _) in enumerate(systems):
-        places.setdefault(id(system), []).append(place)
-    groups = [[own[i] for i in group] for own in places.values() for group in shared([systems[i][1] for i in own])]
-    groups.sort(key=lambda group: -systems[group[0]][0].matrix.size)
-    jobs = [partial(systems[group[0]][0].solutions, [systems[i][1] for i in group], error) for group in groups]
-    on_cpu = all(by_blas(system.targets) for system, _ in systems)
-    solutions = side_by_side(jobs) if on_cpu else [job() for job in jobs]
-    found = {place: one for group, some in zip(groups, solutions) for place, one in zip(group, some)}
-    for place, (_, ridge) in enumerate(systems):
-        if not is_finite([found[place]]):
+def solved(systems: Sequence[tuple[RidgeSystem, float, bool]], error: float = EXACT) -> list[Solution]:
+    """Solve each system with its ridge, exactly or roughly; those that can share a factorization do."""
+    try:
+        found = solutions([system.at(ridge, rough) for system, ridge, rough in systems], error)
+    except SingularError as singular:
+        ridge = next(ridge for system, ridge, _ in systems if ridge * system.unit == singular.shift)
+        raise EvergraphError(
+            f"ridge={ridge:g} is too small for these features: their sums are singular to float64's "
+            "precision; raise it, or use ridge=0 to choose one"
+        ) from None
+    for one, (_, ridge, _) in zip(found, systems):
+        if not is_finite([one.found]):
             raise EvergraphError(f"ridge={ridge:g}: the closed form has no finite solution; are the features finite?")
-    return [found[place] for place in range(len(systems))]
+    return found
 
 
 def solve(
@@ -183,7 +185,8 @@ def solve(
     With `rows` only those features are read; the others' weights are zero. `error` is a solution's relative error.
     """
     system = ridge_system(sums, rows)
-    return [spread(found, rows, sums[0].cross) for found in solved([(system, ridge) for ridge in ridges], error)]
+    found = solved([(system, ridge, False) for ridge in ridges], error)
+    return [spread(one.found, rows, sums[0].cross) for one in found]
 
 
 def spread(found: Tensor, rows: Tensor | None, like: Tensor) -> Tensor:

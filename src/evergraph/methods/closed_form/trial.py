@@ -151,8 +151,8 @@ class OnTrial(Blended):
 
         def explained(wanted: Mapping[str, Sequence[int]]) -> Explained:
             asked = [(name, place) for name, places in wanted.items() for place in places]
-            systems = [(tried[name].system, self._ridges[place]) for name, place in asked]
-            heads.update(zip(asked, solved(systems, self._error())))
+            found = solved([(tried[name].system, self._ridges[place], True) for name, place in asked], self._error())
+            heads.update({each: one.found for each, one in zip(asked, found)})
             return {name: {p: tried[name].explained(heads[name, p]) for p in places} for name, places in wanted.items()}
 
         self.ridge_places_ = {**self.ridge_places_, **tops(dict.fromkeys(tried), len(self._ridges), explained)}

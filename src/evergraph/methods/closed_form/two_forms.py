@@ -20,7 +20,16 @@ from evergraph.methods.closed_form.factor import Factor, weighed
 from evergraph.methods.closed_form.factored import FactoredSums, rotated
 from evergraph.methods.closed_form.head import linear_head
 from evergraph.methods.closed_form.hits import changes_between, validation_hits
-from evergraph.methods.closed_form.sums import HeadRequest, RidgeSystem, Sums, accumulate, ridge_system, solved, spread
+from evergraph.methods.closed_form.sums import (
+    HeadRequest,
+    RidgeSystem,
+    Sums,
+    accumulate,
+    constant_first,
+    ridge_system,
+    solved,
+    spread,
+)
 from evergraph.methods.state import state
 from evergraph.models.base import NODES_AT_ONCE, GraphModel
 
@@ -200,16 +209,20 @@ class TwoForms(Method):
     def _rows(self, *parts: str) -> int:
         return sum(self.factor_[part].size(0) for part in parts if part in self.factor_)
 
-    def solve(self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None) -> list[Tensor]:
+    def solve(
+        self, ridges: Sequence[float], parts: Sequence[str], rows: Tensor | None = None, rough: bool = False
+    ) -> list[Tensor]:
         """Return the head for each ridge, from the sums of `parts`, on the features `rows` only, if given."""
-        known, key = self.computed(), self._key(parts, rows)
-        new = [ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known]
-        if new and self.factor_:
-            found = self._factored().solve(new, parts, rows, self._error())
-            known.update({(*key, ridge): head for ridge, head in zip(new, found)})
-        elif new:
-            self.solve_ahead([HeadRequest(new, parts, rows)])
-        return [known[*key, ridge].clone() for ridge in ridges]
+        wanted = HeadRequest(list(dict.fromkeys(ridges)), parts, rows, rough)
+        new = self._unknown(wanted)
+        if new.ridges and self.factor_:
+            known, key = self.computed(), self._key(parts, rows)
+            found = self._factored().solve(new, self._error())
+            known.update({(*key, ridge, rough): head for ridge, head in zip(new.ridges, found)})
+        elif new.ridges:
+            self.solve_ahead([new])
+        by_ridge = {ridge: self._known(wanted, ridge) for ridge in wanted.ridges}
+        return [by_ridge[ridge].clone() for ridge in ridges]  # type: ignore[union-attr]
 
     def solve_ahead(self, wanted: Sequence[HeadRequest]) -> None:
         """Solve side by side for what `solve` and `hits` will be asked for, all of the same parts."""
@@ -218,20 +231,27 @@ class TwoForms(Method):
             self._factored().solve_ahead(wanted, error)
             return
         known, made = self.computed(), dict[Any, RidgeSystem]()
-        places, systems = list[tuple[Any, Tensor | None]](), list[tuple[RidgeSystem, float]]()
-        for ridges, parts, rows in wanted:
-            key = self._key(parts, rows)
-            asked = {place for place, _ in places}
-            new = [
-                ridge for ridge in dict.fromkeys(ridges) if (*key, ridge) not in known and (*key, ridge) not in asked
-            ]
-            if new and key not in made:
-                made[key] = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in parts], rows)
-            systems += [(made[key], ridge) for ridge in new]
-            places += [((*key, ridge), rows) for ridge in new]
         like = next(iter(self.cross_.values()))
-        for (place, rows), found in zip(places, solved(systems, error)):
-            known[place] = spread(found, rows, like)
+        asked = dict[Any, tuple[RidgeSystem, float, bool, Tensor | None]]()
+        for each in sorted(wanted, key=lambda each: each.rough):  # what is wanted exactly will do for a rough request
+            key, new = self._key(each.parts, each.rows), self._unknown(each).ridges
+            rows = None if each.rows is None else constant_first(each.rows.cpu(), like.size(0))
+            if new and key not in made:
+                made[key] = ridge_system([Sums(self.gram_[part], self.cross_[part]) for part in each.parts], rows)
+            for ridge in new:
+                asked.setdefault((*key, ridge), (made[key], ridge, each.rough, rows))
+        found = solved([each[:3] for each in asked.values()], error)
+        for (place, (_, _, _, rows)), one in zip(asked.items(), found):
+            known[*place, not one.exact] = spread(one.found, rows, like)
+
+    def _unknown(self, wanted: HeadRequest) -> HeadRequest:
+        """Return the request without the ridges whose heads are known."""
+        return wanted._replace(ridges=[ridge for ridge in wanted.ridges if self._known(wanted, ridge) is None])
+
+    def _known(self, wanted: HeadRequest, ridge: float) -> Tensor | None:
+        """Return a known head; a rough one only if that will do."""
+        known, key = self.computed(), (*self._key(wanted.parts, wanted.rows), ridge)
+        return known.get((*key, False), known.get((*key, True)) if wanted.rough else None)
 
     def _key(self, parts: Sequence[str], rows: Tensor | None) -> tuple[tuple[str, ...], bytes]:
         """Return what identifies a head, except for its ridge."""
