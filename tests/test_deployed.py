@@ -124,6 +124,9 @@ def test_a_score_is_the_share_of_known_examples_that_look_less_strange() -> None
         new = torch.stack([torch.rand(4000, generator=generator) - 1, torch.rand(4000, generator=generator)], 1)
         above = float((familiar.score(new.double()) > familiar.threshold(rate)).double().mean())
         assert above == pytest.approx(rate, abs=0.02)
+    beyond = Familiar.of([counted(known + 100)], 0.25)  # all outside of the table: none can be told from another
+    assert beyond is not None
+    assert not (beyond.score(known + 100) > beyond.threshold(0.05)).any()
     assert Familiar.of([counted(known[:10])], 0.5).threshold(0.05) == math.inf  # ten examples cannot promise it
     assert Familiar.of([], 0.5) is None
 

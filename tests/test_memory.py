@@ -122,7 +122,7 @@ def test_the_memory_joins_pieces_side_by_side() -> None:
     whole = setting.model(replayed.batch)
     alone = []
     for piece in pieces:
-        graph, examples, _ = joined([piece])
+        graph, examples, _ = joined([piece], eg.GCN())
         alone.append(setting.model(setting.problem.batcher(setting.model, graph).batch(examples)))
     assert torch.allclose(whole, torch.cat(alone))
     assert replayed.batch.y.tolist() == [0, 1, 2, 0, 1, 0]

@@ -47,9 +47,13 @@ def smoothing(graph: Graph, steps: int) -> Tensor:
 # tpp
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_a_profile_is_the_mean_of_smoothed_features(steps: int) -> None:
+def test_a_profile_is_the_mean_of_smoothed_features(steps: int, weighted: bool) -> None:
     graph, nodes = tiny_graph(), torch.tensor([1, 4, 7])
+    if weighted:
+        weights = torch.linspace(0.3, 4.0, graph.adjacency.nnz)
+        graph = graph.altered(adjacency=graph.adjacency.with_values(weights))
     want = smoothing(graph, steps)
     assert torch.allclose(profile(graph, nodes, steps), want[nodes].mean(0), atol=1e-12)
     profiles = torch.randn(3, graph.num_features, dtype=torch.float64)
@@ -245,7 +249,7 @@ def test_kept_nodes_whose_neighbours_changed_are_found_and_rectified_against() -
     stream = eg.TaskStream(GRAPH, 2, edges_between_tasks=True)
     learner = eg.Learner(eg.GCN(hidden=4), eg.PIGNN(expansion=2, per_class=5, rectify_epochs=1), **SETTINGS)
     learner.learn(stream[0])
-    kept, nodes, _ = joined(learner.method.pieces())
+    kept, nodes, _ = joined(learner.method.pieces(), learner.model)
     seeds, moved = unstable_nodes(kept, nodes, stream[1].graph)
     found = dict(zip(seeds.tolist(), moved.tolist()))
     for seed in nodes.tolist():
@@ -259,6 +263,45 @@ def test_kept_nodes_whose_neighbours_changed_are_found_and_rectified_against() -
     assert all(torch.isfinite(value).all() for value in learner.model.parameters())
 
 
+@pytest.mark.parametrize("batch_size", [0, 4])
+def test_unstable_nodes_are_replayed_in_their_new_neighbourhoods_alone(batch_size: int) -> None:
+    """Every kept node counts the same, once; the memory as a whole as much as the step's own nodes."""
+    stream = eg.TaskStream(GRAPH, 2, edges_between_tasks=True)
+    method = eg.PIGNN(expansion=2, per_class=5, rectify_epochs=0, memory_weight=3.0)
+    learner = eg.Learner(eg.GCN(hidden=4), method, **{**SETTINGS, "batch_size": batch_size})
+    learner.learn(stream[0])
+    replay, seen = eg.PIGNN.replay, list[list[eg.Replay]]()
+
+    def watched(self: eg.PIGNN, step: eg.Step) -> list[eg.Replay]:
+        seen.append(replay(self, step))
+        context, replays = step.context, seen[-1]
+        batcher, stable, _ = context.cache["parts"]
+        moved, units = context.cache["moved"]
+        assert stable.numel()
+        assert moved.numel()
+        weights = torch.cat([each.weights for each in replays])
+        total = 3.0 * (step.batch.num_examples if context.reduction == "sum" else 1)
+        assert float(weights.sum()) == pytest.approx(total)
+        if batch_size:
+            assert weights.numel() <= batch_size + 1
+        else:
+            assert weights.unique().numel() == 1
+            assert weights.numel() == stable.numel() + moved.numel()
+            old, new = (step.model(each.batch) for each in replays)
+            assert torch.allclose(old, step.model(batcher.batch(stable)))
+            assert torch.allclose(new, step.model(context.batcher.exact().batch(moved)))
+            assert replays[1].batch.y.tolist() == units.tolist()
+        weight = self.replayed_weight(context)
+        assert weight is not None
+        assert float(weight.sum()) == pytest.approx(3.0 * context.num_train)
+        return replays
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eg.PIGNN, "replay", watched)
+        learner.learn(stream[1])
+    assert len(seen[0]) == 2
+
+
 @pytest.mark.parametrize("name", ["pi-gnn", "fgn"])
 def test_a_kept_node_is_answered_as_in_its_graph_and_the_memory_keeps_to_its_size(name: str) -> None:
     method = eg.make_method(name, {"memory": "2KB", "neighbours": "2"} if name == "pi-gnn" else {"memory": "3KB"})
@@ -267,7 +310,7 @@ def test_a_kept_node_is_answered_as_in_its_graph_and_the_memory_keeps_to_its_siz
         learner.learn(task)
         assert 0 < learner.method.kept_bytes() <= (2000 if name == "pi-gnn" else 3000)
     if name == "fgn":  # which looks one hop far, and at no degrees
-        kept, nodes, targets = joined(learner.method.pieces())
+        kept, nodes, targets = joined(learner.method.pieces(), learner.model)
         tasks = {int(row): task for task in STREAM for row in task.graph.y[task.train].unique()}
         assert nodes.numel() > 3
         for node in nodes.tolist():

@@ -362,6 +362,20 @@ def test_kfac_pulls_with_the_kronecker_product_written_out(case: str, labels: st
         start += size
 
 
+def test_a_layer_that_stands_still_for_a_task_has_the_mean_of_the_others() -> None:
+    setting = make("gcn")
+    context, method, inputs = setting.context(), KFAC(STRENGTH), list[Tensor]()
+    first = next(iter(setting.model.parameters()))
+    for seed in (1, 2, 3):
+        first.requires_grad_(seed != 2)
+        ended(method, setting, context, seed)
+        theta = setting.params
+        setting.load(setting.direction(seed))
+        inputs += [next(iter(brute_factors(setting, "exact").values()))[0]] if seed != 2 else []
+        setting.load(theta)
+    close(next(iter(method.factors_.values()))["inputs"], (inputs[0] + inputs[1]) / 2)
+
+
 @pytest.mark.parametrize("rank", [1, 3, 4])
 def test_kfac_takes_leading_eigenvectors_and_the_diagonal_of_the_rest(rank: int) -> None:
     setting = make("gcn")
@@ -375,7 +389,8 @@ def test_kfac_takes_leading_eigenvectors_and_the_diagonal_of_the_rest(rank: int)
     method.prepare(context)
     got, start = pull(method, context), 0
     for name, value in setting.params.items():
-        gap, (inputs, outputs) = value - method.anchor_[name], method.factors_[name].values()
+        gap, factor = value - method.anchor_[name], method.factor(name)
+        inputs, outputs = factor.inputs, factor.outputs
         values, vectors = torch.linalg.eigh(inputs)
         kept = rank if inputs.size(0) > rank else inputs.size(0)
         leading = vectors[:, -kept:] @ torch.diag(values[-kept:]) @ vectors[:, -kept:].T

@@ -28,11 +28,12 @@ from brute_force import (
     step_gradient,
     tiny_graph,
 )
+from evergraph.core.sparse import SparseMatrix, as_dense
 from evergraph.data.datasets.sbm import sbm
 from evergraph.errors import EvergraphError
 from evergraph.methods.memory import Budget, Piece, joined
 from evergraph.methods.memory.ricci import EdgeCurvature
-from evergraph.methods.memory.samplers import covered, influences, nearest_to_mean, strangers_within
+from evergraph.methods.memory.samplers import covered, influences, mean_distance, nearest_to_mean, strangers_within
 from evergraph.methods.memory.subgraphs import drawn_neighbours, with_neighbours
 from evergraph.methods.replay.gem import projection
 
@@ -89,6 +90,72 @@ def test_gem_with_dependent_gradients() -> None:
     assert torch.allclose(gradient + projection(rows, gradient), torch.tensor([0.0, 1.0], dtype=torch.float64))
 
 
+@pytest.mark.parametrize(("tasks", "size", "rank"), [(10, 6, 6), (5, 1000, 2), (20, 5000, 8)])
+def test_gem_with_dependent_gradients_in_single_precision(tasks: int, size: int, rank: int) -> None:
+    """As in training, where tasks that are alike have gradients that are nearly so."""
+    for seed in range(5):
+        generator = seeded(seed)
+        rows = torch.randn(tasks, rank, generator=generator) @ torch.randn(rank, size, generator=generator)
+        gradient = torch.randn(size, generator=generator)
+        move = projection(rows, gradient)
+        moved = gradient if move is None else gradient + move
+        assert float((rows @ moved).min()) > -1e-4 * float(rows.norm(dim=1).max() * gradient.norm())
+
+
+def test_gem_learns_tasks_that_come_again() -> None:
+    stream = eg.TaskStream(sbm(nodes=80, classes=4, features=6, seed=2), 2)
+    learner = eg.Learner(eg.GCN(hidden=8), eg.GEM(per_class=1000), epochs=3, lr=0.05, batch_size=0, device="cpu")
+    for number in (0, 1, 0, 1):
+        learner.learn(stream[number])
+    assert learner.num_tasks == 4
+
+
+@pytest.mark.parametrize("case", ["sage", "gcn"])
+def test_a_node_kept_without_edges_is_read_as_one_among_its_like(case: str) -> None:
+    """GraphSAGE reads a twin where it would read zeros; GCN, which reads the node itself, finds what it did before."""
+    setting, method = make(case), eg.Reservoir(per_class=2)
+    context = setting.context()
+    method.end_task(context)
+    replayed = method.replayed(context)
+    assert replayed is not None
+    found = setting.model(replayed.batch)
+    x = torch.cat([as_dense(piece.x) for piece in method.pieces()])
+    twins, both = torch.arange(x.size(0)), 2 * x.size(0)
+    pairs = SparseMatrix(torch.arange(both + 1), torch.arange(both).roll(x.size(0)), torch.ones(both), both)
+    graph = eg.Graph(torch.cat([x, x]), pairs, torch.zeros(both, dtype=torch.long), [0], "twins")
+    close(found, setting.model(setting.problem.batcher(setting.model, graph).batch(twins)))
+
+
+@pytest.mark.parametrize("name", ["cat", "gdumb", "er-gnn", "gem"])
+def test_the_memory_trains_graphsages_weights_of_neighbours(name: str) -> None:
+    """They had kept their random start in methods that train on the memory alone."""
+    stream = eg.TaskStream(sbm(nodes=120, classes=4, features=6, seed=1), 2)
+    method = eg.make_method(name, {"per_class": "4"})
+    learner = eg.Learner(eg.GraphSAGE(hidden=8), method, epochs=2, lr=0.05, weight_decay=0.0, device="cpu")
+    learner.learn(stream[0])
+    assert isinstance(learner.method, eg.MemoryMethod)
+    graph, examples, units = joined(learner.method.pieces(), learner.model)
+    batch = learner.problem.batcher(learner.model, graph, targets=units).batch(examples)
+    loss = torch.nn.functional.cross_entropy(learner.model(batch), batch.y)
+    grads = torch.autograd.grad(loss, list(learner.model.parameters()))
+    assert all(bool(grad[grad.size(0) // 2 : -1].any()) for grad in grads)
+
+
+@pytest.mark.parametrize("name", ["reservoir", "stand-in-curvature"])
+def test_a_model_that_sums_over_neighbours_is_told_that_they_are_missing(name: str) -> None:
+    stream = eg.TaskStream(sbm(nodes=80, classes=4, features=6, seed=1), 2)
+    settings = {"per_class": "4"} if name == "reservoir" else {"prototypes": "2"}
+    learner = eg.Learner(eg.GIN(hidden=8), eg.make_method(name, settings), epochs=1, device="cpu")
+    with pytest.warns(eg.EvergraphWarning, match="GIN sums over neighbours"):
+        learner.fit(stream)
+
+
+def test_the_mean_distance_is_that_between_different_rows() -> None:
+    x = torch.tensor([[0.0], [1.0], [3.0]])
+    assert mean_distance(x, seeded(), pairs=200_000) == pytest.approx(2.0, rel=0.01)
+    assert mean_distance(x[:1], seeded()) == 0.0
+
+
 def remembering(method: eg.MemoryMethod, setting: Setting, tasks: int) -> eg.Context:
     """A method with examples of so many tasks, of one class each; some object to a step towards the last class."""
     context = setting.context()
@@ -103,7 +170,7 @@ def remembering(method: eg.MemoryMethod, setting: Setting, tasks: int) -> eg.Con
 
 def naive_memory_gradient(method: eg.MemoryMethod, setting: Setting, piece: Piece) -> Tensor:
     """The gradient of the mean loss on one piece, from a graph of its own."""
-    graph, examples, _ = joined([piece])
+    graph, examples, _ = joined([piece], eg.GCN())
     batch = setting.problem.batcher(setting.model, graph).batch(examples)
     loss = setting.problem.loss(setting.model(batch), piece.units).mean()
     return torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(setting.model.parameters()))])
@@ -148,7 +215,7 @@ def test_the_pull_is_the_weighted_loss_on_the_memory(name: str, reduction: str) 
     context = setting.context(reduction)
     method.end_task(context)
     (piece,) = method.pieces()
-    graph, examples, targets = joined([piece])
+    graph, examples, targets = joined([piece], eg.GCN())
     units = targets[examples]
     batch = setting.problem.batcher(setting.model, graph).batch(examples)
     losses = setting.problem.loss(setting.model(batch), units)
@@ -311,7 +378,7 @@ def test_a_memory_of_all_neighbours_gives_the_outputs_of_the_whole_graph() -> No
     nodes = torch.tensor([5, 2, 9])
     everyone = lambda node, neighbours, number: neighbours  # noqa: E731
     piece = with_neighbours(setting.graph, nodes, setting.graph.y[nodes], (99, 99, 99), everyone, torch.float64)
-    graph, examples, targets = joined([piece])
+    graph, examples, targets = joined([piece], eg.GCN())
     outputs = setting.model(setting.problem.batcher(setting.model, graph).batch(examples))
     assert torch.allclose(outputs, setting.model(setting.batcher.batch(nodes)))
     assert torch.equal(targets[examples], setting.graph.y[nodes])
@@ -325,7 +392,7 @@ def test_a_subgraph_keeps_the_weights_of_its_edges() -> None:
     nodes = torch.tensor([5, 2, 9])
     everyone = lambda node, neighbours, number: neighbours  # noqa: E731
     piece = with_neighbours(setting.graph, nodes, setting.graph.y[nodes], (99, 99, 99), everyone, torch.float64)
-    graph, examples, _ = joined([Piece.unpack(piece.take(torch.tensor([0, 1])).pack())])
+    graph, examples, _ = joined([Piece.unpack(piece.take(torch.tensor([0, 1])).pack())], eg.GCN())
     outputs = setting.model(setting.problem.batcher(setting.model, graph).batch(examples))
     assert torch.allclose(outputs, setting.model(setting.batcher.batch(nodes[:2])))
     assert not torch.allclose(outputs, setting.model(setting.problem.batcher(setting.model, plain).batch(nodes[:2])))

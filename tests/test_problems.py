@@ -258,6 +258,10 @@ def test_metrics_by_their_definitions() -> None:
     assert METRICS["mrr"](scores, linked, [0]) == pytest.approx(100 * (1 + 1 / 11 + 1 / 12) / 3)
     assert METRICS["hits@10"](scores, linked, [0]) == pytest.approx(100 / 3)
     assert METRICS["hits@20"](scores, linked, [0]) == pytest.approx(100)
+    unknown = torch.cat([linked, torch.full_like(linked[:1], torch.nan)])
+    higher = torch.cat([scores, scores.max(0, keepdim=True).values + 1])  # a pair that may or may not be a link
+    for metric in ("hits@10", "mrr", "roc-auc"):
+        assert METRICS[metric](higher, unknown, [0]) == METRICS[metric](scores, linked, [0])
     classes = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
     assert METRICS["roc-auc"](classes, torch.tensor([0, 1, 1]), [0, 1]) == pytest.approx(100)
 

@@ -151,10 +151,11 @@ def mean_reciprocal_rank(outputs: Tensor, targets: Tensor, candidates: Sequence[
 
 
 def _linked_and_not(outputs: Tensor, targets: Tensor, candidates: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Scores of the links, and of the pairs without one."""
+    """Scores of the links, and of the pairs without one; pairs of which that is unknown are left out."""
     if targets.dim() != 2 or len(candidates) != 1:
         raise EvergraphError("this metric ranks links against pairs without one: it needs one label per pair")
-    scores, linked = outputs[:, candidates[0]], targets[:, candidates[0]] > 0.5
+    known = ~targets[:, candidates[0]].isnan()
+    scores, linked = outputs[known, candidates[0]], targets[known, candidates[0]] > 0.5
     return scores[linked], scores[~linked]
 
 

@@ -52,7 +52,7 @@ class KFAC(KroneckerMemory):
     def prepare(self, context: Context) -> None:
         """Compute the leading eigenvectors of large factors, which are fixed during a task."""
         context.cache["low rank"] = {
-            name: LowRankFactor.of(KroneckerFactor(**factor), self.rank)
+            name: LowRankFactor.of(self.factor(name), self.rank)
             for name, factor in self.factors_.items()
             if 0 < self.rank < factor["inputs"].size(0)
         }
@@ -73,7 +73,7 @@ class KFAC(KroneckerMemory):
                     continue
                 gap = value - self.anchor_[name]
                 known = name in self.factors_
-                pull = KroneckerFactor(**self.factors_[name]).apply(gap) if known else self.diagonal_[name] * gap
+                pull = self.factor(name).apply(gap) if known else self.diagonal_[name] * gap
                 value.grad.add_(pull, alpha=self.strength)
 
     @capability(rests_on=STEP_HOOKS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evergraph.core.params import Params, copy_params
 from evergraph.core.recording import recorded_products
-from evergraph.curvature import fisher_diagonal, kronecker_factors, measuring
+from evergraph.curvature import KroneckerFactor, fisher_diagonal, kronecker_factors, measuring
 from evergraph.errors import EvergraphError
 from evergraph.methods.access import Access
 from evergraph.methods.base import Context, Method
@@ -46,13 +46,21 @@ class KroneckerMemory(Method):
             diagonal = fisher_diagonal(context.model, context.batches, *over) if rest else {}
         self.num_tasks_ += 1
         for name, new in factors.items():
-            old = self.factors_.setdefault(name, {"inputs": new.inputs, "outputs": torch.zeros_like(new.outputs)})
-            mean = old["inputs"] + (new.inputs - old["inputs"]) / self.num_tasks_
-            self.factors_[name] = {"inputs": mean, "outputs": old["outputs"] + new.outputs}
+            old = self.factors_.get(name)
+            if old is None:
+                self.factors_[name] = {"inputs": new.inputs, "outputs": new.outputs, "tasks": torch.tensor(1)}
+                continue
+            tasks = old.get("tasks", torch.tensor(self.num_tasks_ - 1)) + 1  # a layer may stand still for a while
+            mean = old["inputs"] + (new.inputs - old["inputs"]) / int(tasks)
+            self.factors_[name] = {"inputs": mean, "outputs": old["outputs"] + new.outputs, "tasks": tasks}
         for name in rest:
             self.diagonal_[name] = self.diagonal_.get(name, 0) + diagonal[name] / context.num_train
         now = copy_params(context.model)
         self.anchor_ = {name: now[name] for name in (*self.factors_, *self.diagonal_)}
+
+    def factor(self, name: str) -> KroneckerFactor:
+        """Return the factors of a weight matrix: the inputs' as a mean over the tasks it was measured in."""
+        return KroneckerFactor(self.factors_[name]["inputs"], self.factors_[name]["outputs"])
 
     def grow(self, before: Params, after: Params) -> None:
         """New output units have no curvature yet: pad the output factors with zeros."""
@@ -61,7 +69,7 @@ class KroneckerMemory(Method):
             wide = factor["outputs"].new_zeros(after[name].size(1), after[name].size(1))
             size = factor["outputs"].size(0)
             wide[:size, :size] = factor["outputs"]
-            self.factors_[name] = {"inputs": factor["inputs"], "outputs": wide}
+            self.factors_[name] = {**factor, "outputs": wide}
 
 
 def require_shown_layers(context: Context, name: str, instead: str) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from evergraph.core.capabilities import capable
 from evergraph.core.sparse import Features, sparse_product, take_rows
 from evergraph.data.graph import Graph
+from evergraph.errors import tell
 from evergraph.methods.base import Context
+from evergraph.models.base import GraphModel
 from evergraph.models.gcn import gcn_operator
 
 
@@ -28,3 +31,10 @@ def propagated(graph: Graph, nodes: Tensor, steps: int, dtype: torch.dtype) -> F
     for _ in range(steps - 1):
         x = sparse_product(operator, x)
     return sparse_product(operator.rows(nodes), x)
+
+
+def tell_if_summed(model: GraphModel, missing: str, instead: str) -> None:
+    """Warn if a model reads nodes without their neighbours at another scale than in their graph."""
+    if capable(model.encoder, "sums_neighbours") is not None:
+        name = type(model.encoder).__name__
+        tell(f"{name} sums over neighbours, and {missing}: it reads them at another scale; {instead}")

@@ -52,6 +52,8 @@ class GraphModel(nn.Module, metaclass=Checked):
       `after_first_layer(batch, hidden)`: the outputs, given that layer's output H; `last_layer(batch)`: P, if the
       outputs are P [σ(H) 1] W;
     - `self_edges()`: a self-loop acts like a neighbour with the same features and neighbours;
+    - `reads_neighbours_apart()`: neighbours have weights of their own, apart from those of the node;
+      `sums_neighbours()`: they are added up, so that what is read grows with their number;
     - `widen(units)`: add hidden units without changing the outputs until the new units are trained;
     - `multiplies_sparse_inputs()`: inputs are only multiplied by weights, so that the cost for sparse inputs is
       proportional to their entries;

@@ -77,6 +77,11 @@ class GIN(StackedWeights):
         """Steps can be captured on one batch or rows of it."""
         return unpadded(batcher, form, by_weights=True)
 
+    @capability(rests_on=(*OUTPUTS, "features", "operator", "inputs"))
+    def sums_neighbours(self) -> bool:
+        """A node with many neighbours is read as a longer row than one with few."""
+        return True
+
     @capability(rests_on=("operator", "inputs"))
     def input_key(self) -> str:
         """What `operator` and `inputs` depend on besides the graph."""

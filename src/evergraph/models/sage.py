@@ -68,6 +68,16 @@ class GraphSAGE(GCN):
         """What `operator` and `inputs` depend on besides the graph."""
         return f"sage {self.num_layers}"
 
+    @capability(rests_on=(*OUTPUTS, "operator", "inputs"))
+    def self_edges(self) -> bool:
+        """A self-loop acts like a neighbour with the same features and neighbours."""
+        return True
+
+    @capability(rests_on=("forward", "logits", "operator", "inputs"))
+    def reads_neighbours_apart(self) -> bool:
+        """The mean over neighbours has weights of its own, which multiply zeros at a node without any."""
+        return True
+
     @capability(rests_on=OUTPUTS)
     def features(self, batch: Batch) -> Tensor:
         """Return [σ(h_v), mean of σ(h) over v's neighbours, 1] at the seeds: the input of the last weight matrix."""

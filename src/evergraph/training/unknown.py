@@ -24,7 +24,7 @@ RANGES = {2: ((-2.0, 1.0), (-5.0, 5.0)), 1: ((-25.0, 5.0),)}
 """Expected range of each number, keyed by how many there are; values outside are counted in the outermost bin."""
 MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Candidate weights of the second number in the score."""
-TIES = 1e-3  # breaks ties between examples that are all stranger than any known one
+TIES = 1e-3  # breaks ties between examples in bins without known ones
 
 Cells = list[list[int]]
 """The non-empty cells of a table: bin indices, then the count."""
@@ -78,7 +78,8 @@ class Familiar:
         """Mixture of the shares of known examples that look less strange: 0 for the most familiar, 1 and above."""
         if not values.numel():
             return torch.zeros(0, dtype=torch.float64)
-        return self._mixed(_positions(values), values)
+        positions = _positions(values)
+        return self._mixed(positions, self._values(positions))  # clamped as the known examples are
 
     def threshold(self, false_alarms: float) -> float:
         """Score that at most a share `false_alarms` of known examples exceeds.

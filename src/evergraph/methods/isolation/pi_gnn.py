@@ -11,6 +11,7 @@ from torch import Tensor
 
 from evergraph.core.capabilities import capability, capable
 from evergraph.core.params import copy_params, named_params
+from evergraph.core.randomness import own_numbers, random_subset
 from evergraph.core.settings import NonNegative, NonNegativeInt, PositiveInt
 from evergraph.core.sparse import Features, SparseMatrix
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -94,7 +95,7 @@ class PIGNN(MemoryMethod):
         units = context.batcher.y[context.train].unique().tolist()
         fresh = [unit for unit in units if unit not in self.units_]
         context.cache["new"] = new_entries(context, self.width_, self.expansion, fresh)
-        graph, examples, targets = joined(self.pieces())
+        graph, examples, targets = joined(self.pieces(), context.model)
         seeds, moved = unstable_nodes(graph, examples, context.task.graph, whole=not self.neighbours)
         batcher = context.problem.batcher(context.model, graph, targets=targets, device=context.device)
         stable = examples[~torch.isin(examples, seeds)]
@@ -124,34 +125,37 @@ class PIGNN(MemoryMethod):
         return total * (step.batch.num_examples if step.context.reduction == "sum" else 1)
 
     def replay(self, step: Step) -> list[Replay]:
-        """Return nodes of the memory while isolating, and unstable ones in their new neighbourhoods."""
+        """Return nodes of the memory while isolating: stable ones as they were kept, unstable ones as they are now.
+
+        All count the same. If the step has fewer examples than the memory, as many are drawn as it has, in proportion
+        from both.
+        """
         if not self.tasks_ or self.rectifies(step.context) or not self.memory_weight:
             return []
         memory = self.replayed(step.context)
         assert memory is not None
-        number = step.batch.num_examples
-        few = number < memory.batch.num_examples  # draw as many as the step has, or use all if there are no more
-        batches = [memory.drawn(number, step.context.generator)[0] if few else memory.batch]
-        nodes, units = step.context.cache["moved"]
-        if nodes.numel():
-            here = cut_once(step.context, step.context.batcher.exact(), nodes)
-            batches.append(here.choose(torch.arange(nodes.numel(), device=nodes.device), units))
-        scale = self.memory_weight * (step.batch.num_examples if step.context.reduction == "sum" else 1)
-        weights = [step.logits.new_full((b.num_examples,), scale / b.num_examples) for b in batches]
-        return [Replay(batch, weights=own, problem=memory.problem) for batch, own in zip(batches, weights)]
+        batcher, stable, _ = step.context.cache["parts"]
+        moved, units = step.context.cache["moved"]
+        kept, number = stable.numel() + moved.numel(), step.batch.num_examples
+        scale = self.memory_weight * (number if step.context.reduction == "sum" else 1)
+        replays = []
+        for source, nodes, targets in ((batcher, stable, None), (step.context.batcher.exact(), moved, units)):
+            if nodes.numel():
+                some = min(nodes.numel(), max(1, round(number * nodes.numel() / kept)))
+                batch = drawn_nodes(step.context, source, nodes, some, targets)
+                weights = step.logits.new_full((some,), scale * nodes.numel() / (kept * some))
+                replays.append(Replay(batch, weights=weights, problem=memory.problem))
+        return replays
 
     def replayed_weight(self, context: Context) -> Tensor | None:
-        """Return the total weight of each class's kept nodes, and of the unstable ones in their new neighbourhoods."""
+        """Return the total weight of each class's kept nodes: together as much as the task, times `memory_weight`."""
         memory = self.replayed(context) if self.tasks_ and self.memory_weight else None
         if memory is None:
             return None
         dtype = next(context.model.parameters()).dtype
         total = torch.zeros(context.model.out_channels or 0, dtype=dtype, device=memory.units.device)
-        for units in (memory.units, context.cache["moved"][1]):
-            if units.numel():  # together as much as the task's own examples, times the memory's weight
-                each = self.memory_weight * context.num_train / units.numel()
-                total = total.index_add(0, units, torch.full_like(units, 1, dtype=dtype) * each)
-        return total
+        each = self.memory_weight * context.num_train / memory.units.numel()
+        return total.index_add(0, memory.units, torch.full_like(memory.units, 1, dtype=dtype) * each)
 
     @capability(rests_on=STEP_HOOKS)
     def steps_can_be_captured(self, context: Context) -> bool:
@@ -198,6 +202,26 @@ def cut_once(context: Context, batcher: Neighbourhoods, nodes: Tensor) -> Batch:
         context.cache[nodes] = batcher.batch(nodes)
     batch: Batch = context.cache[nodes]
     return batch
+
+
+def drawn_nodes(context: Context, batcher: Neighbourhoods, nodes: Tensor, number: int, units: Tensor | None) -> Batch:
+    """Return a batch of `number` of the nodes, drawn at random, or of all of them.
+
+    Args:
+        context: the task.
+        batcher: makes batches of the graph that the nodes are in.
+        nodes: nodes that are the same at every step of the task.
+        number: how many of them.
+        units: their targets; None for those that the batcher knows.
+    """
+    if number == nodes.numel():
+        whole = cut_once(context, batcher, nodes)
+        return whole if units is None else whole.choose(torch.arange(number, device=nodes.device), units)
+    chosen = random_subset(number, nodes.numel(), nodes.device, context.generator)
+    if units is None and not own_numbers(nodes.device):
+        return batcher.batch(nodes[chosen])
+    whole = cut_once(context, batcher, nodes)  # rows of one pass over all of them: the same shapes at every step
+    return whole.choose(chosen, (whole.y if units is None else units)[chosen])
 
 
 def new_entries(context: Context, width: int, expansion: int, fresh: list[int]) -> dict[str, tuple[Tensor, Tensor]]:

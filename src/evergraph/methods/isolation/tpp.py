@@ -173,8 +173,8 @@ def contrast(one: Tensor, two: Tensor, temperature: float) -> Tensor:
 
 
 def smoother(graph: Graph) -> tuple[SparseMatrix, Tensor]:
-    """Return Ã, and D^(−½) as a column, in float64; D counts the node itself."""
-    degree = (graph.adjacency.counts() + 1).double()
+    """Return Ã, and D^(−½) as a column, in float64; D are the row sums of A + I, as in Ã."""
+    degree = graph.adjacency.to(torch.float64).row_sums() + 1
     return gcn_operator(graph), degree.rsqrt().unsqueeze(1)
 
 

@@ -90,7 +90,7 @@ class MemoryMethod(Method):
 
     def memory_task(self, context: Context) -> Task:
         """Return the memory as a task, for methods that train only on it."""
-        return memory_task(self.pieces(), context.class_names, context.task)
+        return memory_task(self.pieces(), context.model, context.class_names, context.task)
 
     def keep(self, pieces: Sequence[Piece]) -> None:
         """Keep as much of the pieces as the budget holds."""

@@ -145,10 +145,18 @@ class Piece:
             return None
         return SparseMatrix(indptr, nodes, torch.ones(nodes.numel()), self.num_nodes)
 
-    def graph(self) -> Graph:
-        """Return the nodes and edges as a graph; its targets are unset, since a piece stores output units."""
+    def graph(self, own_neighbours: bool = False) -> Graph:
+        """Return the nodes and edges as a graph; its targets are unset, since a piece stores output units.
+
+        With `own_neighbours`, nodes that were kept without their edges are neighbours of themselves.
+        """
         number = self.num_nodes
-        edges = torch.zeros(2, 0, dtype=torch.long) if self.edge_index is None else self.edge_index.long()
+        if self.edge_index is not None:
+            edges = self.edge_index.long()
+        elif own_neighbours and self.level != "graph":  # a graph is kept with its edges, if it has any
+            edges = torch.arange(number).repeat(2, 1)
+        else:
+            edges = torch.zeros(2, 0, dtype=torch.long)
         order = torch.argsort(edges[1] * number + edges[0])
         counts = torch.bincount(edges[1], minlength=number)
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from evergraph.core.capabilities import capable
 from evergraph.core.randomness import own_numbers, random_subset
 from evergraph.core.sparse import block_diagonal
 from evergraph.data.batching import Batch, Neighbourhoods
@@ -17,15 +18,26 @@ from evergraph.data.graph import ClassName, Graph
 from evergraph.data.tasks import Task, stack_features
 from evergraph.methods.base import Context
 from evergraph.methods.memory.piece import Piece
+from evergraph.methods.propagation import tell_if_summed
+from evergraph.models.base import GraphModel
 from evergraph.problems.base import Problem
 
 Weighting = Literal["classes", "nodes", "sets", "examples"]
 """How replayed examples count relative to those of the task; see `Replayed.weights`."""
 
 
-def joined(pieces: Sequence[Piece]) -> tuple[Graph, Tensor, Tensor]:
-    """Join the pieces into one graph; also return the examples to train on, and every example's unit (-1 for none)."""
-    graphs = [piece.graph() for piece in pieces]
+def joined(pieces: Sequence[Piece], model: GraphModel) -> tuple[Graph, Tensor, Tensor]:
+    """Join the pieces into one graph; also return the examples to train on, and every example's unit (-1 for none).
+
+    If the model reads neighbours apart from the node, a node that was kept without edges is its own neighbour: the
+    weights of neighbours would otherwise multiply zeros, and never learn from the memory.
+    """
+    apart = capable(model.encoder, "reads_neighbours_apart") is not None
+    if any(piece.edge_index is None and piece.level != "graph" for piece in pieces):
+        tell_if_summed(
+            model, "the memory keeps nodes without neighbours", "keep them (ssm, sem), or use gcn, sage or gat"
+        )
+    graphs = [piece.graph(own_neighbours=apart) for piece in pieces]
     x, adjacency = stack_features([graph.x for graph in graphs]), block_diagonal([graph.adjacency for graph in graphs])
     members = [graph.members for graph in graphs if graph.members is not None]
     starts = torch.tensor([0, *(graph.num_examples for graph in graphs)]).cumsum(0).tolist()
@@ -48,9 +60,9 @@ def rows_of(pieces: Sequence[Piece], width: int) -> Tensor | None:
     return torch.cat([F.pad(part, (0, width - part.size(1)), value=torch.nan) for part in rows])
 
 
-def memory_task(pieces: Sequence[Piece], names: Sequence[ClassName], like: Task) -> Task:
-    """Return the memory as a task to train on in place of `like`; `names[unit]` are the class names."""
-    graph, examples, units = joined(pieces)
+def memory_task(pieces: Sequence[Piece], model: GraphModel, names: Sequence[ClassName], like: Task) -> Task:
+    """Return the memory as a task to train the model on in place of `like`; `names[unit]` are the class names."""
+    graph, examples, units = joined(pieces, model)
     rows, none = rows_of(pieces, len(names)), examples[:0]
     graph = graph.altered(y=units if rows is None else rows, class_names=list(names))
     classes = sorted(set(units[examples].tolist())) if rows is None else list(range(len(names)))
@@ -82,7 +94,7 @@ class Replayed:
     @classmethod
     def of(cls, context: Context, pieces: Sequence[Piece], class_sizes: Sequence[int]) -> Replayed:
         """Build the memory for a task; `class_sizes[unit]` is the number of examples of the class trained on so far."""
-        graph, examples, units = joined(pieces)
+        graph, examples, units = joined(pieces, context.model)
         targets = units
         if context.problem.kind != "classes":
             rows = rows_of(pieces, context.num_seen)

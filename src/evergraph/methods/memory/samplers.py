@@ -30,8 +30,11 @@ def strangers_within(x: Tensor, others: Tensor, radius: float) -> Tensor:
 
 
 def mean_distance(x: Tensor, generator: torch.Generator, pairs: int = 4096) -> float:
-    """Estimate the mean distance between rows from random pairs."""
-    left, right = torch.randint(x.size(0), (2, pairs), generator=generator)
+    """Estimate the mean distance between different rows from random pairs; 0 if there is only one row."""
+    if x.size(0) < 2:
+        return 0.0
+    left = torch.randint(x.size(0), (pairs,), generator=generator)
+    right = (left + torch.randint(1, x.size(0), (pairs,), generator=generator)) % x.size(0)
     return float((x[left] - x[right]).norm(dim=1).mean())
 
 

@@ -19,6 +19,7 @@ from evergraph.methods.base import METHODS, STEP_HOOKS, Context, Replay, Step, s
 from evergraph.methods.online_curvature.anchors import AnchoredCurvature, Anchors, labels_of
 from evergraph.methods.online_curvature.class_means import add_sums, class_sums, mean_batch
 from evergraph.methods.online_curvature.prototypes import add_prototypes, prototype_sums
+from evergraph.methods.propagation import tell_if_summed
 from evergraph.methods.state import state
 
 
@@ -85,6 +86,8 @@ class StandInCurvature(AnchoredCurvature):
                 f"{self.name}: there is no memory to take stand-ins from; compose it with a replay method, e.g. "
                 "--method ssm+curvature --set nodes=memory"
             )
+        if not self.from_memory:
+            tell_if_summed(context.model, "stand-ins have one neighbour each", "use gcn, sage or gat")
 
     def end_task(self, context: Context) -> None:
         """Add the task's anchor, and its nodes to the class sums or their clusters to the prototypes."""

@@ -80,10 +80,11 @@ def projection(gradients: Tensor, gradient: Tensor, margin: float = 0.0) -> Tens
     from scipy.linalg import cholesky, solve_triangular  # imported lazily: it takes a quarter of a second
     from scipy.optimize import nnls
 
-    products = (gradients @ gradient).double().cpu().numpy()
+    precise = gradients.double()  # float32's rounding exceeds what is added to the diagonal
+    products = (precise @ gradient.double()).cpu().numpy()
     if products.min() >= 0:
         return None
-    gram = (gradients @ gradients.T).double().cpu().numpy()
+    gram = (precise @ precise.T).cpu().numpy()
     gram += np.eye(len(gram)) * (ROUNDING * np.trace(gram) / len(gram) + np.finfo(float).tiny)
     # ½ vᵀ LLᵀ v + bᵀ v is ½ ‖Lᵀ v + L⁻¹ b‖² up to a constant: non-negative least squares
     lower = cholesky(gram, lower=True)
