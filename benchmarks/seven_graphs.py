@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean, stdev
 from typing import Any
 
 from evergraph.cli.parsing import parse_settings
@@ -185,8 +185,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def with_spread(values: list[float]) -> str:
+    """Mean and, of several values, sample standard deviation."""
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """AP in percent, mean and standard deviation over the runs of each graph and contender."""
+    """AP in percent, mean and sample standard deviation over the runs of each graph and contender."""
     lines = [
         "| graph | method | runs | task | seen | decides on seen | labels | MB kept | learning, s | processor, s |"
     ]
@@ -194,7 +199,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for graph, key in dict.fromkeys((row["graph"], contender_of(row).key()) for row in rows):
         own = [row for row in rows if (row["graph"], contender_of(row).key()) == (graph, key)]
         figures = [[row[name] for row in own] for name in TEST_GRAPHS]
-        spread = " | ".join(f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in figures)
+        spread = " | ".join(with_spread(values) for values in figures)
         ways = [row.get("elsewhere", "") for row in own]
         chosen = ", ".join(f"{way} {ways.count(way)}" for way in dict.fromkeys(ways) if way)
         seconds = " | ".join(f"{mean(row[name] for row in own):.0f}" for name in ("learn_s", "processor_s"))
