@@ -10,10 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import benchmarks as package
 import pytest
 import torch
-from benchmarks import TARGETS, Target, closed_form, distributed, generated_parts
+from benchmarks import closed_form, distributed, generated_parts, suite
 from benchmarks.baselines import pyg_step, scipy_neighbours
 from benchmarks.candidates import in_float64, setting
 from benchmarks.committee import Committee
@@ -37,6 +36,7 @@ from benchmarks.resident import child_environment, peak_megabytes
 from benchmarks.setting import SETTINGS, Steps, coauthor, coauthor_like, make_context, remember
 from benchmarks.seven_graphs import Contender, contender_of, measure, table
 from benchmarks.step_by_hand import Learned, Past, step_by_hand
+from benchmarks.suite import TARGETS, Target
 from benchmarks.timing import alternate
 from typer.testing import CliRunner
 
@@ -354,7 +354,7 @@ def test_the_command_prints_a_table_or_one_flat_object(monkeypatch: pytest.Monke
         found |= {"graph": "a small one", "pyg_sampler": "none"}
         return [("everything", lambda: {**figures, **by_method})]
 
-    monkeypatch.setattr(package, "_parts", parts)
+    monkeypatch.setattr(suite, "_parts", parts)
     done = CliRunner().invoke(make_app(), ["bench", "--quick", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
