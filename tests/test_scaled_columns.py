@@ -374,3 +374,16 @@ def test_a_column_that_varies_only_at_rows_not_looked_at_is_not_lost() -> None:
     x[:, 2] = np.where(np.arange(20_000) % 2, x[:, 2] * 50, 0.0)
     assert measured_columns(features(x)) == []
     assert with_scales([(2, 0.0, 0.0)], features(x)) == []
+
+
+@pytest.mark.parametrize(("method", "advice"), [("finetune", "as auto and analytic do"), ("auto", "set scales=")])
+def test_a_column_that_outweighs_the_others_is_told_with_advice_that_helps(method: str, advice: str) -> None:
+    """To a learner that scales columns by itself, and was told not to, as well."""
+    graph = sbm(nodes=200, classes=4, features=8, seed=0)
+    x = graph.x.clone()
+    x[:, 3] *= 1e4
+    model = eg.MixedFeatures(hidden=70, scales=False) if method == "auto" else eg.GCN(hidden=8)
+    learner = eg.Learner(model, eg.make_method(method), device="cpu")
+    with pytest.warns(eg.EvergraphWarning, match="column 3 is more than 100 times as large") as told:
+        learner.learn(eg.TaskStream(graph.altered(x=x), 2)[0])
+    assert any(advice in str(each.message) for each in told)

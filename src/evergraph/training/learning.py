@@ -122,9 +122,15 @@ def _say_if_uneven(model: GraphModel, graph: Graph) -> None:
     column = outweighing_column(some if scaling is None else scaling().apply(some))
     if column is not None:
         name = column if graph.feature_names is None else repr(graph.feature_names[column])
+        instead = (
+            "bring the columns to like scales first, as auto and analytic do by themselves"
+            if scaling is None
+            else "it stays so, since the columns seem to share one unit or were given their scales: "
+            f"if it is another, set scales=[[{column}, centre, scale]] of the model"
+        )
         tell(
             f"{graph.name}: column {name} is more than {UNEVEN:g} times as large as a typical one and outweighs it; "
-            "bring the columns to like scales first, as auto and analytic do by themselves"
+            f"{instead}"
         )
 
 
