@@ -642,3 +642,45 @@ def test_tasks_made_of_one_graph_hold_the_same_nodes(stream: eg.TaskStream) -> N
     nodes = tasks[0].train[:4]
     assert found.forget(nodes, tasks) == 4
     assert_same(found, wanted.fit([task.without(nodes) for task in tasks]))
+
+
+def batches(stream: eg.TaskStream) -> list[eg.Graph]:
+    """One graph twice, with labels at every other node each time, as nodes that arrive in batches have them."""
+    graph = stream[0].graph
+    even = torch.arange(graph.num_nodes) % 2 == 0
+    return [graph.altered(y=torch.where(told, graph.y, -1)) for told in (even, ~even)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_node_leaves_all_batches_of_labels_of_one_graph(stream, turned: bool, keep_in_graph: bool, settings) -> None:
+    """It is an example in one of them and a neighbour in the other, whichever is given first."""
+    months = batches(stream)
+    node = eg.Task.of(months[0]).train[:1]
+    found = make(**settings).fit(months)
+    assert found.forget(node, months[::-1] if turned else months, keep_in_graph=keep_in_graph) == 1
+    tasks = [eg.Task.of(month).without(node, keep_in_graph=keep_in_graph) for month in months]
+    assert_same(found, make(**settings).fit(tasks))
+
+
+def test_forgetting_what_was_not_learned_or_is_forgotten_says_so(evergraph, stream, tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    months = batches(stream)
+    learner, never = make().fit(months[:1]), make().fit(months[:1])
+    line = "nothing was forgotten: no node asked for was learned from these data, or all were forgotten before"
+    for nodes in ([1], []):  # node 1 has its label in the other batch
+        with pytest.warns(eg.EvergraphWarning, match=line):
+            assert learner.forget(nodes, months[0], keep_in_graph=True) == 0
+    assert_same(learner, never)
+    assert learner.forget([2], months[0]) == 1
+    with pytest.warns(eg.EvergraphWarning, match=line):
+        assert learner.forget([2], months[0]) == 0
+    path, words = tmp_path / "month.pt", ("--checkpoint", tmp_path / "kept")
+    torch.save(Data(x=months[0].x, edge_index=months[0].edge_index, y=months[0].y), path)
+    assert evergraph("learn", path, *words, "--hidden", "20")[0] == 0
+    status, out, error = evergraph("forget", path, *words, "--nodes", "1", "--keep-in-graph")
+    assert (status, out.split(";")[0]) == (0, "forgot 0 nodes")
+    assert f"note: {line}" in error
+    assert error.count("\n") == 1

@@ -65,6 +65,10 @@ def forget(
     known = dict(zip(found, identities([learned.given for learned in found.values()])))
     gone = _everywhere(found, asked, known, keep_in_graph, classes is not None)
     if not gone:
+        tell(
+            f"nothing was forgotten: no {learner.problem.level} asked for was learned from these data, or all were "
+            "forgotten before; check their ids or numbers"
+        )
         return 0
     after = {
         number: learned.forgetting(gone[number], keep_in_graph) if number in gone else learned
@@ -125,21 +129,28 @@ def _everywhere(
     neighbour of the task's own examples, which is removed unless nodes stay in the graph.
     """
     wanted, gone = _by_identity(asked, known), {}
+    if keep_in_graph:  # whatever is an example of none of the tasks stays as it is
+        own = _by_identity({number: learned.own for number, learned in found.items()}, known)
+        wanted = {by: some[torch.isin(some, own.get(by, some[:0]))] for by, some in wanted.items()}
     for number, learned in found.items():
         by, numbers = known[number]
-        chosen = torch.isin(numbers, wanted.get(by, numbers[:0]))
-        task = learned.given
+        chosen, named = torch.isin(numbers, wanted.get(by, numbers[:0])), _mask(numbers, asked.get(number))
         if keep_in_graph:
-            own = torch.zeros_like(chosen)
-            own[torch.cat([task.train, task.val, task.test])] = True
-            chosen &= own
+            chosen &= torch.where(named, learned.given.graph.labelled, _mask(numbers, learned.own))
         if of_classes:
-            chosen &= ~task.graph.labelled
-        chosen[asked.get(number, numbers[:0])] = True
+            chosen &= named | ~learned.given.graph.labelled
         chosen[learned.forgotten] = False
         if chosen.any():
             gone[number] = torch.nonzero(chosen).reshape(-1)
     return gone
+
+
+def _mask(numbers: Tensor, examples: Tensor | None) -> Tensor:
+    """Mask of some of the numbered examples; None for none of them."""
+    mask = torch.zeros(numbers.numel(), dtype=torch.bool)
+    if examples is not None:
+        mask[examples] = True
+    return mask
 
 
 def _by_identity(examples: dict[int, Tensor], known: dict[int, Identities]) -> dict[Any, Tensor]:

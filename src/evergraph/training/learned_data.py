@@ -42,6 +42,11 @@ class Learned:
         """All examples forgotten since, as indices in `given`."""
         return torch.cat([self.unlabelled, self.removed])
 
+    @property
+    def own(self) -> Tensor:
+        """The task's own examples, as indices in `given`; neighbours are not among them."""
+        return torch.cat([self.given.train, self.given.val, self.given.test])
+
     def task(self) -> Task:
         """The task as the learner knows it now, without the examples forgotten since."""
         task = self.given
@@ -66,8 +71,7 @@ class Learned:
     def note(self) -> dict[str, Any]:
         """Entries of the learner's record by which the same data are recognized again."""
         forgotten = {"unlabelled": self.unlabelled.tolist(), "removed": self.removed.tolist()}
-        own = torch.cat([self.given.train, self.given.val, self.given.test])  # neighbours are counted elsewhere
-        count = int(torch.isin(own, self.forgotten).sum())
+        count = int(torch.isin(self.own, self.forgotten).sum())
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
@@ -181,12 +185,14 @@ def unique_ids(graph: Graph) -> list[str] | None:
 
 
 def _same_graph(one: Graph, other: Graph) -> bool:
-    """Whether two graphs have the same nodes, edges and examples."""
+    """Whether two graphs have the same nodes, edges and examples; nodes may be labelled in batches."""
     if one is other:
         return True
     if one.level != other.level or one.num_examples != other.num_examples or one.x.shape != other.x.shape:
         return False
-    pairs = [(one.y, other.y), *zip(_arrays(one), _arrays(other))]
+    pairs = list(zip(_arrays(one), _arrays(other)))
+    if one.level != "node":
+        pairs.append((one.y, other.y))
     return len(_arrays(one)) == len(_arrays(other)) and all(torch.equal(*pair) for pair in pairs)
 
 
