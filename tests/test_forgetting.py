@@ -440,7 +440,7 @@ def test_one_graph_that_was_learned_in_two_tasks(stream: eg.TaskStream, keep_in_
     for name in names:
         wanted.learn(eg.Task.of(graph, [name]).without(nodes, keep_in_graph=keep_in_graph))
     assert_same(found, wanted)
-    assert found.forget(nodes, graph) == 0
+    assert found.forget(nodes, graph, keep_in_graph=keep_in_graph) == 0
     found.forget(classes=names[:1], data=graph)
     assert found.classes_ == names[1:]
 
@@ -684,3 +684,52 @@ def test_forgetting_what_was_not_learned_or_is_forgotten_says_so(evergraph, stre
     assert (status, out.split(";")[0]) == (0, "forgot 0 nodes")
     assert f"note: {line}" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
+@pytest.mark.parametrize("number", [0, 1])
+def test_nodes_that_stayed_in_the_graph_leave_it_when_asked_to(stream, number: int, settings, tmp_path: Path) -> None:
+    """Across a save, and together with nodes that are not forgotten yet."""
+    tasks, nodes = list(stream)[number:], some_nodes(stream[number])
+    found = make(**settings).fit(stream)
+    found.forget(nodes[:-1], tasks, keep_in_graph=True)
+    found.save(tmp_path / "kept")
+    found = eg.Learner.load(tmp_path / "kept")
+    assert found.forget(nodes, tasks) == nodes.numel()
+    wanted = make(**settings).fit([task.without(nodes) if task.index == number else task for task in stream])
+    assert_same(found, wanted)
+    assert found.records[number]["forgotten"] == {"unlabelled": [], "removed": sorted(nodes.tolist())}
+    assert found.forget(nodes, tasks) == 0
+
+
+def test_with_the_task_alone_nodes_that_stayed_in_the_graph_leave_it_too(stream: eg.TaskStream) -> None:
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
+    found, nodes = make(**fixed).fit(stream), some_nodes(stream[0])
+    for keep_in_graph in (True, False):
+        assert found.forget(nodes, stream[0], keep_in_graph=keep_in_graph) == nodes.numel()
+    wanted = make(**fixed).fit([stream[0].without(nodes), stream[1], stream[2]])
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+
+
+def test_links_that_stayed_as_edges_go_when_asked_to() -> None:
+    gone, graph = [0, 1, 3], links_without([])
+    found, wanted = (make(method="analytic", hidden=40) for _ in range(2))
+    found.fit([graph]).forget(gone, graph, keep_in_graph=True)
+    assert found.forget(gone, graph) == 3
+    wanted.fit([links_without(gone)])
+    assert near(sums(found), sums(wanted))
+
+
+def test_a_corrected_node_is_erased_from_all_its_tasks(stream: eg.TaskStream) -> None:
+    """Forgotten with a wrong label, learned with the right one, then forgotten for good."""
+    months = batches(stream)
+    node = eg.Task.of(months[0]).train[:1]
+    found = make().fit(months)
+    found.forget(node, months, keep_in_graph=True)
+    y = torch.full_like(months[0].y, -1)
+    y[node] = 1 - months[0].y[node]
+    right = eg.Task.of(months[0].altered(y=y), hold_out=False)
+    found.learn(right)
+    assert found.forget(node, [*months, right]) == 1
+    assert_same(found, make().fit([eg.Task.of(month).without(node) for month in months]))

@@ -139,7 +139,7 @@ def _everywhere(
             chosen &= torch.where(named, learned.given.graph.labelled, _mask(numbers, learned.own))
         if of_classes:
             chosen &= named | ~learned.given.graph.labelled
-        chosen[learned.forgotten] = False
+        chosen[learned.done(keep_in_graph)] = False
         if chosen.any():
             gone[number] = torch.nonzero(chosen).reshape(-1)
     return gone

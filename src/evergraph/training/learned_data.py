@@ -63,10 +63,17 @@ class Learned:
         return examples - gone.cumsum(0)[examples]
 
     def forgetting(self, examples: Tensor, keep_in_graph: bool) -> Learned:
-        """The same data with further examples forgotten."""
-        kept = torch.unique(torch.cat([self.unlabelled, examples])) if keep_in_graph else self.unlabelled
-        gone = self.removed if keep_in_graph else torch.unique(torch.cat([self.removed, examples]))
-        return Learned(self.number, self.given, kept, gone)
+        """The same data with further examples forgotten; those that stayed in the graph may leave it now."""
+        if keep_in_graph:
+            kept = torch.unique(torch.cat([self.unlabelled, examples]))
+            return Learned(self.number, self.given, kept, self.removed)
+        kept = self.unlabelled[~torch.isin(self.unlabelled, examples)]
+        return Learned(self.number, self.given, kept, torch.unique(torch.cat([self.removed, examples])))
+
+    def done(self, keep_in_graph: bool) -> Tensor:
+        """Examples of which nothing is left to forget: those that stayed in the graph may have to leave it yet."""
+        stay = keep_in_graph or self.given.graph.level == "graph"  # a graph among many has no neighbours
+        return self.forgotten if stay else self.removed
 
     def note(self) -> dict[str, Any]:
         """Entries of the learner's record by which the same data are recognized again."""
