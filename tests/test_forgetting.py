@@ -15,6 +15,7 @@ from torch import Tensor
 import evergraph as eg
 from evergraph.core.symmetric import diagonal
 from evergraph.data.datasets.sbm import sbm
+from evergraph.training.calibration import best_temperature, losses_at_temperatures
 from evergraph.training.description import describe
 
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
@@ -733,3 +734,43 @@ def test_a_corrected_node_is_erased_from_all_its_tasks(stream: eg.TaskStream) ->
     found.learn(right)
     assert found.forget(node, [*months, right]) == 1
     assert_same(found, make().fit([eg.Task.of(month).without(node) for month in months]))
+
+
+def said(learner: eg.Learner, key: str) -> list[Any]:
+    """One entry of all tasks' records; None where it is missing."""
+    return [record.get(key) for record in learner.records]
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_with_the_task_alone_nothing_measured_on_forgotten_validation_nodes_remains(stream, keep_in_graph) -> None:
+    """All of them go: the other tasks calibrate, and what stood out from the forgotten ones is not known."""
+    found, before = make().fit(stream), make().fit(stream)
+    found.forget(stream[1].val, stream[1], keep_in_graph=keep_in_graph)
+    for key in ("calibration", "familiar"):
+        assert said(found, key) == [said(before, key)[0], None, said(before, key)[2]]
+    assert said(before, "separations")[1:] != [None, None]
+    assert said(found, "separations") == [None, None, None]
+    assert found.temperature == best_temperature([said(before, "calibration")[number] for number in (0, 2)])
+
+
+def test_with_the_task_alone_what_is_left_of_its_validation_nodes_is_measured_again(stream: eg.TaskStream) -> None:
+    """By heads that never had the forgotten ones: they are those of another learner."""
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "learn_validation": False}
+    gone = stream[0].val[:3]
+    found, wanted = make(**fixed).fit(stream), make(**fixed).fit([stream[0].without(gone), stream[1], stream[2]])
+    found.forget(gone, stream[0])
+    left = stream[0].without(gone)
+    outputs = wanted.outputs(left.graph, left.val)[:, :6]
+    truth = wanted.problem.targets(left.graph, wanted.classes_)[left.val]
+    assert near(said(found, "calibration")[0], losses_at_temperatures(wanted.problem, outputs, truth))
+    assert sum(row[-1] for row in said(found, "familiar")[0]) == left.val.numel()
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_how_classes_stood_out_stays_where_no_forgotten_node_was_read(stream: eg.TaskStream, keep_in_graph) -> None:
+    """Before a task is learned, its training nodes are only neighbours of its validation nodes."""
+    found, before = make().fit(stream), make().fit(stream)
+    found.forget(stream[1].train[:5], stream[1], keep_in_graph=keep_in_graph)
+    wanted = said(before, "separations")
+    assert None not in wanted[1:]
+    assert said(found, "separations") == [None, wanted[1] if keep_in_graph else None, wanted[2]]

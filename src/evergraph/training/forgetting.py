@@ -28,7 +28,7 @@ from evergraph.methods.closed_form.forgetting import (
     without_units,
 )
 from evergraph.training.card import task_card
-from evergraph.training.evidence import after_learning
+from evergraph.training.evidence import AFTER, BEFORE, after_learning
 from evergraph.training.inputs import chosen_examples
 from evergraph.training.learned_data import Identities, Learned, find_learned, identities
 from evergraph.training.learning import learn, make_context
@@ -268,7 +268,9 @@ class _Exchange:
         """Replace the tasks' sums, subtract counts of validation examples, drop empty classes and tasks, and solve."""
         learner, tasks = self.learner, self._tasks_to_exchange()
         removed = {n: self._sizes(self.old[n]) - self._sizes(self.new[n]) for n in self.gone}
-        counted = {number: self.forgetting.count(self._context(self._validation_lost(number))) for number in self.gone}
+        unvalidated = {number: self._validation_lost(number) for number in self.gone}
+        counted = {number: self.forgetting.count(self._context(task)) for number, task in unvalidated.items()}
+        self._drop_evidence([number for number, task in unvalidated.items() if task.val.numel()])
         sizes = {number: self._sizes_after(number) for number in tasks}
         for number in self.gone:
             for small in self._states_after(number):
@@ -303,6 +305,21 @@ class _Exchange:
         forgotten[before.numbers_now(gone[~torch.isin(gone, before.forgotten)])] = True
         lost = forgotten[old.val] | torch.isin(old.graph.y[old.val], torch.tensor(classes, dtype=torch.long))
         return dataclasses.replace(old, val=old.val[lost])
+
+    def _drop_evidence(self, lost: Sequence[int]) -> None:
+        """Drop what was measured on forgotten examples, or on others whose neighbours they were.
+
+        What is measured after learning is measured again at the end. What was measured before, how new classes stood
+        out from the validation examples of earlier tasks, cannot be: it goes, for later tasks too.
+
+        Args:
+            lost: the tasks that lose validation examples.
+        """
+        left = [n for n in self.gone if self.after[n].removed.numel() > self.found[n].removed.numel()]
+        for number, record in enumerate(self.learner.records):
+            before = number in left or any(task <= number for task in lost)
+            gone = (BEFORE if before else ()) + (AFTER if number in self.gone else ())
+            self.learner.records[number] = {key: value for key, value in record.items() if key not in gone}
 
     # the sums
 
