@@ -91,6 +91,17 @@ def test_a_learner_is_measured_on_labelled_graphs(evergraph, graph_file, tmp_pat
     assert json.loads(out)["graphs"][0]["which"] == "trained on"
     assert "were trained on" in note
 
+    first = ["--checkpoint", tmp_path / "first", "--device", "cpu"]
+    for extra, which in (([], "held out"), (["--all-nodes", "--again"], "trained on")):
+        assert evergraph("learn", other, *first, *extra)[0] == 0
+        status, out, note = evergraph("evaluate", other, *first, "--json")
+        assert json.loads(out)["graphs"][0]["which"] == which
+        assert ("22 of 22 test nodes were trained on" in note) == (which == "trained on")
+    first[1] = tmp_path / "masks"
+    assert evergraph("learn", masked, *first, "--all-nodes")[0] == 0  # those of train_mask alone
+    status, out, note = evergraph("evaluate", masked, *first, "--json")
+    assert (json.loads(out)["graphs"][0]["which"], note) == ("test split", "")
+
     status, out, _ = evergraph("evaluate", other, graph, *options, "--classes", "zebra,e", "--by-class")
     assert status == 0
     assert "class zebra" in out

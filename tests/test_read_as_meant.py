@@ -248,6 +248,38 @@ def test_test_nodes_that_were_trained_on_are_told_of(recwarn: pytest.WarningsRec
     assert not recwarn.list
 
 
+def test_test_nodes_of_a_graph_that_was_learned_again_are_told_of(recwarn: pytest.WarningsRecorder) -> None:
+    """Held out the first time, and trained on since; those forgotten in between do not count."""
+    month = graph()
+    learner, gone = learned(month), eg.Task.of(month).test[:3]
+    learner.learn(eg.Task.of(month, hold_out=False))
+    with pytest.warns(EvergraphWarning, match="8 of 8 test nodes were trained on"):
+        learner.evaluate([month])
+    learner.forget(gone, [month])
+    with pytest.warns(EvergraphWarning, match="5 of 5 test nodes were trained on"):
+        learner.evaluate([month])
+    learner = learned(month)
+    learner.learn(eg.Task.of(month))
+    recwarn.clear()
+    learner.evaluate([month])  # the same nodes were held out both times
+    assert not recwarn.list
+
+
+def test_test_links_that_were_trained_on_since_are_told_of(recwarn: pytest.WarningsRecorder) -> None:
+    pairs = np.random.default_rng(0).integers(0, 40, (2, 60))
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    links = eg.make_links(X, pairs, (pairs.sum(0) % 2).astype(int), class_names=["odd", "even"])
+    learner = eg.Learner(eg.RandomFeatures(hidden=40), "analytic")
+    learner.learn(links)
+    recwarn.clear()
+    learner.evaluate([links])
+    assert not recwarn.list
+    learner.learn(eg.Task.of(links, hold_out=False))
+    tests = eg.Task.of(links).test.numel()
+    with pytest.warns(EvergraphWarning, match=f"{tests} of {tests} test links were trained on"):
+        learner.evaluate([links])
+
+
 def test_a_list_of_graphs_has_no_other_test_graph() -> None:
     learner, month = learned(graph()), graph()
     assert learner.evaluate([month], test_graph="task").ap == learner.evaluate([month]).ap
