@@ -88,13 +88,15 @@ class LearnedBefore:
 
     Args:
         numbers: numbers of the tasks that it was learned in, from 0.
-        examples: how many of its training examples those tasks had.
+        total: number of its training examples; pairs that were drawn as having no link do not count, here and below.
+        examples: how many of them those tasks had.
         forgotten: number of examples of the same data that were forgotten since.
         whole: whether it is one of those tasks itself, as its data were given.
         other_classes: classes of the task that none of those tasks had.
     """
 
     numbers: list[int]
+    total: int
     examples: int
     forgotten: int
     whole: bool
@@ -109,21 +111,26 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
         task: the task to be learned.
         graph: the graph that the task was made from by `Task.of`: other tasks made from it are found too.
     """
-    mark = task.mark()
+    mark, train = task.mark(), _given(task, graph)
     for number, record in enumerate(learner.records):
         if mark in (record["mark"], record.get("given")):
-            return LearnedBefore([number], task.train.numel(), len(_forgotten(record)), True, [])
-    if graph is None or graph.level == "link" or graph.rows is not None or not graph.has_classes:
-        return None  # where examples are links, each task has its own edges
-    found = [learned for learned in _matches(learner, graph) if torch.isin(task.train, learned.given.train).any()]
+            return LearnedBefore([number], train.numel(), train.numel(), len(_forgotten(record)), True, [])
+    if graph is None or graph.rows is not None:
+        return None
+    found = [learned for learned in _matches(learner, graph) if torch.isin(train, learned.given.train).any()]
     if not found:
         return None
     known = torch.cat([learned.given.train for learned in found])
     forgotten = {example for learned in found for example in _forgotten(learner.records[learned.number])}
     met = {name for learned in found for name in learned.given.class_names}
     others = [name for name in task.class_names if name not in met]
-    examples = int(torch.isin(task.train, known).sum())
-    return LearnedBefore([learned.number for learned in found], examples, len(forgotten), False, others)
+    numbers, examples = [learned.number for learned in found], int(torch.isin(train, known).sum())
+    return LearnedBefore(numbers, train.numel(), examples, len(forgotten), False, others)
+
+
+def _given(task: Task, graph: Graph | None) -> Tensor:
+    """A task's training examples without pairs that were drawn as having no link: these come after all links."""
+    return task.train if graph is None else task.train[task.train < graph.num_examples]
 
 
 def learned_from(learner: Learner, task: Task) -> Learned | None:
