@@ -146,3 +146,23 @@ def test_puma_labels_no_test_node_of_an_earlier_task(monkeypatch: pytest.MonkeyP
     assert len(seen) >= 2
     context, nodes = seen[-1]
     assert set(nodes.tolist()) == set(context.task.val.tolist())
+
+
+@pytest.mark.parametrize("method", ["analytic", "auto"])
+@pytest.mark.parametrize("by_class", [False, True])
+def test_batches_give_the_head_of_learning_everything_at_once(method: str, by_class: bool) -> None:
+    """As docs/new-data.md says: always for `analytic`; for `auto` if no class comes after the first batch."""
+    whole = eg.Task.of(graph(), hold_out=False)
+    of = whole.graph.y[whole.train] >= 2 if by_class else torch.arange(whole.train.numel()) % 2 == 1
+    none = whole.train[:0]
+    batches = []
+    for nodes in (whole.train[~of], whole.train[of]):
+        classes = torch.unique(whole.graph.y[nodes]).tolist()
+        batches.append(eg.Task(0, classes, whole.graph, nodes, none, none, whole.num_classes))
+    heads = []
+    for tasks in ([whole], batches):
+        chosen = eg.registry.methods[method](balance=0.0)
+        learner = eg.Learner(eg.RandomFeatures(hidden=60), chosen, dtype=torch.float64).fit(tasks)
+        assert learner.classes_ == [0, 1, 2, 3]
+        heads.append(learner.model.head.detach())
+    assert torch.allclose(*heads, atol=1e-10) == (method == "analytic" or not by_class)

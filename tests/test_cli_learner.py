@@ -91,6 +91,17 @@ def test_a_learner_is_measured_on_labelled_graphs(evergraph, graph_file, tmp_pat
     assert json.loads(out)["graphs"][0]["which"] == "trained on"
     assert "were trained on" in note
 
+    first = ["--checkpoint", tmp_path / "first", "--device", "cpu"]
+    for extra, which in (([], "held out"), (["--all-nodes", "--again"], "trained on")):
+        assert evergraph("learn", other, *first, *extra)[0] == 0
+        status, out, note = evergraph("evaluate", other, *first, "--json")
+        assert json.loads(out)["graphs"][0]["which"] == which
+        assert ("22 of 22 test nodes were trained on" in note) == (which == "trained on")
+    first[1] = tmp_path / "masks"
+    assert evergraph("learn", masked, *first, "--all-nodes")[0] == 0  # those of train_mask alone
+    status, out, note = evergraph("evaluate", masked, *first, "--json")
+    assert (json.loads(out)["graphs"][0]["which"], note) == ("test split", "")
+
     status, out, _ = evergraph("evaluate", other, graph, *options, "--classes", "zebra,e", "--by-class")
     assert status == 0
     assert "class zebra" in out
@@ -119,6 +130,14 @@ def test_numbers_are_learned_on_without_naming_the_problem_again(evergraph, tmp_
     assert evergraph("learn", second, "--checkpoint", folder, "--device", "cpu")[0] == 0
     said = json.loads(evergraph("evaluate", first, second, "--checkpoint", folder, "--device", "cpu", "--json")[1])
     assert [row["which"] for row in said["graphs"]] == ["held out"] * 2
+    words = ("learn", first, "--checkpoint", folder, "--device", "cpu")
+    status, out, error = evergraph(*words)
+    assert (status, out) == (0, "")
+    assert "was learned already, as task 1; --again learns it again; nothing was done" in error
+    bad(evergraph(*words, "--all-nodes"), "36 of 60 training nodes were learned already, in task 1; --again learns all")
+    assert evergraph(*words, "--all-nodes", "--again")[0] == 0
+    said = json.loads(evergraph("evaluate", first, "--checkpoint", folder, "--device", "cpu", "--json")[1])
+    assert said["graphs"][0]["which"] == "trained on"
     bad(evergraph("why", first, "--checkpoint", folder, "--node", "3"), "predicts numbers")
     bad(evergraph("evaluate", first, "--checkpoint", folder, "--by-class"), "--by-class is for examples with classes")
 

@@ -239,13 +239,30 @@ def test_amounts_are_those_of_a_naive_sum(learner: eg.Learner, stream: eg.TaskSt
 
 
 def test_parts_of_a_smoothed_probability_add_up_to_it(stream: eg.TaskStream) -> None:
+    """To the calibrated one, which is shown; every node's part of it is its part of the uncalibrated one."""
     learner = eg.Learner(eg.RandomFeatures(hidden=60), "auto", dtype=torch.float64).fit([stream[0], stream[1]])
-    learner.method.smoothing_share_, learner.method.votes_ = 0.5, False
-    graph = stream[1].graph
-    found = learner.why(graph, 5)
-    assert found.shares is not None
+    learner.records[0] = {**learner.records[0], "calibration": [1e3 * abs(t - 0.5) for t in GRID]}
+    learner.method.votes_, graph, node = False, stream[1].graph, 5
+    learner.method.smoothing_share_ = 0.0
+    alone = learner.predict_proba(graph, calibrated=False)
+    learner.method.smoothing_share_ = 0.5
+    found = learner.why(graph, node)
     unit = learner.classes_.index(found.label)
-    assert sum(part for _, part in found.shares) == pytest.approx(float(learner.logits(graph, [5])[0, unit].exp()))
+    calibrated, raw = (float(learner.predict_proba(graph, [node], calibrated=yes)[0, unit]) for yes in (True, False))
+    assert abs(calibrated - raw) > 0.01
+    assert found.probability == calibrated
+    for explained in (found, learner.why(graph, node, learner.classes_[0])):
+        assert explained.shares is not None
+        assert abs(sum(part for _, part in explained.shares) - explained.probability) < 1e-10
+    mean = graph.adjacency.dense().double() + torch.eye(graph.num_nodes)
+    mean, weights = mean / mean.sum(1, keepdim=True), torch.eye(graph.num_nodes, dtype=torch.float64)
+    for _ in range(5):
+        weights = 0.5 * torch.eye(graph.num_nodes) + 0.5 * mean @ weights
+    parts = weights[node] * alone[:, unit]
+    assert float(parts.sum()) == pytest.approx(raw)
+    assert dict(found.shares) == pytest.approx(
+        {number: part * calibrated / raw for number, part in enumerate(parts.tolist()) if part}
+    )
     assert "its probability is mixed with its neighbours'" in found.text()
 
 

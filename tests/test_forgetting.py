@@ -15,6 +15,7 @@ from torch import Tensor
 import evergraph as eg
 from evergraph.core.symmetric import diagonal
 from evergraph.data.datasets.sbm import sbm
+from evergraph.training.calibration import best_temperature, losses_at_temperatures
 from evergraph.training.description import describe
 
 SINCE = ("learned", "given", "given_classes", "forgotten", "forgotten_examples")  # of a record: that something was
@@ -440,7 +441,7 @@ def test_one_graph_that_was_learned_in_two_tasks(stream: eg.TaskStream, keep_in_
     for name in names:
         wanted.learn(eg.Task.of(graph, [name]).without(nodes, keep_in_graph=keep_in_graph))
     assert_same(found, wanted)
-    assert found.forget(nodes, graph) == 0
+    assert found.forget(nodes, graph, keep_in_graph=keep_in_graph) == 0
     found.forget(classes=names[:1], data=graph)
     assert found.classes_ == names[1:]
 
@@ -642,3 +643,134 @@ def test_tasks_made_of_one_graph_hold_the_same_nodes(stream: eg.TaskStream) -> N
     nodes = tasks[0].train[:4]
     assert found.forget(nodes, tasks) == 4
     assert_same(found, wanted.fit([task.without(nodes) for task in tasks]))
+
+
+def batches(stream: eg.TaskStream) -> list[eg.Graph]:
+    """One graph twice, with labels at every other node each time, as nodes that arrive in batches have them."""
+    graph = stream[0].graph
+    even = torch.arange(graph.num_nodes) % 2 == 0
+    return [graph.altered(y=torch.where(told, graph.y, -1)) for told in (even, ~even)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_node_leaves_all_batches_of_labels_of_one_graph(stream, turned: bool, keep_in_graph: bool, settings) -> None:
+    """It is an example in one of them and a neighbour in the other, whichever is given first."""
+    months = batches(stream)
+    node = eg.Task.of(months[0]).train[:1]
+    found = make(**settings).fit(months)
+    assert found.forget(node, months[::-1] if turned else months, keep_in_graph=keep_in_graph) == 1
+    tasks = [eg.Task.of(month).without(node, keep_in_graph=keep_in_graph) for month in months]
+    assert_same(found, make(**settings).fit(tasks))
+
+
+def test_forgetting_what_was_not_learned_or_is_forgotten_says_so(evergraph, stream, tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    months = batches(stream)
+    learner, never = make().fit(months[:1]), make().fit(months[:1])
+    line = "nothing was forgotten: no node asked for was learned from these data, or all were forgotten before"
+    for nodes in ([1], []):  # node 1 has its label in the other batch
+        with pytest.warns(eg.EvergraphWarning, match=line):
+            assert learner.forget(nodes, months[0], keep_in_graph=True) == 0
+    assert_same(learner, never)
+    assert learner.forget([2], months[0]) == 1
+    with pytest.warns(eg.EvergraphWarning, match=line):
+        assert learner.forget([2], months[0]) == 0
+    path, words = tmp_path / "month.pt", ("--checkpoint", tmp_path / "kept")
+    torch.save(Data(x=months[0].x, edge_index=months[0].edge_index, y=months[0].y), path)
+    assert evergraph("learn", path, *words, "--hidden", "20")[0] == 0
+    status, out, error = evergraph("forget", path, *words, "--nodes", "1", "--keep-in-graph")
+    assert (status, out.split(";")[0]) == (0, "forgot 0 nodes")
+    assert f"note: {line}" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "analytic", "hidden": 40}])
+@pytest.mark.parametrize("number", [0, 1])
+def test_nodes_that_stayed_in_the_graph_leave_it_when_asked_to(stream, number: int, settings, tmp_path: Path) -> None:
+    """Across a save, and together with nodes that are not forgotten yet."""
+    tasks, nodes = list(stream)[number:], some_nodes(stream[number])
+    found = make(**settings).fit(stream)
+    found.forget(nodes[:-1], tasks, keep_in_graph=True)
+    found.save(tmp_path / "kept")
+    found = eg.Learner.load(tmp_path / "kept")
+    assert found.forget(nodes, tasks) == nodes.numel()
+    wanted = make(**settings).fit([task.without(nodes) if task.index == number else task for task in stream])
+    assert_same(found, wanted)
+    assert found.records[number]["forgotten"] == {"unlabelled": [], "removed": sorted(nodes.tolist())}
+    assert found.forget(nodes, tasks) == 0
+
+
+def test_with_the_task_alone_nodes_that_stayed_in_the_graph_leave_it_too(stream: eg.TaskStream) -> None:
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False}
+    found, nodes = make(**fixed).fit(stream), some_nodes(stream[0])
+    for keep_in_graph in (True, False):
+        assert found.forget(nodes, stream[0], keep_in_graph=keep_in_graph) == nodes.numel()
+    wanted = make(**fixed).fit([stream[0].without(nodes), stream[1], stream[2]])
+    assert near(sums(found), sums(wanted))
+    assert near(found.logits(stream.graph), wanted.logits(stream.graph))
+
+
+def test_links_that_stayed_as_edges_go_when_asked_to() -> None:
+    gone, graph = [0, 1, 3], links_without([])
+    found, wanted = (make(method="analytic", hidden=40) for _ in range(2))
+    found.fit([graph]).forget(gone, graph, keep_in_graph=True)
+    assert found.forget(gone, graph) == 3
+    wanted.fit([links_without(gone)])
+    assert near(sums(found), sums(wanted))
+
+
+def test_a_corrected_node_is_erased_from_all_its_tasks(stream: eg.TaskStream) -> None:
+    """Forgotten with a wrong label, learned with the right one, then forgotten for good."""
+    months = batches(stream)
+    node = eg.Task.of(months[0]).train[:1]
+    found = make().fit(months)
+    found.forget(node, months, keep_in_graph=True)
+    y = torch.full_like(months[0].y, -1)
+    y[node] = 1 - months[0].y[node]
+    right = eg.Task.of(months[0].altered(y=y), hold_out=False)
+    found.learn(right)
+    assert found.forget(node, [*months, right]) == 1
+    assert_same(found, make().fit([eg.Task.of(month).without(node) for month in months]))
+
+
+def said(learner: eg.Learner, key: str) -> list[Any]:
+    """One entry of all tasks' records; None where it is missing."""
+    return [record.get(key) for record in learner.records]
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_with_the_task_alone_nothing_measured_on_forgotten_validation_nodes_remains(stream, keep_in_graph) -> None:
+    """All of them go: the other tasks calibrate, and what stood out from the forgotten ones is not known."""
+    found, before = make().fit(stream), make().fit(stream)
+    found.forget(stream[1].val, stream[1], keep_in_graph=keep_in_graph)
+    for key in ("calibration", "familiar"):
+        assert said(found, key) == [said(before, key)[0], None, said(before, key)[2]]
+    assert said(before, "separations")[1:] != [None, None]
+    assert said(found, "separations") == [None, None, None]
+    assert found.temperature == best_temperature([said(before, "calibration")[number] for number in (0, 2)])
+
+
+def test_with_the_task_alone_what_is_left_of_its_validation_nodes_is_measured_again(stream: eg.TaskStream) -> None:
+    """By heads that never had the forgotten ones: they are those of another learner."""
+    fixed = {"method": "analytic", "ridge": 0.5, "smoothing": 0.0, "judge_edges": False, "learn_validation": False}
+    gone = stream[0].val[:3]
+    found, wanted = make(**fixed).fit(stream), make(**fixed).fit([stream[0].without(gone), stream[1], stream[2]])
+    found.forget(gone, stream[0])
+    left = stream[0].without(gone)
+    outputs = wanted.outputs(left.graph, left.val)[:, :6]
+    truth = wanted.problem.targets(left.graph, wanted.classes_)[left.val]
+    assert near(said(found, "calibration")[0], losses_at_temperatures(wanted.problem, outputs, truth))
+    assert sum(row[-1] for row in said(found, "familiar")[0]) == left.val.numel()
+
+
+@pytest.mark.parametrize("keep_in_graph", [False, True])
+def test_how_classes_stood_out_stays_where_no_forgotten_node_was_read(stream: eg.TaskStream, keep_in_graph) -> None:
+    """Before a task is learned, its training nodes are only neighbours of its validation nodes."""
+    found, before = make().fit(stream), make().fit(stream)
+    found.forget(stream[1].train[:5], stream[1], keep_in_graph=keep_in_graph)
+    wanted = said(before, "separations")
+    assert None not in wanted[1:]
+    assert said(found, "separations") == [None, wanted[1] if keep_in_graph else None, wanted[2]]

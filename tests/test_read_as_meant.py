@@ -13,6 +13,7 @@ import evergraph as eg
 from evergraph.data.files import read_npz
 from evergraph.errors import EvergraphWarning
 from evergraph.methods.memory.budget import Budget
+from evergraph.training.learned_data import learned_before
 
 NUMBER = 40
 X = np.random.default_rng(0).normal(size=(NUMBER, 3)).astype(np.float32)
@@ -246,6 +247,75 @@ def test_test_nodes_that_were_trained_on_are_told_of(recwarn: pytest.WarningsRec
     recwarn.clear()
     learned(month).evaluate([month, graph(x=X + 1)])  # held out, and another graph
     assert not recwarn.list
+
+
+def test_test_nodes_of_a_graph_that_was_learned_again_are_told_of(recwarn: pytest.WarningsRecorder) -> None:
+    """Held out the first time, and trained on since; those forgotten in between do not count."""
+    month = graph()
+    learner, gone = learned(month), eg.Task.of(month).test[:3]
+    learner.learn(eg.Task.of(month, hold_out=False))
+    with pytest.warns(EvergraphWarning, match="8 of 8 test nodes were trained on"):
+        learner.evaluate([month])
+    learner.forget(gone, [month])
+    with pytest.warns(EvergraphWarning, match="5 of 5 test nodes were trained on"):
+        learner.evaluate([month])
+    learner = learned(month)
+    learner.learn(eg.Task.of(month))
+    recwarn.clear()
+    learner.evaluate([month])  # the same nodes were held out both times
+    assert not recwarn.list
+
+
+def pairs() -> np.ndarray:
+    """Ends of some links."""
+    ends = np.random.default_rng(0).integers(0, NUMBER, (2, 60))
+    return ends[:, ends[0] != ends[1]]
+
+
+KINDS = {
+    "classes of links": lambda: eg.make_links(X, pairs(), pairs().sum(0) % 2, class_names=["odd", "even"]),
+    "whether there is a link": lambda: eg.make_links(X, pairs(), negatives=True),
+    "numbers": lambda: graph(y=X[:, :1], columns=True),
+    "labels": lambda: graph(y=(X[:, :2] > 0).astype(float), columns=True),
+}
+
+
+def test_test_links_that_were_trained_on_since_are_told_of(recwarn: pytest.WarningsRecorder) -> None:
+    links = KINDS["classes of links"]()
+    learner = eg.Learner(eg.RandomFeatures(hidden=40), "analytic")
+    learner.learn(links)
+    recwarn.clear()
+    learner.evaluate([links])
+    assert not recwarn.list
+    learner.learn(eg.Task.of(links, hold_out=False))
+    tests = eg.Task.of(links).test.numel()
+    with pytest.warns(EvergraphWarning, match=f"{tests} of {tests} test links were trained on"):
+        learner.evaluate([links])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_data_are_told_of_with_another_split_too(kind: str, recwarn: pytest.WarningsRecorder) -> None:
+    """All of them are learned first, then those that would be trained on, or the other way round."""
+    data = KINDS[kind]()
+    own, every = (eg.Task.of(data, hold_out=hold_out).train for hold_out in (True, False))
+    own, every = (train[train < data.num_examples].numel() for train in (own, every))  # pairs drawn do not count
+    learner = eg.Learner(eg.RandomFeatures(hidden=40), "analytic")
+    learner.learn(eg.Task.of(data, hold_out=False))
+    before = learned_before(learner, eg.Task.of(data), data)
+    assert before is not None
+    assert (before.examples, before.total, before.numbers, before.whole) == (own, own, [0], False)
+    with pytest.warns(EvergraphWarning, match=f"{own} of {own} training .*s were learned already, in task 0"):
+        learner.learn(data)
+    learner = eg.Learner(eg.RandomFeatures(hidden=40), "analytic")
+    learner.learn(data)
+    before = learned_before(learner, eg.Task.of(data, hold_out=False), data)
+    assert before is not None
+    assert (before.examples, before.total) == (own, every)
+    with pytest.warns(EvergraphWarning, match="this very task was learned already, as task 0"):
+        learner.learn(data)
+    recwarn.clear()
+    learner.learn(data.altered(x=data.x + 1))  # another graph
+    assert not [note for note in recwarn.list if "learned already" in str(note.message)]
 
 
 def test_a_list_of_graphs_has_no_other_test_graph() -> None:

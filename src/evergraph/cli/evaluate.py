@@ -17,11 +17,11 @@ from evergraph.data import Task, find_graph
 from evergraph.errors import EvergraphError
 from evergraph.evaluation import METRICS
 from evergraph.training import Learner
-from evergraph.training.learned_data import classes_given, learned_from, trained_on
+from evergraph.training.learned_data import classes_given, trained_on, without_forgotten
 
 HELD_OUT, SPLIT, TRAINED, ALL = "held out", "test split", "trained on", "all labelled"
-"""Which examples are measured: those held out when the graph was learned; those that learning it would hold out; the
-same, but the learner was trained on some of them; or all."""
+"""Which examples are measured: those held out when the graph was learned; those that learning it would hold out; either
+of these, but the learner was trained on some of them; or all."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -68,6 +68,7 @@ def evaluate_command(
         task_of = partial(Task.of, own, names, seed=learner.seed, index=index, numbers=numbers)
         measured.append(_everything(task_of(), names) if everything else _held_out(learner, task_of))
     evaluation = learner.evaluate([task for task, _ in measured], metric=metric)
+    measured = [(without_forgotten(learner, task), which) for task, which in measured]
     rows = [
         {"graph": source, "examples": task.test.numel(), "which": which, "now": now, "then": then}
         | ({"classes": _by_class(learner, task)} if by_class else {})
@@ -91,15 +92,15 @@ def _as_learned(learner: Learner, names: list[str] | None) -> list[str] | None:
 
 
 def _held_out(learner: Learner, task_of: Callable[..., Task]) -> tuple[Task, str]:
-    """Return the task that learning the graph would make of it, and which examples its test examples are.
-
-    Examples of it that were learned and forgotten since are left out.
-    """
+    """Return the task that learning the graph would make of it, and which examples its test examples are."""
     task = task_of()
-    if (learned := learned_from(learner, task)) is not None:
-        return learned.task(), HELD_OUT
-    trained = trained_on(learner, task) or learner.learned_as(task_of(hold_out=False)) is not None
-    return task, TRAINED if trained else SPLIT
+    trained = trained_on(learner, task) > 0
+    if task.graph.positives_only:  # its pairs without a link are drawn anew for each split
+        whole = task_of(hold_out=False)
+        trained = learner.learned_as(whole) is not None and bool(torch.isin(task.test, whole.train).any())
+    if trained:
+        return task, TRAINED
+    return task, SPLIT if learner.learned_as(task) is None else HELD_OUT
 
 
 def _everything(task: Task, names: Sequence[str] | None) -> tuple[Task, str]:

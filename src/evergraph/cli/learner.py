@@ -182,13 +182,13 @@ def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
     level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
-    if before.whole or before.examples == task.train.numel():
+    if before.whole or before.examples == before.total:
         where = f"as task {numbers}" if before.whole else f"in task {numbers}"
         raise _LearnedAlready(f"{graph} was learned already, {where}{gone}; --again learns it again{too}")
     names = ",".join(map(in_a_list, before.other_classes))
     others = f"--classes {shlex.quote(names)} learns the others, " if names else ""
     raise EvergraphError(
-        f"{graph}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "
+        f"{graph}: {before.examples} of {before.total} training {level}s were learned already, in task "
         f"{numbers}{gone}; {others}--again learns all of them again{too}"
     )
 

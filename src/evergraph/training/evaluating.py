@@ -72,8 +72,9 @@ def _tell_of_trained(learner: Learner, tasks: list[Task]) -> None:
     """Warn if test examples were trained on: they only measure how well the learner remembers."""
     for task in tasks:
         if count := trained_on(learner, task):
+            tests = without_forgotten(learner, task).test.numel()
             tell(
-                f"{task.graph.name}: {count:,} of {task.test.numel():,} test {task.graph.level}s were trained on, "
+                f"{task.graph.name}: {count:,} of {tests:,} test {task.graph.level}s were trained on, "
                 "since it was learned with others, or none, held out; accuracy on them says little about new ones"
             )
 

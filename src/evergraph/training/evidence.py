@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from evergraph.training.learner import Learner
 
 Evidence = dict[str, Any]
+"""Entries of a task's record that were measured on its validation examples."""
+BEFORE, AFTER = ("separations",), ("calibration", "familiar")
+"""Names of the entries that are measured before the task is learned, and after."""
 
 
 def strangeness(learner: Learner, graph: Graph, nodes: Tensor, outputs: Tensor | None = None) -> Tensor:

@@ -28,7 +28,7 @@ from evergraph.methods.closed_form.forgetting import (
     without_units,
 )
 from evergraph.training.card import task_card
-from evergraph.training.evidence import after_learning
+from evergraph.training.evidence import AFTER, BEFORE, after_learning
 from evergraph.training.inputs import chosen_examples
 from evergraph.training.learned_data import Identities, Learned, find_learned, identities
 from evergraph.training.learning import learn, make_context
@@ -65,6 +65,10 @@ def forget(
     known = dict(zip(found, identities([learned.given for learned in found.values()])))
     gone = _everywhere(found, asked, known, keep_in_graph, classes is not None)
     if not gone:
+        tell(
+            f"nothing was forgotten: no {learner.problem.level} asked for was learned from these data, or all were "
+            "forgotten before; check their ids or numbers"
+        )
         return 0
     after = {
         number: learned.forgetting(gone[number], keep_in_graph) if number in gone else learned
@@ -125,21 +129,28 @@ def _everywhere(
     neighbour of the task's own examples, which is removed unless nodes stay in the graph.
     """
     wanted, gone = _by_identity(asked, known), {}
+    if keep_in_graph:  # whatever is an example of none of the tasks stays as it is
+        own = _by_identity({number: learned.own for number, learned in found.items()}, known)
+        wanted = {by: some[torch.isin(some, own.get(by, some[:0]))] for by, some in wanted.items()}
     for number, learned in found.items():
         by, numbers = known[number]
-        chosen = torch.isin(numbers, wanted.get(by, numbers[:0]))
-        task = learned.given
+        chosen, named = torch.isin(numbers, wanted.get(by, numbers[:0])), _mask(numbers, asked.get(number))
         if keep_in_graph:
-            own = torch.zeros_like(chosen)
-            own[torch.cat([task.train, task.val, task.test])] = True
-            chosen &= own
+            chosen &= torch.where(named, learned.given.graph.labelled, _mask(numbers, learned.own))
         if of_classes:
-            chosen &= ~task.graph.labelled
-        chosen[asked.get(number, numbers[:0])] = True
-        chosen[learned.forgotten] = False
+            chosen &= named | ~learned.given.graph.labelled
+        chosen[learned.done(keep_in_graph)] = False
         if chosen.any():
             gone[number] = torch.nonzero(chosen).reshape(-1)
     return gone
+
+
+def _mask(numbers: Tensor, examples: Tensor | None) -> Tensor:
+    """Mask of some of the numbered examples; None for none of them."""
+    mask = torch.zeros(numbers.numel(), dtype=torch.bool)
+    if examples is not None:
+        mask[examples] = True
+    return mask
 
 
 def _by_identity(examples: dict[int, Tensor], known: dict[int, Identities]) -> dict[Any, Tensor]:
@@ -257,7 +268,9 @@ class _Exchange:
         """Replace the tasks' sums, subtract counts of validation examples, drop empty classes and tasks, and solve."""
         learner, tasks = self.learner, self._tasks_to_exchange()
         removed = {n: self._sizes(self.old[n]) - self._sizes(self.new[n]) for n in self.gone}
-        counted = {number: self.forgetting.count(self._context(self._validation_lost(number))) for number in self.gone}
+        unvalidated = {number: self._validation_lost(number) for number in self.gone}
+        counted = {number: self.forgetting.count(self._context(task)) for number, task in unvalidated.items()}
+        self._drop_evidence([number for number, task in unvalidated.items() if task.val.numel()])
         sizes = {number: self._sizes_after(number) for number in tasks}
         for number in self.gone:
             for small in self._states_after(number):
@@ -292,6 +305,21 @@ class _Exchange:
         forgotten[before.numbers_now(gone[~torch.isin(gone, before.forgotten)])] = True
         lost = forgotten[old.val] | torch.isin(old.graph.y[old.val], torch.tensor(classes, dtype=torch.long))
         return dataclasses.replace(old, val=old.val[lost])
+
+    def _drop_evidence(self, lost: Sequence[int]) -> None:
+        """Drop what was measured on forgotten examples, or on others whose neighbours they were.
+
+        What is measured after learning is measured again at the end. What was measured before, how new classes stood
+        out from the validation examples of earlier tasks, cannot be: it goes, for later tasks too.
+
+        Args:
+            lost: the tasks that lose validation examples.
+        """
+        left = [n for n in self.gone if self.after[n].removed.numel() > self.found[n].removed.numel()]
+        for number, record in enumerate(self.learner.records):
+            before = number in left or any(task <= number for task in lost)
+            gone = (BEFORE if before else ()) + (AFTER if number in self.gone else ())
+            self.learner.records[number] = {key: value for key, value in record.items() if key not in gone}
 
     # the sums
 

@@ -42,6 +42,11 @@ class Learned:
         """All examples forgotten since, as indices in `given`."""
         return torch.cat([self.unlabelled, self.removed])
 
+    @property
+    def own(self) -> Tensor:
+        """The task's own examples, as indices in `given`; neighbours are not among them."""
+        return torch.cat([self.given.train, self.given.val, self.given.test])
+
     def task(self) -> Task:
         """The task as the learner knows it now, without the examples forgotten since."""
         task = self.given
@@ -58,16 +63,22 @@ class Learned:
         return examples - gone.cumsum(0)[examples]
 
     def forgetting(self, examples: Tensor, keep_in_graph: bool) -> Learned:
-        """The same data with further examples forgotten."""
-        kept = torch.unique(torch.cat([self.unlabelled, examples])) if keep_in_graph else self.unlabelled
-        gone = self.removed if keep_in_graph else torch.unique(torch.cat([self.removed, examples]))
-        return Learned(self.number, self.given, kept, gone)
+        """The same data with further examples forgotten; those that stayed in the graph may leave it now."""
+        if keep_in_graph:
+            kept = torch.unique(torch.cat([self.unlabelled, examples]))
+            return Learned(self.number, self.given, kept, self.removed)
+        kept = self.unlabelled[~torch.isin(self.unlabelled, examples)]
+        return Learned(self.number, self.given, kept, torch.unique(torch.cat([self.removed, examples])))
+
+    def done(self, keep_in_graph: bool) -> Tensor:
+        """Examples of which nothing is left to forget: those that stayed in the graph may have to leave it yet."""
+        stay = keep_in_graph or self.given.graph.level == "graph"  # a graph among many has no neighbours
+        return self.forgotten if stay else self.removed
 
     def note(self) -> dict[str, Any]:
         """Entries of the learner's record by which the same data are recognized again."""
         forgotten = {"unlabelled": self.unlabelled.tolist(), "removed": self.removed.tolist()}
-        own = torch.cat([self.given.train, self.given.val, self.given.test])  # neighbours are counted elsewhere
-        count = int(torch.isin(own, self.forgotten).sum())
+        count = int(torch.isin(self.own, self.forgotten).sum())
         return {"given": self.given.mark(), "forgotten": forgotten, "forgotten_examples": count}
 
 
@@ -77,13 +88,15 @@ class LearnedBefore:
 
     Args:
         numbers: numbers of the tasks that it was learned in, from 0.
-        examples: how many of its training examples those tasks had.
+        total: number of its training examples; pairs that were drawn as having no link do not count, here and below.
+        examples: how many of them those tasks had.
         forgotten: number of examples of the same data that were forgotten since.
         whole: whether it is one of those tasks itself, as its data were given.
         other_classes: classes of the task that none of those tasks had.
     """
 
     numbers: list[int]
+    total: int
     examples: int
     forgotten: int
     whole: bool
@@ -98,21 +111,26 @@ def learned_before(learner: Learner, task: Task, graph: Graph | None = None) -> 
         task: the task to be learned.
         graph: the graph that the task was made from by `Task.of`: other tasks made from it are found too.
     """
-    mark = task.mark()
+    mark, train = task.mark(), _given(task, graph)
     for number, record in enumerate(learner.records):
         if mark in (record["mark"], record.get("given")):
-            return LearnedBefore([number], task.train.numel(), len(_forgotten(record)), True, [])
-    if graph is None or graph.level == "link" or graph.rows is not None or not graph.has_classes:
-        return None  # where examples are links, each task has its own edges
-    found = [learned for learned in _matches(learner, graph) if torch.isin(task.train, learned.given.train).any()]
+            return LearnedBefore([number], train.numel(), train.numel(), len(_forgotten(record)), True, [])
+    if graph is None or graph.rows is not None:
+        return None
+    found = [learned for learned in _matches(learner, graph) if torch.isin(train, learned.given.train).any()]
     if not found:
         return None
     known = torch.cat([learned.given.train for learned in found])
     forgotten = {example for learned in found for example in _forgotten(learner.records[learned.number])}
     met = {name for learned in found for name in learned.given.class_names}
     others = [name for name in task.class_names if name not in met]
-    examples = int(torch.isin(task.train, known).sum())
-    return LearnedBefore([learned.number for learned in found], examples, len(forgotten), False, others)
+    numbers, examples = [learned.number for learned in found], int(torch.isin(train, known).sum())
+    return LearnedBefore(numbers, train.numel(), examples, len(forgotten), False, others)
+
+
+def _given(task: Task, graph: Graph | None) -> Tensor:
+    """A task's training examples without pairs that were drawn as having no link: these come after all links."""
+    return task.train if graph is None else task.train[task.train < graph.num_examples]
 
 
 def learned_from(learner: Learner, task: Task) -> Learned | None:
@@ -133,14 +151,24 @@ def classes_given(learner: Learner, number: int) -> list[ClassName]:
 
 
 def trained_on(learner: Learner, task: Task) -> int:
-    """Number of a task's test examples that were learned from: its graph was learned with another split, or none."""
-    if task.graph.level == "link" or task.graph.rows is not None or learner.learned_as(task) is not None:
+    """Number of a task's test examples that were learned from: its graph was learned with another split, or none.
+
+    Pairs drawn for link prediction differ from split to split, so that nothing is said of them.
+    """
+    if task.graph.rows is not None or task.graph.positives_only:
         return 0
     known = torch.zeros(task.graph.num_examples, dtype=torch.bool)
-    for learned in _matches(learner, task.graph):
+    for learned in _matches(learner, _made_from(task)):
         own = torch.cat([learned.given.train, learned.given.val])
         known[own[~torch.isin(own, learned.forgotten)]] = True
     return int(known[task.test].sum())
+
+
+def _made_from(task: Task) -> Graph:
+    """The graph that `Task.of` made a task from: where examples are links, the training links are no edges of it."""
+    if task.link_edges is None:
+        return task.graph
+    return task.graph.altered(adjacency=task.link_edges[0], along_links=False)
 
 
 def _forgotten(record: dict[str, Any]) -> set[int]:
@@ -181,12 +209,14 @@ def unique_ids(graph: Graph) -> list[str] | None:
 
 
 def _same_graph(one: Graph, other: Graph) -> bool:
-    """Whether two graphs have the same nodes, edges and examples."""
+    """Whether two graphs have the same nodes, edges and examples; nodes may be labelled in batches."""
     if one is other:
         return True
     if one.level != other.level or one.num_examples != other.num_examples or one.x.shape != other.x.shape:
         return False
-    pairs = [(one.y, other.y), *zip(_arrays(one), _arrays(other))]
+    pairs = list(zip(_arrays(one), _arrays(other)))
+    if one.level != "node":
+        pairs.append((one.y, other.y))
     return len(_arrays(one)) == len(_arrays(other)) and all(torch.equal(*pair) for pair in pairs)
 
 

@@ -359,6 +359,6 @@ def _once_more(task: Task, before: LearnedBefore) -> str:
     if before.whole:
         return f"{task.graph.name}: this very task was learned already, as task {numbers}; it is learned again{gone}"
     return (
-        f"{task.graph.name}: {before.examples} of {task.train.numel()} training {level}s were learned already, in task "
+        f"{task.graph.name}: {before.examples} of {before.total} training {level}s were learned already, in task "
         f"{numbers}; they are learned again{gone}"
     )

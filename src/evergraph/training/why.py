@@ -39,7 +39,7 @@ class Explanation:
         by_depth: amount added by features, by number of propagation steps; 0 for the node's own features.
         neighbours: amount added by each node, summed over its features, largest first; includes the node itself.
         features: amount added by each feature, summed over all nodes, largest first.
-        shares: where probabilities are smoothed, the share of the probability that comes from each node.
+        shares: where probabilities are smoothed, the part of `probability` that comes from each node.
         voted: whether edges between tasks were found, so that a vote of all depths on judged edges was used.
     """
 
@@ -119,19 +119,27 @@ def why(
     ids = example_ids(graph) or range(graph.num_nodes)
     features = graph.feature_names or learner.feature_names or [f"feature {i}" for i in range(graph.num_features)]
     probabilities = learner.problem.probabilities(outputs / learner.temperature, range(len(learner.classes_)))
+    probability = float(probabilities[0, units[0]])
     return Explanation(
         node=ids[int(chosen)],
         label=learner.classes_[units[0]],
-        probability=float(probabilities[0, units[0]]),
+        probability=probability,
         against=against,
         logit=found.logit,
         constant=found.constant,
         by_depth=found.by_depth,
         neighbours=_largest([ids[i] for i in found.nodes.tolist()], found.by_node),
         features=_largest(features, found.by_feature),
-        shares=None if found.shares is None else _largest([ids[i] for i in found.shares[0].tolist()], found.shares[1]),
+        shares=None if found.shares is None else _parts(ids, found.shares, probability),
         voted=found.voted,
     )
+
+
+def _parts(ids: Sequence[Any], shares: tuple[Tensor, Tensor], probability: float) -> list[Amount]:
+    """Pair nodes with their parts of a probability before calibration, scaled to add up to the calibrated one."""
+    nodes, parts = shares
+    total = float(parts.sum())
+    return _largest([ids[i] for i in nodes.tolist()], parts * (probability / total if total else 0.0))
 
 
 def _largest(names: Sequence[Any], amounts: Tensor) -> list[Amount]:

@@ -27,7 +27,7 @@ class Reasons:
         by_node: the contribution of each of these nodes, over all features.
         by_feature: the contribution of each feature, over all nodes.
         voted: whether the vote of all depths was used, on judged edges.
-        shares: if probabilities are smoothed, nodes and the share of each in the node's probability of the class.
+        shares: if probabilities are smoothed, nodes and their parts of the class's probability before calibration.
     """
 
     logit: float
@@ -86,7 +86,7 @@ def reasons(
 
 
 def _shares(prediction: BlockPrediction, reading: Reading, node: int, unit: int) -> tuple[Tensor, Tensor] | None:
-    """Return the nodes that a smoothed probability comes from and their parts, which add up to it."""
+    """Return the nodes that a smoothed probability comes from and their parts, which add up to it uncalibrated."""
     if reading.smoothed_over is None:
         return None
     share = prediction.shares(reading.smoothed_over, node, reading.smoothing)
