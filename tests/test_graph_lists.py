@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, InMemoryDataset
 
 import evergraph as eg
 from evergraph.data import as_graph
@@ -149,3 +149,65 @@ def test_a_learner_of_others_says_what_to_do(tmp_path: Path, evergraph: Callable
     status, _, err = evergraph("learn", tmp_path / "graphs.pt", *asked)
     assert status == 2
     assert "--problem graph-classification" in err
+
+
+def saved_list(objects: list[Data], path: Path) -> Path:
+    """Write graphs as PyG's own datasets do: joined into one object, with slices."""
+    InMemoryDataset.save(objects, str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        [torch.tensor([number % 2]) for number in range(6)],
+        [("spam", "ham")[number % 2] for number in range(6)],
+        [torch.tensor([number / 4]) for number in range(6)],
+        [torch.tensor([[1.0, number % 2]]) for number in range(6)],
+        [number % 2 for number in range(6)],
+    ],
+)
+def test_a_dataset_saved_by_pyg_is_the_list_of_its_graphs(targets: list[Any], tmp_path: Path) -> None:
+    objects = graphs(targets)
+    for number, one in enumerate(objects):
+        one.year = 2000 + number
+    torch.save(objects, tmp_path / "list.pt")
+    listed, saved = as_graph(tmp_path / "list.pt"), as_graph(saved_list(objects, tmp_path / "saved.pt"))
+    assert (saved.level, saved.num_examples, saved.num_nodes) == ("graph", 6, sum(len(one.x) for one in objects))
+    assert torch.equal(saved.x, torch.cat([one.x for one in objects]))
+    assert torch.equal(saved.edge_index, listed.edge_index)
+    assert torch.equal(saved.y, listed.y)
+    assert saved.class_names == listed.class_names
+    assert saved.attributes["year"].values.tolist() == [2000, 2001, 2002, 2003, 2004, 2005]
+
+
+def test_a_dataset_of_one_graph_is_that_graph(tmp_path: Path) -> None:
+    (one,) = graphs([torch.tensor([0, 1, 1])])
+    ends = {key: torch.tensor([0, one[key].size(1 if key == "edge_index" else 0)]) for key in ("x", "edge_index", "y")}
+    torch.save((one, ends), tmp_path / "old.pt")  # PyG wrote slices of a single graph too, once
+    for path in (saved_list([one], tmp_path / "one.pt"), tmp_path / "old.pt"):
+        graph = as_graph(path)
+        assert (graph.level, graph.y.tolist()) == ("node", [0, 1, 1])
+        assert torch.equal(graph.x, one.x)
+
+
+def test_a_saved_tuple_of_graphs_is_a_list(tmp_path: Path) -> None:
+    objects = graphs([torch.tensor([0]), torch.tensor([1])])
+    torch.save(tuple(objects), tmp_path / "tuple.pt")
+    assert as_graph(tmp_path / "tuple.pt").num_examples == 2
+
+
+def test_a_saved_dataset_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(eg.EvergraphError, match=r"one label per node; such graphs are learned one at a time"):
+        as_graph(saved_list([*graphs([torch.zeros(3).long()]), *graphs([torch.ones(3).long()])], tmp_path / "nodes.pt"))
+    data, slices = InMemoryDataset.collate(graphs([torch.tensor([0]), torch.tensor([1])]))
+    assert slices is not None
+    for wrong in (
+        {**slices, "y": slices["y"][:2]},
+        {**slices, "x": slices["x"] + 100},
+        {**slices, "x": data.x},
+        {"x": [0, 3, 7]},
+    ):
+        torch.save((data.to_dict(), wrong, Data), tmp_path / "wrong.pt")
+        with pytest.raises(eg.EvergraphError, match=r"wrong\.pt: its slices do not say where each graph begins; save"):
+            as_graph(tmp_path / "wrong.pt")
