@@ -126,6 +126,11 @@ def without_forgotten(learner: Learner, task: Task) -> Task:
     return task if learned is None else learned.task()
 
 
+def tasks_learned_from(learner: Learner, graph: Graph) -> list[Task]:
+    """Tasks that `learn` made from a graph, as the learner knows them; empty if it did not learn from the graph."""
+    return [learned.task() for learned in _matches(learner, graph)]
+
+
 def classes_given(learner: Learner, number: int) -> list[ClassName]:
     """Classes of a task as its data were given, including those forgotten since."""
     given = [name for name, _ in learner.records[number].get("given_classes", ())]
