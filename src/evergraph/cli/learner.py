@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from evergraph.cli import common, parsing, together
 from evergraph.core.workers import join_workers, launched
-from evergraph.data import Graph, Task, find_graph
+from evergraph.data import Task, find_graph
 from evergraph.data.mapped import is_parts
 from evergraph.data.parts import read_parts, task_of_parts
 from evergraph.data.streams import about_numbers
@@ -24,10 +23,9 @@ from evergraph.errors import EvergraphError, in_a_list
 from evergraph.evaluation import METRICS
 from evergraph.methods import METHODS, make_method, parts_of, preferred_model
 from evergraph.models import make_model
-from evergraph.persistence.checkpoint import INDEX
 from evergraph.problems import PROBLEMS, problem_of
 from evergraph.training import Learner, Training
-from evergraph.training.description import describe
+from evergraph.training.description import describe, problem_learned
 from evergraph.training.driver import learn_in_folder
 from evergraph.training.learned_data import LearnedBefore, learned_before
 from evergraph.training.parts import accuracy_on_parts
@@ -81,8 +79,14 @@ def learn_command(
         raise EvergraphError("--patience needs validation nodes; leave --all-nodes out")
     join_workers()
     in_parts = is_parts(graph)
-    data = read_parts(graph)[0] if in_parts else _read(graph, options, checkpoint)
-    options["problem"] = options["problem"] or problem_of(data)
+    problem = options["problem"] or problem_learned(checkpoint)
+    undirected = False if options["directed"] else None
+    data = (
+        read_parts(graph)[0]
+        if in_parts
+        else find_graph(graph, options["data_root"], undirected, about_numbers(problem))[0]
+    )
+    options["problem"] = problem or problem_of(data)
     known, wanted = 0, {**options, "method": method, "seed": seed, "num_classes": num_classes}
     chosen = common.named_method(method or ("analytic" if in_parts else None), graph, options)
     tests = dict[str, Tensor]()
@@ -260,18 +264,6 @@ def _is_closed_form(about: dict[str, Any]) -> bool:
     """Whether a learner's method learns without epochs; False if the method is not registered here."""
     method = about["method"].get("name", "")
     return all(part in METHODS for part in parts_of(method)) and common.is_closed_form(method)
-
-
-def _read(graph: str, options: Mapping[str, Any], checkpoint: Path) -> Graph:
-    """Read the graph; its targets as numbers if --problem or the learner in the folder says so."""
-    read = partial(find_graph, graph, options["data_root"], False if options["directed"] else None)
-    try:
-        return read(about_numbers(options["problem"]))[0]
-    except EvergraphError:
-        known = not options["problem"] and (checkpoint / INDEX).exists() and describe(checkpoint)["problem"]
-        if not known or not about_numbers(known):
-            raise
-        return read(True)[0]
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
