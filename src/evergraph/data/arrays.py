@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -108,7 +109,7 @@ def targets_and_names(
     """Check and convert the targets of examples and the names of their classes or columns."""
     if isinstance(class_names, (set, frozenset)):
         raise EvergraphError(f"{name}: class_names are a set, which has no order; give a list, or {{label: name}}")
-    values = None if y is None else as_array(y)
+    values = None if y is None else _truth_values(as_array(y), as_classes=class_names is None and not columns)
     if values is not None and values.dtype.kind in "OUS":
         return _text_labels(values, count, class_names, name)
     if values is None or not (columns or _several(values)):
@@ -132,6 +133,33 @@ def targets_and_names(
     if len(names) != labels.size(1):
         raise EvergraphError(f"{name}: {labels.size(1)} columns of targets but {len(names)} names; give one for each")
     return labels, names
+
+
+def _truth_values(values: np.ndarray, *, as_classes: bool) -> np.ndarray:
+    """Return one truth value per example as the class `False` or `True`, else as 0 or 1; other values as they are."""
+    if values.dtype.kind not in "bO" or values.shape not in {(values.size,), (values.size, 1)}:
+        return values
+    listed = values.reshape(-1).tolist()
+    if not is_truth(listed):
+        return values
+    if as_classes:
+        return np.array(["" if is_missing(value) else str(bool(value)) for value in listed], dtype=object)
+    return np.array([np.nan if is_missing(value) else float(value) for value in listed]).reshape(values.shape)
+
+
+def is_truth(values: Iterable[Any]) -> bool:
+    """Whether values are truth values, some of which may be missing."""
+    known = [isinstance(value, (bool, np.bool_)) for value in values if not is_missing(value)]
+    return bool(known) and all(known)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a single value stands for none: None, NaN, or what pandas has for them."""
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or type(value).__name__ in {"NAType", "NaTType"}
+    )
 
 
 def _several(values: np.ndarray) -> bool:
@@ -206,9 +234,12 @@ def nearly_alike(names: Iterable[Any], others: Iterable[Any]) -> tuple[Any, Any]
 def as_known(names: Iterable[ClassName], known: Sequence[ClassName]) -> list[ClassName]:
     """Return names as they are known: 10 for '10', and the other way round, since a table's other labels decide which.
 
-    A name that is not known in either form stays as it is.
+    Where 0 and 1 are the only classes known, they are 'False' and 'True', which were called so in earlier versions. A
+    name that is not known in any form stays as it is.
     """
     exact, by_text = set(known), {str(name): name for name in known}
+    if exact <= {0, 1, "False", "True"}:
+        by_text = {str(bool(name)): name for name in exact & {0, 1}} | by_text
     return [name if name in exact else by_text.get(str(name), name) for name in names]
 
 

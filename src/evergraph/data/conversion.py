@@ -102,6 +102,8 @@ def _targets(values: list[Any], sizes: list[int], name: str) -> tuple[np.ndarray
         )
     if len({row.numel() for row in rows}) > 1:
         raise EvergraphError(f"{name}: graphs have targets of different sizes; give each as many")
+    if all(row.dtype == torch.bool and row.dim() < 2 and row.numel() == 1 for row in rows):
+        return np.array([None if value is None else bool(value) for value in values], dtype=object), False
     targets = np.full((len(values), rows[0].numel()), np.nan)
     targets[known] = torch.stack([row.reshape(-1).double() for row in rows]).numpy()
     whole = targets.shape[1] == 1 and rows[0].dim() < 2 and not (targets[np.isfinite(targets)] % 1).any()
