@@ -145,6 +145,22 @@ def test_whole_numbers_are_learned_on_as_numbers_and_minus_one_is_one_of_them(ev
     bad(evergraph("learn", months[1], *options, "--problem", "node-classification"), "has node-regression")
 
 
+def test_what_was_learned_already_is_an_object_too(evergraph, graph_file, tmp_path):
+    graph = graph_file()
+    learn = ["learn", graph, "--checkpoint", tmp_path / "learner", "--device", "cpu", "--json"]
+    first = json.loads(evergraph(*learn, "--classes", "zebra,ant")[1])
+    assert first["learned"] is True
+    status, out, error = evergraph(*learn, "--classes", "zebra,ant")
+    assert status == 0
+    assert "nothing was done" in error
+    assert json.loads(out) == {**first, "new_classes": [], "learned": False}
+    second = json.loads(evergraph(*learn, "--classes", "e,f")[1])
+    both = json.loads(evergraph(*learn, "--classes", "zebra,ant,e,f")[1])  # learned in two tasks
+    assert both.keys() == first.keys()
+    assert (both["learned"], both["nodes"]) == (False, first["nodes"] + second["nodes"])
+    assert both["classes"] == ["zebra", "ant", "e", "f"]
+
+
 def test_a_learner_lives_in_a_folder(evergraph, graph_file, tmp_path):
     graph, folder = graph_file(), tmp_path / "learner"
     status, out, _ = evergraph(

@@ -126,7 +126,7 @@ def learn_command(
                 numbers=learner.problem.kind == "numbers",
             )
         if not again and (before := learned_before(learner, task, data)) is not None:
-            _refuse_again(graph, task, before)
+            _refuse_again(graph, learner, task, before)
         return learner, task
 
     def test(learner: Learner) -> None:
@@ -149,6 +149,8 @@ def learn_command(
             )
         except _LearnedAlready as found:
             print(f"note: {found}; nothing was done", file=sys.stderr)
+            if json:
+                common.print_json({"checkpoint": str(checkpoint), **found.report(), "learned": False})
             return
     last, accuracy = learner.history[-1], learner.first_accuracies[-1]
     closed_form = common.is_closed_form(learner.method.title)
@@ -163,7 +165,8 @@ def learn_command(
         print(f"warning: a softmax over one class alone teaches nothing; {advice}", file=sys.stderr)
     if json:
         new = [name for name in last["classes"] if name in learner.classes_[known:]]
-        common.print_json({"checkpoint": str(checkpoint), **last, "new_classes": new, "test_accuracy": accuracy})
+        report = {**last, "new_classes": new, "test_accuracy": accuracy, "learned": True}
+        common.print_json({"checkpoint": str(checkpoint), **report})
         return
     level, metric = learner.problem.level, METRICS[learner.problem.metric]
     name, _, unit = metric.title.partition(" (%")
@@ -178,17 +181,34 @@ def learn_command(
 
 
 class _LearnedAlready(Exception):  # noqa: N818
-    """The learner has already learned the task and is left as it is."""
+    """The learner has already learned the task, in the tasks of these numbers, and is left as it is."""
+
+    def __init__(self, message: str, learner: Learner, numbers: list[int]) -> None:
+        super().__init__(message)
+        self.learner, self.numbers = learner, numbers
+
+    def report(self) -> dict[str, Any]:
+        """What `learn --json` printed of those tasks: of one as it was, of several together, without an accuracy."""
+        entries = [self.learner.history[number] for number in self.numbers]
+        accuracies = [self.learner.first_accuracies[number] for number in self.numbers]
+        return {
+            **entries[-1],
+            "classes": list(dict.fromkeys(name for entry in entries for name in entry["classes"])),
+            "nodes": sum(entry["nodes"] for entry in entries),
+            "new_classes": [],
+            "test_accuracy": accuracies[0] if len(accuracies) == 1 else None,
+        }
 
 
-def _refuse_again(graph: str, task: Task, before: LearnedBefore) -> None:
+def _refuse_again(graph: str, learner: Learner, task: Task, before: LearnedBefore) -> None:
     """Raise since examples would be learned twice without --again; the message names what is left to learn."""
     level, numbers = task.graph.level, " and ".join(str(number + 1) for number in before.numbers)
     gone = f" ({level}s forgotten since: {before.forgotten})" if before.forgotten else ""
     too = ", including what was forgotten" if before.forgotten else ""
     if before.whole or before.examples == task.train.numel():
         where = f"as task {numbers}" if before.whole else f"in task {numbers}"
-        raise _LearnedAlready(f"{graph} was learned already, {where}{gone}; --again learns it again{too}")
+        said = f"{graph} was learned already, {where}{gone}; --again learns it again{too}"
+        raise _LearnedAlready(said, learner, before.numbers)
     names = ",".join(map(in_a_list, before.other_classes))
     others = f"--classes {shlex.quote(names)} learns the others, " if names else ""
     raise EvergraphError(
