@@ -58,6 +58,53 @@ def test_numbers_of_graphs_stay_numbers() -> None:
     assert as_graph(graphs([torch.tensor([[1, 0]]), None, torch.tensor([[0, 1]])])).y.shape == (3, 2)
 
 
+def test_numbers_of_links_stay_numbers(tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]) -> None:
+    x, ends = torch.randn(20, 3), torch.randint(0, 20, (2, 60))
+    for y in (x[ends[0], 0] + x[ends[1], 1], (x[ends[0], 0] + x[ends[1], 1]).reshape(-1, 1)):
+        data = Data(x=x, edge_label_index=ends, edge_label=y.clone())
+        data.edge_label[3] = NAN
+        graph = as_graph(data)
+        assert (problem_of(graph), graph.y.shape) == ("link-regression", (60, 1))
+        assert graph.y[[0, 1], 0].tolist() == y.reshape(-1)[[0, 1]].tolist()
+        assert bool(graph.y[3].isnan())
+    whole = Data(x=x, edge_label_index=ends, edge_label=(torch.arange(60) % 2).float())
+    assert problem_of(as_graph(whole)) == "link-classification"
+    assert problem_of(as_graph(Data(x=x, edge_label_index=ends, edge_label=torch.arange(60)), numbers=True)) == (
+        "link-regression"
+    )
+    torch.save(data, tmp_path / "links.pt")
+    status, out, _ = evergraph("learn", tmp_path / "links.pt", "--checkpoint", tmp_path / "k", "--device", "cpu")
+    assert status == 0
+    assert "mean absolute error on held-out links" in out
+
+
+@pytest.mark.parametrize(("make", "level"), [("make_graph", "node"), ("make_graphs", "graph"), ("make_links", "link")])
+def test_numbers_among_classes_name_a_way_out_that_works(make: str, level: str) -> None:
+    x, edges, y = torch.randn(6, 2), torch.tensor([[0, 1], [1, 0]]), [0.5, 1.5]
+    given = {"node": (x[:2], edges), "graph": (x, edges, [0, 0, 0, 1, 1, 1]), "link": (x, edges)}[level]
+    with pytest.raises(eg.EvergraphError, match=rf"labels are not whole numbers.*columns=True in {make}$") as error:
+        getattr(eg, make)(*given, y)
+    assert ("--problem node-regression" in str(error.value)) == (level == "node")
+    assert problem_of(getattr(eg, make)(*given, y, columns=True)) == f"{level}-regression"
+
+
+@pytest.mark.parametrize("parts", [[], ["--parts", "2"]])
+def test_only_nodes_with_classes_are_converted(
+    parts: list[str], tmp_path: Path, evergraph: Callable[..., tuple[int, str, str]]
+) -> None:
+    x, edges = torch.randn(6, 2), torch.tensor([[0, 1], [1, 0]])
+    for data in (
+        Data(x=x, edge_index=edges, y=torch.rand(6)),
+        Data(x=x, edge_index=edges, y=torch.rand(6, 2)),
+        Data(x=x, edge_label_index=edges, edge_label=torch.rand(2)),
+    ):
+        torch.save(data, tmp_path / "numbers.pt")
+        status, out, error = evergraph("convert", tmp_path / "numbers.pt", tmp_path / "folder", *parts)
+        assert (status, out, error.count("\n")) == (2, "", 1)
+        assert error.endswith("only graphs whose examples are nodes with one class each can be converted\n")
+        assert not (tmp_path / "folder").exists()
+
+
 def test_odd_targets_of_graphs_are_one_line() -> None:
     with pytest.raises(eg.EvergraphError, match="neither text nor numbers"):
         as_graph(graphs([{"a": 1}, {"b": 2}]))

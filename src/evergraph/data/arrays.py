@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from evergraph.core.sparse import Features, SparseMatrix
-from evergraph.errors import EvergraphError, first_line, shown, tell
+from evergraph.errors import EvergraphError, NumbersError, first_line, shown, tell
 
 ClassName = str | int
 MOST_CLASSES = 1_000_000  # a larger label is a mistake (a node number, a hash), not a class
@@ -105,15 +105,19 @@ def targets_and_names(
     class_names: Sequence[ClassName] | Mapping[Any, Any] | None,
     name: str,
     columns: bool = False,
+    level: str = "node",
 ) -> tuple[Tensor, list[ClassName]]:
-    """Check and convert the targets of examples and the names of their classes or columns."""
+    """Check and convert the targets of examples and the names of their classes or columns.
+
+    `level` says what an example is, for messages.
+    """
     if isinstance(class_names, (set, frozenset)):
         raise EvergraphError(f"{name}: class_names are a set, which has no order; give a list, or {{label: name}}")
     values = None if y is None else _truth_values(as_array(y), as_classes=class_names is None and not columns)
     if values is not None and values.dtype.kind in "OUS":
         return _text_labels(values, count, class_names, name)
     if values is None or not (columns or _several(values)):
-        labels = _labels(values, count, name)
+        labels = _labels(values, count, name, level)
         return labels, _class_names(class_names, labels, name)
     values = values.reshape(-1, 1) if values.ndim == 1 else values
     fits = values.ndim == 2 and values.shape[0] == count and values.dtype.kind in "fiub"
@@ -166,10 +170,15 @@ def _several(values: np.ndarray) -> bool:
     """Whether targets are columns of labels or numbers; a single column of whole numbers holds classes."""
     if values.ndim != 2 or values.shape[1] != 1:
         return values.ndim == 2
+    return has_fractions(values)
+
+
+def has_fractions(values: np.ndarray) -> bool:
+    """Whether some values are finite numbers that are not whole: numbers to predict, not classes."""
     return values.dtype.kind == "f" and bool((values[np.isfinite(values)] % 1).any())
 
 
-def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
+def _labels(y: Any, num_nodes: int, name: str, level: str) -> Tensor:
     """Check and convert labels: one integer per node, -1 or more."""
     if y is None:
         return torch.full((num_nodes,), -1)
@@ -178,9 +187,10 @@ def _labels(y: Any, num_nodes: int, name: str) -> Tensor:
     if values.dtype.kind == "f":
         values = np.where(np.isnan(values), -1, values)
     if values.dtype.kind not in "fiub" or (values.dtype.kind == "f" and not (values == np.floor(values)).all()):
-        raise EvergraphError(
+        fix = "Learner(problem='node-regression'), --problem node-regression; columns=True in make_graph"
+        raise NumbersError(
             f"{name}: labels are not whole numbers; give positions in class_names, -1 for no label; numbers to predict "
-            "are another problem: Learner(problem='node-regression'), --problem node-regression"
+            f"are another problem: {fix if level == 'node' else f'columns=True in make_{level}s'}"
         )
     largest = max(values.min(), values.max(), key=abs) if values.dtype.kind in "fu" and values.size else 0
     if abs(largest) >= 2**63:

@@ -77,7 +77,7 @@ def make_graphs(
         raise EvergraphError(f"{name}: an edge joins nodes of two graphs; graphs are examples of their own")
     indptr = torch.as_tensor(np.searchsorted(owner, np.arange(count + 1)))
     members = SparseMatrix(indptr, torch.arange(owner.size), torch.ones(owner.size), owner.size)
-    targets, names = targets_and_names(y, count, class_names, name, columns)
+    targets, names = targets_and_names(y, count, class_names, name, columns, "graph")
     return nodes.altered(
         y=targets,
         class_names=names,
@@ -119,7 +119,7 @@ def make_links(
     count = pairs.shape[1]
     if negatives:
         y, columns, class_names = np.ones((count, 1), np.float32), True, class_names or ["link"]
-    targets, names = targets_and_names(y, count, class_names, name, columns)
+    targets, names = targets_and_names(y, count, class_names, name, columns, "link")
     return nodes.altered(
         y=targets,
         class_names=names,
